@@ -1,0 +1,70 @@
+# `make demo` and `make test` need nothing before them but Python 3.11+, make and (installed here when missing, as root
+# on Debian) Java 17.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Java is looked for at every run, so that a machine that lost it is told so.
+export DAGSTER_DISABLE_TELEMETRY := 1
+export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java browser demo ui up test check unit lint format types imports bench proto clean
+
+help: ## Show these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
+	@touch $(STAMP)
+
+setup: $(STAMP) java ## Create .venv and install everything
+
+java:
+	@sh tools/java.sh
+
+browser: $(STAMP)
+	@sh tools/browser.sh
+
+demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proof
+	@$(BIN)/coranto demo run
+
+ui: setup ## Open the demo's cluster in Dagster's UI
+	@$(BIN)/coranto demo ui
+
+up: setup ## Run an embedded cluster in the foreground
+	@$(BIN)/coranto up
+
+test: setup browser ## Lint, types, import rules, stubs and all tests
+	@$(MAKE) --no-print-directory check
+	@$(BIN)/python -m pytest
+
+check: lint types imports ## Everything but the tests
+
+unit: setup ## Only the fast tests
+	@$(BIN)/python -m pytest -m "not integration and not system and not browser"
+
+lint: $(STAMP) ## Ruff, and whether the generated stubs are current
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python tools/generate_proto.py --check
+
+format: $(STAMP) ## Let ruff fix and format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(STAMP) ## mypy --strict on the four packages
+	@$(BIN)/mypy
+
+imports: $(STAMP) ## The rules of who may import whom
+	@$(BIN)/lint-imports
+
+bench: setup ## Measure, print ratios and write benchmarks/results/*.json
+	@$(BIN)/python -m benchmarks
+
+proto: $(STAMP) ## Generate the protobuf and gRPC stubs
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_proto.py
+
+clean: ## Remove the virtual environment, caches and the demo's data
+	rm -rf $(VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

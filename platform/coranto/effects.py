@@ -1,0 +1,167 @@
+"""The outside world as small interfaces, so that a simulation can stand in for it.
+
+Protocol code takes these at construction and never reads a clock or touches a disk by itself.
+The coordination service, transports and object stores have interfaces of their own
+(`coranto.coordination`, `coranto.client`, `coranto.stores`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Reads time and waits."""
+
+    def now(self) -> float:
+        """Wall time, in seconds since the Unix epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go backwards, from an arbitrary origin."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`; cancellable."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class DiskFile(Protocol):
+    """An open file. Written bytes survive the process at once, and power loss only after `sync`."""
+
+    def write(self, data: bytes) -> None:
+        """Append all of `data` at the end of the file."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from byte `offset`; fewer only at the end of the file."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Cut the file to `length` bytes; the next write goes there."""
+        ...
+
+    def size(self) -> int: ...
+
+    def sync(self) -> None:
+        """Return once written bytes survive power loss."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A tree of files."""
+
+    def open(self, path: Path) -> DiskFile:
+        """Open for reading and appending; created, with its folders, when absent."""
+        ...
+
+    def read(self, path: Path) -> bytes:
+        """Whole content. Raises FileNotFoundError."""
+        ...
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        """Replace the file: a reader, or a later process, finds the old content or the new, never a mixture."""
+        ...
+
+    def list(self, folder: Path) -> list[str]:
+        """Names in a folder, sorted; empty when there is no such folder."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; no error when it is absent."""
+        ...
+
+    def remove_tree(self, folder: Path) -> None:
+        """Remove a folder and all below it; no error when it is absent."""
+        ...
+
+
+class LocalFile:
+    """A file of this machine. Unbuffered: what was written is in the kernel, which `kill -9` does not lose."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._end = os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, self._end)
+            self._end += written
+            view = view[written:]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return os.pread(self._fd, length, offset)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+        self._end = length
+
+    def size(self) -> int:
+        return self._end
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalDisk:
+    """This machine's file system."""
+
+    def open(self, path: Path) -> LocalFile:
+        return LocalFile(path)
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def list(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def remove_tree(self, folder: Path) -> None:
+        for name in self.list(folder):
+            child = folder / name
+            if child.is_dir() and not child.is_symlink():
+                self.remove_tree(child)
+            else:
+                child.unlink(missing_ok=True)
+        if folder.exists():
+            folder.rmdir()

@@ -1,0 +1,266 @@
+"""The errors of Coranto: one small tree.
+
+::
+
+    CorantoError
+    ├── InvalidInput                    a name, spec, selector, URL, option or request that cannot be accepted
+    ├── CorruptData                     stored or received bytes that contradict themselves
+    │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
+    │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
+    │   └── CorruptSpool                a broker's own durable spool
+    ├── Unavailable                     nothing answered, or what answered cannot serve now
+    ├── StatusError                     a broker answered with a status other than OK
+    │   ├── JournalNotFound
+    │   ├── NoPrimaryBroker
+    │   ├── NotPrimaryBroker
+    │   ├── InsufficientBrokers
+    │   ├── NotJournalBroker
+    │   ├── OffsetNotYetAvailable
+    │   ├── WrongRoute
+    │   ├── ProposalMismatch
+    │   ├── EtcdTransactionFailed
+    │   ├── NotAllowed
+    │   ├── WrongAppendOffset
+    │   ├── IndexHasGreaterOffset
+    │   ├── RegisterMismatch
+    │   ├── JournalSuspended
+    │   ├── StoreUnhealthy
+    │   └── UnknownStatus               a number of a newer broker
+    ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
+    ├── OffsetJump                      a reader met content that begins above the offset it asked for
+    ├── StoreError                      a fragment store refused or failed
+    ├── Fenced                          a later owner has raised the fence: stop, do not retry
+    └── ClusterError                    the embedded cluster could not be started, found or stopped
+
+Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
+succeed later; `outcome` tells, for operations that change something, whether the change was applied.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from coranto.wire import protocol_pb2 as pb
+
+
+class Outcome(enum.Enum):
+    """What is known about a change whose call failed."""
+
+    NOT_APPLIED = "not_applied"
+    UNKNOWN = "unknown"
+
+
+class CorantoError(Exception):
+    """Base of every error that Coranto raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+    outcome: ClassVar[Outcome] = Outcome.NOT_APPLIED
+
+
+class InvalidInput(CorantoError, ValueError):
+    """A value cannot be accepted. `field` is the path to it within the message or file, when there is one."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.message = message
+        self.field = field
+
+    def within(self, parent: str) -> InvalidInput:
+        """The same error, with its field seen from an enclosing message."""
+        return InvalidInput(self.message, field=f"{parent}.{self.field}" if self.field else parent)
+
+
+class CorruptData(CorantoError):
+    """Bytes contradict themselves."""
+
+
+class CorruptFragment(CorruptData):
+    """A fragment's content disagrees with its name, length or SHA-1."""
+
+
+class CorruptMessage(CorruptData):
+    """Journal content at `offset` is not a message of the journal's framing."""
+
+    def __init__(self, journal: str, offset: int, problem: str) -> None:
+        super().__init__(f"journal {journal} at offset {offset}: {problem}")
+        self.journal = journal
+        self.offset = offset
+
+
+class CorruptSpool(CorruptData):
+    """A durable spool cannot be taken up as it stands."""
+
+
+class Unavailable(CorantoError):
+    """No answer, or none that can be used now. Nothing was applied; trying again may succeed."""
+
+    retriable = True
+
+
+class AppendOutcomeUnknown(CorantoError):
+    """The append may or may not have committed.
+
+    Read the journal to learn which, or append again when readers can discard duplicates (messages with UUIDs).
+    """
+
+    retriable = True
+    outcome = Outcome.UNKNOWN
+
+
+class OffsetJump(CorantoError):
+    """Content between `expected` and `actual` (journal offsets) is gone, for example by retention."""
+
+    def __init__(self, journal: str, expected: int, actual: int) -> None:
+        super().__init__(
+            f"journal {journal} has no content in [{expected}, {actual}): it was removed or never written. "
+            f"Read from offset {actual} if that is acceptable."
+        )
+        self.journal = journal
+        self.expected = expected
+        self.actual = actual
+
+
+class StoreError(CorantoError):
+    """A fragment store refused or failed an operation."""
+
+    retriable = True
+
+
+class Fenced(CorantoError):
+    """A later owner raised the fence. This process must stop: its transaction was not and will not be committed."""
+
+
+class ClusterError(CorantoError):
+    """An embedded cluster could not be started, found or stopped."""
+
+
+class StatusError(CorantoError):
+    """A broker answered with a status other than OK. `header` is the response's header."""
+
+    status: ClassVar[pb.Status.ValueType]
+    advice: ClassVar[str] = ""
+
+    def __init__(self, subject: str, header: pb.Header | None = None, detail: str = "") -> None:
+        text = f"{subject}: {pb.Status.Name(self.status)}"
+        if detail:
+            text += f" ({detail})"
+        super().__init__(f"{text}. {self.advice}" if self.advice else text)
+        self.subject = subject
+        self.header = header
+        self.detail = detail
+
+
+class JournalNotFound(StatusError):
+    status = pb.JOURNAL_NOT_FOUND
+    advice = "Check the name, or apply a spec for it (`coranto journals apply`)."
+
+
+class NoPrimaryBroker(StatusError):
+    status = pb.NO_JOURNAL_PRIMARY_BROKER
+    retriable = True
+    advice = "The journal is being assigned; try again shortly."
+
+
+class NotPrimaryBroker(StatusError):
+    status = pb.NOT_JOURNAL_PRIMARY_BROKER
+    retriable = True
+    advice = "Ask the primary broker of the response's route."
+
+
+class InsufficientBrokers(StatusError):
+    status = pb.INSUFFICIENT_JOURNAL_BROKERS
+    retriable = True
+    advice = "Fewer brokers hold the journal than its replication asks for; add brokers or try again."
+
+
+class NotJournalBroker(StatusError):
+    status = pb.NOT_JOURNAL_BROKER
+    retriable = True
+    advice = "Ask a broker of the response's route."
+
+
+class OffsetNotYetAvailable(StatusError):
+    status = pb.OFFSET_NOT_YET_AVAILABLE
+    retriable = True
+    advice = "The offset is at or beyond the write head; read with block, or later."
+
+
+class WrongRoute(StatusError):
+    status = pb.WRONG_ROUTE
+    retriable = True
+
+
+class ProposalMismatch(StatusError):
+    status = pb.PROPOSAL_MISMATCH
+
+
+class EtcdTransactionFailed(StatusError):
+    status = pb.ETCD_TRANSACTION_FAILED
+    advice = "A revision differs from the expected one: list the journals again and apply to what is there now."
+
+
+class NotAllowed(StatusError):
+    status = pb.NOT_ALLOWED
+    advice = "The journal's flags forbid it."
+
+
+class WrongAppendOffset(StatusError):
+    status = pb.WRONG_APPEND_OFFSET
+    advice = "The journal's head is not at the offset that the append asked for."
+
+
+class IndexHasGreaterOffset(StatusError):
+    status = pb.INDEX_HAS_GREATER_OFFSET
+    advice = (
+        "The fragment store holds content above the brokers' head: consistency was lost. "
+        "Confirm that earlier brokers are gone, then append with the explicit offset."
+    )
+
+
+class RegisterMismatch(StatusError):
+    """`registers` are the journal's actual registers."""
+
+    status = pb.REGISTER_MISMATCH
+
+    def __init__(
+        self, subject: str, header: pb.Header | None = None, detail: str = "", registers: pb.LabelSet | None = None
+    ) -> None:
+        super().__init__(subject, header, detail)
+        self.registers = registers if registers is not None else pb.LabelSet()
+
+
+class JournalSuspended(StatusError):
+    status = pb.SUSPENDED
+    advice = "Append with resume to wake it."
+
+
+class StoreUnhealthy(StatusError):
+    status = pb.FRAGMENT_STORE_UNHEALTHY
+    retriable = True
+
+
+class UnknownStatus(StatusError):
+    """A number that this version does not know: the broker is newer."""
+
+    status = pb.OK
+    advice = "The broker speaks a newer protocol; update this client."
+
+    def __init__(self, subject: str, header: pb.Header | None = None, detail: str = "") -> None:
+        CorantoError.__init__(self, f"{subject}: {detail}. {self.advice}")
+        self.subject, self.header, self.detail = subject, header, detail
+
+
+_BY_STATUS: dict[int, type[StatusError]] = {
+    cls.status: cls for cls in StatusError.__subclasses__() if cls.status != pb.OK
+}
+
+
+def status_error(
+    status: pb.Status.ValueType, subject: str, header: pb.Header | None = None, detail: str = ""
+) -> StatusError:
+    """The error for a status other than OK. An unknown number (a newer broker's) becomes a plain StatusError."""
+    found = _BY_STATUS.get(status)
+    if found is not None:
+        return found(subject, header, detail)
+    return UnknownStatus(subject, header, f"status {status}; {detail}" if detail else f"status {status}")

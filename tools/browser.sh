@@ -1,0 +1,8 @@
+#!/bin/sh
+# The test of the Dagster UI drives Debian's Chromium. Only root on Debian gets it installed; elsewhere that test says that it cannot run.
+set -eu
+command -v chromium >/dev/null 2>&1 && exit 0
+[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || exit 0
+echo "Installing chromium for the browser test …"
+apt-get -qq update
+DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null
