@@ -1,0 +1,112 @@
+"""Rows per second of `format("journal")` against Spark reading the same records from JSON files.
+
+Both sides end in the same work: the flight's columns parsed from JSON with the same schema, and an aggregate over one
+of them, so that nothing is pruned away. The journal side reads persisted fragments and sequences messages by UUID;
+the floor reads plain files that hold the same lines.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.runner import Figure, in_turns
+from coranto.client.sync import SyncJournalClient
+from coranto.cluster import EmbeddedCluster
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import TransactionBuilder
+from coranto.messages.uuids import Clock, new_producer_id
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.spark.session import new_session
+from dagster_coranto.flights.data import load_flights, messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JOURNALS = [f"bench/flights/part-{i:03d}" for i in range(4)]
+SCHEMA = "carrier string, month int, arr_delay double, tailnum string, dest string, distance double"
+COPIES = 3
+
+
+def _publish(client: SyncJournalClient, files: Path) -> int:
+    """The flights, COPIES times over, into the journals, and the very same lines into files. Returns the rows."""
+    specs = []
+    for name in JOURNALS:
+        spec = pb.JournalSpec(name=name, replication=1, labels=label_set((CONTENT_TYPE, JSON_LINES)))
+        spec.fragment.length = 8 << 20
+        spec.fragment.compression_codec = pb.ZSTANDARD
+        spec.fragment.stores.append("file:///")
+        spec.fragment.refresh_interval.FromSeconds(1)
+        specs.append(pb.ApplyRequest.Change(upsert=spec))
+    client.apply(specs)
+    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    rows = 0
+    files.mkdir()
+    records = list(messages(load_flights()))
+    for copy in range(COPIES):
+        for index, record in enumerate(records):
+            builder.add(JOURNALS[index % len(JOURNALS)], record)
+            rows += 1
+        for journal, content in builder.take_batches(4 << 20):
+            client.append(journal, content)
+            with (files / f"{journal.rsplit('/', 1)[1]}.json").open("ab") as file:
+                file.write(content)
+        for journal, content in builder.ack_intents().items():
+            client.append(journal, content)
+        del copy
+    return rows
+
+
+def _timed(rows: int, frame: Callable[[], DataFrame]) -> Callable[[], float]:
+    def once() -> float:
+        begun = time.perf_counter()
+        answer = frame().selectExpr("count(*) AS n", "sum(distance) AS s", "count(tailnum) AS t").collect()[0]
+        seconds = time.perf_counter() - begun
+        assert answer["n"] == rows, (answer, rows)
+        return rows / seconds
+
+    return once
+
+
+def run(rounds: int) -> list[Figure]:
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
+        info = cluster.info
+        with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
+            rows = _publish(client, Path(folder) / "json")
+        spark = new_session("bench", master="local[2]")
+        try:
+            from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation uses
+
+            def from_files() -> DataFrame:
+                return spark.read.schema(SCHEMA).json(str(Path(folder) / "json"))
+
+            def from_journals(isolation: str) -> Callable[[], DataFrame]:
+                def frame() -> DataFrame:
+                    read = (
+                        spark.read.format("journal")
+                        .option("endpoint", info.endpoint)
+                        .option("fileRoot", str(info.file_root))
+                        .option("selector", "name:prefix=bench/flights/")
+                        .option("isolation", isolation)
+                        .load()
+                    )
+                    if isolation == "read_uncommitted":
+                        read = read.where("flags != 2")
+                    parsed = F.from_json(F.col("value").cast("string"), SCHEMA)
+                    return read.select(parsed.alias("v")).select("v.*")
+
+                return frame
+
+            floor_name = "Spark reading the same lines from JSON files"
+            for isolation in ("read_uncommitted", "read_committed"):
+                subjects, floors = in_turns(rounds, _timed(rows, from_files), _timed(rows, from_journals(isolation)))
+                figures.append(Figure(f"Spark source, {isolation}", "rows/s", subjects, floors, floor_name))
+        finally:
+            spark.stop()
+    return figures
