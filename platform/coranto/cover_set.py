@@ -1,0 +1,116 @@
+"""Which of several overlapping spans to use for an offset.
+
+Brokers and stores may hold many files that cover the same part of a journal. A `CoverSet` keeps those worth
+knowing: it drops every entry that lies wholly within another, so larger files win, and among equals the latest added
+(that is how a file in a store replaces the local one). What remains is strictly increasing in `begin` and in `end`,
+though neighbours may still overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Span(Protocol):
+    """Anything that covers the offsets [begin, end)."""
+
+    @property
+    def begin(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+EntryT = TypeVar("EntryT", bound=Span)
+
+_begin: Any = attrgetter("begin")
+_end: Any = attrgetter("end")
+
+
+class CoverSet(Generic[EntryT]):
+    """Entries in offset order, none wholly within another."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Iterable[EntryT] = ()) -> None:
+        self._entries: list[EntryT] = []
+        for entry in entries:
+            self.add(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[EntryT]:
+        return iter(self._entries)
+
+    def __getitem__(self, index: int) -> EntryT:
+        return self._entries[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self._entries == other._entries if isinstance(other, CoverSet) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"CoverSet({self._entries!r})"
+
+    @property
+    def begin_offset(self) -> int:
+        """Lowest offset covered, 0 when the set is empty."""
+        return self._entries[0].begin if self._entries else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the highest offset covered, 0 when the set is empty."""
+        return self._entries[-1].end if self._entries else 0
+
+    def add(self, entry: EntryT) -> bool:
+        """Take in an entry and drop those it makes needless. False when it is empty or another holds more."""
+        begin, end = entry.begin, entry.end
+        if begin >= end:
+            return False
+        entries = self._entries
+        if not entries or (begin > entries[-1].begin and end > entries[-1].end):
+            entries.append(entry)
+            return True
+        # Entries of [first, last) begin at or after `begin` and end at or before `end`: the new one replaces them.
+        first = bisect_left(entries, begin, key=_begin)
+        last = bisect_right(entries, end, key=_end)
+        if first > 0 and entries[first - 1].end >= end:
+            return False
+        if first < len(entries) and entries[first].begin == begin and entries[first].end > end:
+            return False
+        entries[first:last] = [entry]
+        return True
+
+    def query(self, offset: int) -> tuple[int, bool]:
+        """Index of the entry that covers `offset` and reaches furthest beyond it, and True.
+
+        When none covers it: the index of the first entry that begins above it (`len(self)` if there is none), and
+        False.
+        """
+        index = bisect_right(self._entries, offset, key=_begin) - 1
+        if index >= 0 and self._entries[index].end > offset:
+            return index, True
+        return index + 1, False
+
+    def difference(self, other: CoverSet[Any]) -> list[EntryT]:
+        """Entries of this set with at least one offset that `other` does not cover."""
+        return [entry for entry in self._entries if not other.covers(entry.begin, entry.end)]
+
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether every offset of [begin, end) is covered, by however many entries."""
+        while begin < end:
+            index, found = self.query(begin)
+            if not found:
+                return False
+            begin = self._entries[index].end
+        return True
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Spans [begin, end) between `begin_offset` and `end_offset` that nothing covers."""
+        pairs = zip(self._entries, self._entries[1:], strict=False)
+        return [(left.end, right.begin) for left, right in pairs if left.end < right.begin]

@@ -1,0 +1,204 @@
+"""Fragments: named, checksummed spans of a journal's content.
+
+A fragment covers offsets [begin, end). Its *content name* says all that is needed to trust the file by that name:
+both offsets, the SHA-1 of the uncompressed content, and (as extension) the codec. Its *content path* puts the
+journal's name, and optionally a postfix such as `date=2013-01-01`, in front.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from coranto.errors import InvalidInput
+from coranto.names import MAX_JOURNAL_BYTES, validate_journal, validate_path
+from coranto.wire import protocol_pb2 as pb
+
+MAX_OFFSET: Final = 2**63 - 1
+SHA1_BYTES: Final = 20
+ZERO_SUM: Final = bytes(SHA1_BYTES)
+"""Sum of a fragment without content. It is all zeros, not the SHA-1 of nothing."""
+
+_SUM = struct.Struct(">QQI")
+
+
+class Codec(enum.IntEnum):
+    """How a fragment's file is compressed. The numbers are those of the wire, where 0 is never valid."""
+
+    NONE = pb.NONE
+    GZIP = pb.GZIP
+    ZSTANDARD = pb.ZSTANDARD
+    SNAPPY = pb.SNAPPY
+    GZIP_OFFLOAD_DECOMPRESSION = pb.GZIP_OFFLOAD_DECOMPRESSION
+    """Gzip stored with `Content-Encoding: gzip`, which the object store undoes on reading."""
+
+    @property
+    def extension(self) -> str:
+        """File name extension that is written, with its dot; none at all for the offload codec."""
+        return _EXTENSIONS[self]
+
+    @classmethod
+    def from_wire(cls, value: int) -> Codec:
+        """Raises InvalidInput for 0 and for numbers that this version does not know."""
+        try:
+            return cls(value)
+        except ValueError as err:
+            raise InvalidInput(f"{value} is not a codec; use one of {_CODEC_NAMES}", field="compression_codec") from err
+
+    @classmethod
+    def from_extension(cls, extension: str) -> Codec:
+        """The codec of a file name extension (with its dot, in any case). Raises InvalidInput."""
+        try:
+            return _BY_EXTENSION[extension.lower()]
+        except KeyError:
+            known = " ".join(name for name in _BY_EXTENSION if name)
+            raise InvalidInput(f"{extension!r} is no codec's extension; known are {known}", field="extension") from None
+
+
+_CODEC_NAMES = ", ".join(f"{codec.name} ({codec.value})" for codec in Codec)
+_EXTENSIONS = {
+    Codec.NONE: ".raw",
+    Codec.GZIP: ".gz",
+    Codec.ZSTANDARD: ".zst",
+    Codec.SNAPPY: ".sz",
+    Codec.GZIP_OFFLOAD_DECOMPRESSION: "",
+}
+_BY_EXTENSION = {
+    ".raw": Codec.NONE,
+    ".gz": Codec.GZIP,
+    ".gzip": Codec.GZIP,
+    ".zst": Codec.ZSTANDARD,
+    ".zstandard": Codec.ZSTANDARD,
+    ".sz": Codec.SNAPPY,
+    ".snappy": Codec.SNAPPY,
+    "": Codec.GZIP_OFFLOAD_DECOMPRESSION,
+    ".gzod": Codec.GZIP_OFFLOAD_DECOMPRESSION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Content [begin, end) of a journal.
+
+    `sum` is the SHA-1 digest (20 bytes) of the uncompressed content, all zeros when begin == end.
+    `backing_store` is the URL of the store that holds it, empty while it is local to a broker.
+    `mod_time` is when the store received it, in Unix seconds, 0 while local.
+    `path_postfix` lies between the journal's name and the content name in the store.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    sum: bytes
+    codec: Codec
+    backing_store: str = ""
+    mod_time: int = 0
+    path_postfix: str = ""
+
+    @property
+    def length(self) -> int:
+        """Bytes of uncompressed content."""
+        return self.end - self.begin
+
+    @property
+    def content_name(self) -> str:
+        """File name: both offsets in 16 hexadecimal digits, the sum in 40, the codec's extension."""
+        return f"{self.begin:016x}-{self.end:016x}-{self.sum.hex()}{self.codec.extension}"
+
+    @property
+    def content_path(self) -> str:
+        """Path below the store's prefix: journal, postfix and content name."""
+        if self.path_postfix:
+            return f"{self.journal}/{self.path_postfix}/{self.content_name}"
+        return f"{self.journal}/{self.content_name}"
+
+    def to_wire(self) -> pb.Fragment:
+        return pb.Fragment(
+            journal=self.journal,
+            begin=self.begin,
+            end=self.end,
+            sum=sum_to_wire(self.sum),
+            compression_codec=self.codec.value,
+            backing_store=self.backing_store,
+            mod_time=self.mod_time,
+            path_postfix=self.path_postfix,
+        )
+
+    @classmethod
+    def from_wire(cls, message: pb.Fragment) -> Fragment:
+        """A validated fragment. Raises InvalidInput with the field that cannot be accepted."""
+        return cls(
+            journal=message.journal,
+            begin=message.begin,
+            end=message.end,
+            sum=sum_from_wire(message.sum),
+            codec=Codec.from_wire(message.compression_codec),
+            backing_store=message.backing_store,
+            mod_time=message.mod_time,
+            path_postfix=message.path_postfix,
+        ).validated()
+
+    def validated(self) -> Fragment:
+        """This fragment, when it is well formed. Raises InvalidInput.
+
+        The journal's name may carry metadata, since an append's commit names the journal as the client did.
+        """
+        validate_journal(self.journal, allow_metadata=True)
+        if not 0 <= self.begin <= self.end <= MAX_OFFSET:
+            raise InvalidInput(f"[{self.begin}, {self.end}) is not 0 <= begin <= end <= 2^63-1", field="begin")
+        if len(self.sum) != SHA1_BYTES:
+            raise InvalidInput(f"a SHA-1 digest has 20 bytes, not {len(self.sum)}", field="sum")
+        validate_path("path_postfix", self.path_postfix, 1, MAX_JOURNAL_BYTES, allow_empty=True)
+        return self
+
+
+_HEX_OFFSET = re.compile(r"[0-9a-fA-F]{1,16}")
+_HEX_SUM = re.compile(r"[0-9a-fA-F]{40}")
+
+
+def parse_content_path(journal: str, path: str, *, backing_store: str = "", mod_time: int = 0) -> Fragment:
+    """The fragment whose file lies at `path` below its journal's folder: `[postfix/]content-name`.
+
+    Raises InvalidInput when the file is not named like a fragment.
+    """
+    postfix, _, name = path.rpartition("/")
+    stem, dot, extension = name.partition(".")
+    fields = stem.split("-")
+    if len(fields) != 3:
+        raise InvalidInput(f"{path!r} is not <begin>-<end>-<sha1>.<extension>", field="content name")
+    begin, end, digest = fields
+    for kind, text in (("begin", begin), ("end", end)):
+        if _HEX_OFFSET.fullmatch(text) is None:
+            raise InvalidInput(f"{text!r} of {path!r} is not a hexadecimal offset", field=kind)
+    if _HEX_SUM.fullmatch(digest) is None:
+        raise InvalidInput(f"{digest!r} of {path!r} is not a SHA-1 sum of 40 hexadecimal digits", field="sum")
+    return Fragment(
+        journal=journal,
+        begin=int(begin, 16),
+        end=int(end, 16),
+        sum=bytes.fromhex(digest),
+        codec=Codec.from_extension(dot + extension),
+        backing_store=backing_store,
+        mod_time=mod_time,
+        path_postfix=postfix,
+    ).validated()
+
+
+def sum_of(content: bytes) -> bytes:
+    """The sum of a fragment with this content: its SHA-1 digest, or ZERO_SUM when it is empty."""
+    return hashlib.sha1(content, usedforsecurity=False).digest() if content else ZERO_SUM
+
+
+def sum_to_wire(digest: bytes) -> pb.SHA1Sum:
+    """The three big-endian words of a digest of 20 bytes."""
+    part1, part2, part3 = _SUM.unpack(digest)
+    return pb.SHA1Sum(part1=part1, part2=part2, part3=part3)
+
+
+def sum_from_wire(message: pb.SHA1Sum) -> bytes:
+    """The digest of 20 bytes."""
+    return _SUM.pack(message.part1, message.part2, message.part3)

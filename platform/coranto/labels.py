@@ -1,0 +1,357 @@
+"""Labels, sets of them, and selectors that match sets.
+
+The wire's own messages are the values here. A `LabelSet` is sorted and unique on (name, value); a name may have
+several values, but not an empty one beside others. A `LabelSelector` matches a set when none of its excludes match
+and, for every label name it includes, at least one value does. An empty selector value stands for any value of that
+label; with `prefix`, the selector's value need only begin the label's.
+
+Functions leave their arguments alone and return new messages.
+
+Selectors as text are comma-separated expressions::
+
+    name = value   name == value   name != value   name   !name
+    name in (a, b)   name notin (a, b)   name not in (a, b)
+
+A name may end in `:prefix`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from coranto.errors import InvalidInput
+from coranto.names import PATH_SYMBOLS, validate_token
+from coranto.wire import protocol_pb2 as pb
+
+CONTENT_TYPE: Final = "content-type"
+"""Media type of a journal's messages, which names their framing."""
+INSTANCE: Final = "app.gazette.dev/instance"
+MANAGED_BY: Final = "app.gazette.dev/managed-by"
+MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
+MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
+REGION: Final = "app.gazette.dev/region"
+TAG: Final = "app.gazette.dev/tag"
+"""May repeat, unlike the other labels named here."""
+NAME: Final = "name"
+"""Meta label: the journal's name. Never stored, always there to select by."""
+PREFIX: Final = "prefix"
+"""Old meta label: a folder of journals. `rewrite_legacy_prefix` turns it into `name:prefix`."""
+ID: Final = "id"
+"""Meta label of shards."""
+SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
+
+JSON_LINES: Final = "application/x-ndjson"
+FIXED_FRAMES: Final = "application/x-protobuf-fixed"
+CSV: Final = "text/csv"
+RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
+
+MIN_NAME_BYTES: Final = 2
+MAX_NAME_BYTES: Final = 64
+MAX_VALUE_BYTES: Final = 1024
+
+_PREFIX_SUFFIX = ":prefix"
+_MEDIA_TYPE = re.compile(r"[0-9A-Za-z\-_+.%]+(/[0-9A-Za-z\-_+.%]+)?")
+
+Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
+
+
+# ---------------------------------------------------------------------------------------------------- building
+
+
+def label_set(pairs: Pairs = (), /, **named: str) -> pb.LabelSet:
+    """A valid set of labels, given as a mapping, as pairs (a name may repeat) or as keywords. Raises InvalidInput."""
+    items = [*(pairs.items() if isinstance(pairs, Mapping) else pairs), *named.items()]
+    result = _from_labels(pb.Label(name=name, value=value) for name, value in items)
+    validate_label_set(result)
+    return result
+
+
+def label_selector(*, include: Pairs = (), exclude: Pairs = ()) -> pb.LabelSelector:
+    """A valid selector. A name that ends in `:prefix` matches on prefixes of values. Raises InvalidInput."""
+    result = pb.LabelSelector(include=_selector_side(include), exclude=_selector_side(exclude))
+    validate_selector(result)
+    return result
+
+
+def _selector_side(pairs: Pairs) -> pb.LabelSet:
+    return _from_labels(_selector_label(*pair) for pair in (pairs.items() if isinstance(pairs, Mapping) else pairs))
+
+
+def _selector_label(name: str, value: str) -> pb.Label:
+    bare = name.removesuffix(_PREFIX_SUFFIX)
+    return pb.Label(name=bare, value=value, prefix=bare != name)
+
+
+def _from_labels(labels: Iterable[pb.Label]) -> pb.LabelSet:
+    unique = {(label.name, label.value, label.prefix): label for label in labels}
+    return pb.LabelSet(labels=[unique[key] for key in sorted(unique)])
+
+
+def values_of(labels: pb.LabelSet, name: str) -> tuple[str, ...]:
+    """All values of a label, sorted; empty when the set doesn't have it."""
+    return tuple(label.value for label in labels.labels if label.name == name)
+
+
+def value_of(labels: pb.LabelSet, name: str, default: str = "") -> str:
+    """The first value of a label."""
+    return next((label.value for label in labels.labels if label.name == name), default)
+
+
+def as_pairs(labels: pb.LabelSet) -> tuple[tuple[str, str], ...]:
+    """The set as (name, value) pairs in its order."""
+    return tuple((label.name, label.value) for label in labels.labels)
+
+
+def with_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
+    """The set with `value` as the only value of a label."""
+    return _from_labels([*without(labels, name).labels, pb.Label(name=name, value=value)])
+
+
+def add_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
+    """The set with `value` beside the other values of a label."""
+    return _from_labels([*labels.labels, pb.Label(name=name, value=value)])
+
+
+def without(labels: pb.LabelSet, name: str) -> pb.LabelSet:
+    """The set without a label."""
+    return pb.LabelSet(labels=[label for label in labels.labels if label.name != name])
+
+
+def with_meta(name: str, labels: pb.LabelSet) -> pb.LabelSet:
+    """A journal's labels as selectors see them: with the meta label `name`."""
+    return _from_labels([pb.Label(name=NAME, value=name), *(label for label in labels.labels if label.name != NAME)])
+
+
+# -------------------------------------------------------------------------------------------------- validating
+
+
+def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> None:
+    """Check names, values, order and uniqueness. `prefix` is allowed in selectors only. Raises InvalidInput."""
+    previous: pb.Label | None = None
+    for index, label in enumerate(labels.labels):
+        try:
+            validate_token("name", label.name, MIN_NAME_BYTES, MAX_NAME_BYTES)
+            validate_token("value", label.value, 0, MAX_VALUE_BYTES, symbols=PATH_SYMBOLS)
+            if label.prefix and not allow_prefix:
+                raise InvalidInput("a prefix is only allowed in a selector", field="prefix")
+            if previous is not None:
+                _validate_order(previous, label)
+        except InvalidInput as err:
+            raise err.within(f"labels[{index}]") from None
+        previous = label
+
+
+def _validate_order(previous: pb.Label, label: pb.Label) -> None:
+    if previous.name == label.name:
+        if previous.value >= label.value:
+            raise InvalidInput(
+                f"{label.name}={label.value} does not sort after {previous.name}={previous.value}; "
+                "labels must be unique and sorted by name, then value"
+            )
+        if not previous.value:
+            raise InvalidInput(f"{label.name} has the value {label.value!r} beside an empty one; keep one of them")
+    elif previous.name > label.name:
+        raise InvalidInput(f"{label.name} does not sort after {previous.name}; labels must be sorted by name")
+
+
+def validate_selector(selector: pb.LabelSelector) -> None:
+    """Check both sides of a selector. Raises InvalidInput."""
+    for side in ("include", "exclude"):
+        try:
+            validate_label_set(getattr(selector, side), allow_prefix=True)
+        except InvalidInput as err:
+            raise err.within(side) from None
+
+
+def validate_journal_labels(labels: pb.LabelSet) -> None:
+    """Check a journal's labels beyond their form: meta labels, single values, and media and message types.
+
+    Raises InvalidInput.
+    """
+    validate_label_set(labels)
+    seen: dict[str, str] = {}
+    for label in labels.labels:
+        if label.name in (NAME, PREFIX):
+            raise InvalidInput(f"the label {label.name!r} is implied by the journal's name; remove it")
+        if label.name in SINGLE_VALUED and label.name in seen:
+            raise InvalidInput(
+                f"{label.name} has the values {seen[label.name]!r} and {label.value!r}, but may have only one"
+            )
+        seen[label.name] = label.value
+    if CONTENT_TYPE in seen and not _MEDIA_TYPE.fullmatch(seen[CONTENT_TYPE]):
+        raise InvalidInput(f"{CONTENT_TYPE}={seen[CONTENT_TYPE]} is not a media type such as {JSON_LINES}")
+    if MESSAGE_TYPE in seen and CONTENT_TYPE not in seen:
+        raise InvalidInput(f"{MESSAGE_TYPE} needs the label {CONTENT_TYPE} beside it")
+    if MESSAGE_SUBTYPE in seen and MESSAGE_TYPE not in seen:
+        raise InvalidInput(f"{MESSAGE_SUBTYPE} needs the label {MESSAGE_TYPE} beside it")
+
+
+# ----------------------------------------------------------------------------------------------------- algebra
+
+
+def _by_name(labels: pb.LabelSet) -> dict[str, list[pb.Label]]:
+    result: dict[str, list[pb.Label]] = {}
+    for label in labels.labels:
+        result.setdefault(label.name, []).append(label)
+    return result
+
+
+def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
+    """Labels of both. Where both have a name, the values of `left` alone are kept."""
+    merged = _by_name(right) | _by_name(left)
+    return pb.LabelSet(labels=[label for name in sorted(merged) for label in merged[name]])
+
+
+def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
+    """Labels of the names whose values are the same in both."""
+    theirs = _by_name(right)
+    return pb.LabelSet(
+        labels=[label for name, mine in _by_name(left).items() if _same(mine, theirs.get(name)) for label in mine]
+    )
+
+
+def subtract(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
+    """Labels of `left` but those of names whose values are the same in both."""
+    theirs = _by_name(right)
+    return pb.LabelSet(
+        labels=[label for name, mine in _by_name(left).items() if not _same(mine, theirs.get(name)) for label in mine]
+    )
+
+
+def _same(left: list[pb.Label], right: list[pb.Label] | None) -> bool:
+    return right is not None and [label.value for label in left] == [label.value for label in right]
+
+
+# --------------------------------------------------------------------------------------------------- selecting
+
+
+def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
+    """Whether the selector matches the set. An empty selector matches every set."""
+    present: dict[str, list[str]] = {}
+    for label in labels.labels:
+        present.setdefault(label.name, []).append(label.value)
+    if any(_label_matches(label, present) for label in selector.exclude.labels):
+        return False
+    verdicts: dict[str, bool] = {}
+    for label in selector.include.labels:
+        if not verdicts.get(label.name, False):
+            verdicts[label.name] = _label_matches(label, present)
+    return all(verdicts.values())
+
+
+def _label_matches(wanted: pb.Label, present: Mapping[str, list[str]]) -> bool:
+    values = present.get(wanted.name)
+    if not values:
+        return False
+    if not wanted.value:
+        return True
+    if wanted.prefix:
+        return any(value.startswith(wanted.value) for value in values)
+    return wanted.value in values
+
+
+def rewrite_legacy_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:
+    """The selector with the old `prefix=folder/` turned into `name:prefix=folder/`.
+
+    Raises InvalidInput when such a value doesn't end in `/`.
+    """
+    result = pb.LabelSelector()
+    for side in ("include", "exclude"):
+        getattr(result, side).CopyFrom(_from_labels(map(_without_legacy_prefix, getattr(selector, side).labels)))
+    return result
+
+
+def _without_legacy_prefix(label: pb.Label) -> pb.Label:
+    if label.name != PREFIX:
+        return label
+    if not label.value.endswith("/"):
+        raise InvalidInput(
+            f"the selector prefix={label.value} must end in '/'; use name:prefix={label.value} for any prefix",
+            field="selector",
+        )
+    return pb.Label(name=NAME, value=label.value, prefix=True)
+
+
+# A name or value is told by what cannot be part of one; `validate_token` then says precisely what is wrong with it.
+_NAME = r"\s*([^\s=!,():]{2,}(?::prefix)?)"
+_VALUE = r"\s*([^\s,()!:]*)"
+_END = r"\s*(?:,|$)"
+_SET = r"\s*\(([^()]+)\)"
+_EQUAL = re.compile(_NAME + r"\s*==?" + _VALUE + _END)
+_NOT_EQUAL = re.compile(_NAME + r"\s*!=" + _VALUE + _END)
+_IN = re.compile(_NAME + r"\s+in" + _SET + _END)
+_NOT_IN = re.compile(_NAME + r"\s+not\s?in" + _SET + _END)
+_EXISTS = re.compile(_NAME + _END)
+_NOT_EXISTS = re.compile(r"\s*!" + _NAME + _END)
+_SET_VALUE = re.compile(_VALUE + _END)
+
+
+def parse_selector(text: str) -> pb.LabelSelector:
+    """The selector that `text` stands for (see the module). An empty text selects everything. Raises InvalidInput."""
+    include: list[pb.Label] = []
+    exclude: list[pb.Label] = []
+    position = 0
+    text = text.rstrip()
+    while position < len(text):
+        if found := _EQUAL.match(text, position):
+            include.append(_selector_label(*found.groups()))
+        elif found := _NOT_EQUAL.match(text, position):
+            exclude.append(_selector_label(*found.groups()))
+        elif found := _IN.match(text, position):
+            include.extend(_set_labels(text, found))
+        elif found := _NOT_IN.match(text, position):
+            exclude.extend(_set_labels(text, found))
+        elif found := _EXISTS.match(text, position):
+            include.append(_selector_label(found[1], ""))
+        elif found := _NOT_EXISTS.match(text, position):
+            exclude.append(_selector_label(found[1], ""))
+        else:
+            raise InvalidInput(
+                f"{text[position:]!r} of the selector {text!r} is not an expression; "
+                "use name=value, name!=value, name, !name, name in (a, b) or name notin (a, b)",
+                field="selector",
+            )
+        position = found.end()
+    result = pb.LabelSelector(include=_from_labels(include), exclude=_from_labels(exclude))
+    try:
+        validate_selector(result)
+    except InvalidInput as err:
+        raise InvalidInput(f"{text!r}: {err}", field="selector") from None
+    return result
+
+
+def _set_labels(text: str, found: re.Match[str]) -> Iterable[pb.Label]:
+    name, values = found.groups()
+    position = 0
+    while position < len(values):
+        value = _SET_VALUE.match(values, position)
+        if value is None:
+            raise InvalidInput(
+                f"{values[position:]!r} of the selector {text!r} is not a list of values (a, b)", field="selector"
+            )
+        yield _selector_label(name, value[1])
+        position = value.end()
+
+
+def format_selector(selector: pb.LabelSelector) -> str:
+    """The selector as text that `parse_selector` turns back into it: includes first, names in order."""
+    return ",".join([*_format_side(selector.include, ""), *_format_side(selector.exclude, "!")])
+
+
+def _format_side(labels: pb.LabelSet, negation: str) -> Iterable[str]:
+    grouped: dict[str, list[str]] = {}
+    for label in labels.labels:
+        grouped.setdefault(label.name + (_PREFIX_SUFFIX if label.prefix else ""), []).append(label.value)
+    for name in sorted(grouped):
+        values = grouped[name]
+        if len(values) > 1:
+            yield f"{name} {'notin' if negation else 'in'} ({','.join(values)})"
+        elif not values[0]:
+            yield negation + name
+        elif negation:
+            yield f"{name}!={values[0]}"
+        else:
+            # The grammar takes "==" as one operator, so a value that begins with "=" needs it written out.
+            yield f"{name}{'==' if values[0].startswith('=') else '='}{values[0]}"

@@ -1,0 +1,145 @@
+"""Names: what may be called what, and how long a name may be.
+
+Lengths are counted in UTF-8 bytes. Names are made of letters and numbers of any script and a few symbols. No name
+holds a byte at or below `#` (0x23), because `#` separates the parts of a key in the coordination service and must
+sort below all of them.
+
+A journal's name in a read or append may carry *metadata* after its first `;`, which is dropped when the journal is
+looked up. It lets one process keep several reads of one journal apart.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+from coranto.errors import InvalidInput
+from coranto.wire import protocol_pb2 as pb
+
+TOKEN_SYMBOLS: Final = "-_+/."
+"""Symbols of tokens: label names, zones, process suffixes, shard ids."""
+PATH_SYMBOLS: Final = TOKEN_SYMBOLS + "=%"
+"""Symbols of path components: journal names, label values, path postfixes."""
+
+MIN_JOURNAL_BYTES: Final = 4
+MAX_JOURNAL_BYTES: Final = 512
+MIN_ZONE_BYTES: Final = 1
+MAX_ZONE_BYTES: Final = 32
+MIN_SUFFIX_BYTES: Final = 4
+MAX_SUFFIX_BYTES: Final = 128
+
+_ASCII = {
+    TOKEN_SYMBOLS: re.compile(r"[0-9A-Za-z\-_+/.]*"),
+    PATH_SYMBOLS: re.compile(r"[0-9A-Za-z\-_+/.=%]*"),
+}
+_SYMBOLS_IN_WORDS = {TOKEN_SYMBOLS: "- _ + / .", PATH_SYMBOLS: "- _ + / . = %"}
+
+
+def validate_token(
+    kind: str, value: str, min_bytes: int, max_bytes: int, *, symbols: str = TOKEN_SYMBOLS, allow_empty: bool = False
+) -> str:
+    """Return `value` when it is letters, numbers and `symbols`, of `min_bytes` to `max_bytes` (both inclusive).
+
+    `kind` is the error's field. `allow_empty` accepts the empty string beside that range.
+    Raises InvalidInput.
+    """
+    if not value and allow_empty:
+        return value
+    if value.isascii():
+        length = len(value)
+        fits = _ASCII[symbols].fullmatch(value) is not None
+    else:
+        try:
+            length = len(value.encode())
+        except UnicodeEncodeError as err:
+            raise InvalidInput(f"{value!r} is not valid Unicode text", field=kind) from err
+        fits = all(char in symbols or unicodedata.category(char)[0] in "LN" for char in value)
+    if not min_bytes <= length <= max_bytes:
+        raise InvalidInput(
+            f"{_shown(value)} has {length} bytes; it must have {min_bytes} to {max_bytes} (UTF-8)", field=kind
+        )
+    if not fits:
+        bad = next(char for char in value if char not in symbols and unicodedata.category(char)[0] not in "LN")
+        raise InvalidInput(
+            f"{_shown(value)} has the character {bad!r}; use letters, numbers and {_SYMBOLS_IN_WORDS[symbols]}",
+            field=kind,
+        )
+    return value
+
+
+def is_clean_path(path: str) -> bool:
+    """Whether a slash-separated path is already in its shortest form: no empty, `.` or `..` part, no trailing slash.
+
+    One leading slash is allowed; whoever wants a relative path checks that too.
+    """
+    parts = path.removeprefix("/").split("/")
+    return not any(part in ("", ".", "..") for part in parts)
+
+
+def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allow_empty: bool = False) -> str:
+    """Return `value` when it is a clean, relative path of the path alphabet. Raises InvalidInput.
+
+    Gazette accepts leading `..` parts; Coranto doesn't, since they would lead out of a store.
+    """
+    validate_token(kind, value, min_bytes, max_bytes, symbols=PATH_SYMBOLS, allow_empty=allow_empty)
+    if value.startswith("/"):
+        raise InvalidInput(f"{_shown(value)} begins with '/'; use a relative path", field=kind)
+    if value and not is_clean_path(value):
+        raise InvalidInput(
+            f"{_shown(value)} is not a clean path; remove empty, '.' and '..' parts and a trailing '/'", field=kind
+        )
+    return value
+
+
+def split_metadata(name: str) -> tuple[str, str]:
+    """The journal's own name, and the metadata after its first `;` (empty when there is none)."""
+    journal, _, metadata = name.partition(";")
+    return journal, metadata
+
+
+def strip_metadata(name: str) -> str:
+    """The journal's own name, without metadata."""
+    return name.partition(";")[0]
+
+
+def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "journal") -> str:
+    """Return `name` when it names a journal: 4 to 512 bytes, a clean relative path.
+
+    With `allow_metadata`, metadata of 1 to 512 bytes may follow a `;`. A bare trailing `;` is refused.
+    Raises InvalidInput.
+    """
+    journal, separator, metadata = name.partition(";")
+    if separator:
+        if not allow_metadata:
+            raise InvalidInput(f"{_shown(name)} carries metadata after ';', which is not allowed here", field=kind)
+        validate_path(f"{kind} metadata", metadata, 1, MAX_JOURNAL_BYTES)
+    validate_path(kind, journal, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
+    return name
+
+
+def validate_zone(zone: str, *, kind: str = "zone") -> str:
+    """Return `zone` when it names a failure zone: a token of 1 to 32 bytes. Raises InvalidInput."""
+    return validate_token(kind, zone, MIN_ZONE_BYTES, MAX_ZONE_BYTES)
+
+
+def validate_suffix(suffix: str, *, kind: str = "suffix") -> str:
+    """Return `suffix` when it names a process within its zone: a token of 4 to 128 bytes. Raises InvalidInput."""
+    return validate_token(kind, suffix, MIN_SUFFIX_BYTES, MAX_SUFFIX_BYTES)
+
+
+def validate_process_id(process_id: pb.ProcessSpec.ID) -> pb.ProcessSpec.ID:
+    """Return `process_id` when its zone and suffix are valid. Raises InvalidInput."""
+    validate_zone(process_id.zone)
+    validate_suffix(process_id.suffix)
+    return process_id
+
+
+def validate_shard_id(shard_id: str, *, kind: str = "shard id") -> str:
+    """Return `shard_id` when it names a consumer shard: a token of 4 to 512 bytes. Raises InvalidInput."""
+    return validate_token(kind, shard_id, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
+
+
+def _shown(value: str) -> str:
+    """The value quoted for an error message, cut when it is very long."""
+    return repr(value) if len(value) <= 120 else repr(value[:100]) + "…"
