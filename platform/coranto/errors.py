@@ -26,10 +26,18 @@
     │   ├── JournalSuspended
     │   ├── StoreUnhealthy
     │   └── UnknownStatus               a number of a newer broker
+    ├── RpcFailed                       a broker ended a call with a gRPC error that trying again will not cure
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
+    ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
     ├── StoreError                      a fragment store refused or failed
+    ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
+    ├── CommitOutcomeUnknown            the connection broke at a commit and reading back did not tell either
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
+    ├── CoordinationError               etcd refused a call, or contradicts what was read from it before
+    │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
+    │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
+    │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
     └── ClusterError                    the embedded cluster could not be started, found or stopped
 
 Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
@@ -108,6 +116,20 @@ class AppendOutcomeUnknown(CorantoError):
     outcome = Outcome.UNKNOWN
 
 
+class ApplyOutcomeUnknown(CorantoError):
+    """Changes of specs may or may not have been applied, wholly or not at all. List the journals to learn which."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class RpcFailed(CorantoError):
+    """A broker ended a call with a gRPC error that trying again will not cure. `code` is the name of that error."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class OffsetJump(CorantoError):
     """Content between `expected` and `actual` (journal offsets) is gone, for example by retention."""
 
@@ -127,8 +149,45 @@ class StoreError(CorantoError):
     retriable = True
 
 
+class SqlStoreError(CorantoError):
+    """A consumer's SQL store refused or failed. The transaction was not committed."""
+
+    retriable = True
+
+
+class CommitOutcomeUnknown(CorantoError):
+    """A SQL commit may or may not have been applied, and the store could not be asked since.
+
+    Start the consumer again: it restores whichever checkpoint did commit, so nothing is lost or doubled.
+    """
+
+    retriable = True
+    outcome = Outcome.UNKNOWN
+
+
 class Fenced(CorantoError):
     """A later owner raised the fence. This process must stop: its transaction was not and will not be committed."""
+
+
+class CoordinationError(CorantoError):
+    """etcd refused a call, or contradicts what was read from it before."""
+
+
+class WatchReset(CoordinationError):
+    """The history from a watch's revision is gone (compacted), or the store went back in time. Read the prefix again."""
+
+    retriable = True
+
+
+class TxnOutcomeUnknown(CoordinationError):
+    """The connection broke while a transaction may have been applied. Read its keys to learn which."""
+
+    retriable = True
+    outcome = Outcome.UNKNOWN
+
+
+class LeaseLost(CoordinationError):
+    """The process's lease is gone. Others may hold its assignments by now, so it must stop serving them."""
 
 
 class ClusterError(CorantoError):
