@@ -86,6 +86,10 @@ class Disk(Protocol):
         """Names in a folder, sorted; empty when there is no such folder."""
         ...
 
+    def rename(self, source: Path, target: Path) -> None:
+        """Move a file or folder, creating the target's parent folder. A file that was there is replaced."""
+        ...
+
     def remove(self, path: Path) -> None:
         """Remove a file; no error when it is absent."""
         ...
@@ -152,6 +156,10 @@ class LocalDisk:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
+
+    def rename(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

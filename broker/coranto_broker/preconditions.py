@@ -1,0 +1,90 @@
+"""What must hold before an append may write, and where a fragment ends: pure decisions of the primary.
+
+`check` is the pure part of the state "validate preconditions" (seed 001), `propose` chooses the fragment that the
+pipeline should be working on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coranto import labels
+from coranto.fragments import Codec, Fragment
+from coranto.specs import may_write
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.spool import Committed, empty_at
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from the preconditions.
+
+    With `status` other than OK the append ends. With `resync` the pipeline must be synchronized again, rolled to
+    `roll_to`. Otherwise content may stream, and `roll_to` (0: none) asks for a roll ahead of it.
+    """
+
+    status: pb.Status.ValueType = pb.OK
+    roll_to: int = 0
+    resync: bool = False
+
+
+def check(
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, index_begin: int, index_end: int
+) -> Verdict:
+    """Check an append against the synchronized spool and the extent [index_begin, index_end) of all known fragments.
+
+    An index that reaches beyond the spool means that consistency was lost: only an append with that explicit offset
+    may go on, which is an operator's word that no earlier broker can still hold content. Journals that cannot be
+    written to are exempt, because nothing can be written twice there.
+    """
+    if (
+        request.HasField("check_registers")
+        and spool.registers.labels
+        and not labels.matches(request.check_registers, spool.registers)
+    ):
+        return Verdict(pb.REGISTER_MISMATCH)
+    if spool.fragment.end < spec.suspend.offset:
+        return Verdict(roll_to=spec.suspend.offset, resync=True)
+    head = max(spool.fragment.end, index_end)
+    if request.offset:
+        if request.offset != head:
+            return Verdict(pb.WRONG_APPEND_OFFSET)
+        if spool.fragment.end != head:
+            return Verdict(roll_to=head, resync=True)
+    elif spool.fragment.end != head and may_write(spec):
+        return Verdict(pb.INDEX_HAS_GREATER_OFFSET)
+    if spool.fragment.begin == index_begin:
+        # The journal's first known content goes to the store early. A store that shows writes tells brokers that
+        # recover from lost consistency that this is not a new journal.
+        return Verdict(roll_to=spool.fragment.end)
+    return Verdict()
+
+
+def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
+    """The spool's fragment, or an empty one at its end (or at `roll_to`, when not 0) if a roll is due.
+
+    A roll is due when the fragment is empty (which also lets it take up a changed codec), is longer than the spec's
+    length, would not begin at `roll_to`, or had its first append in an earlier flush interval (intervals are counted
+    from the epoch, in UTC). `now` is wall time in seconds.
+    """
+    current = spool.fragment
+    interval = fragment_spec.flush_interval.ToSeconds()
+    due = (
+        current.length == 0
+        or current.length > fragment_spec.length
+        or (roll_to != 0 and roll_to != current.begin)
+        or (interval > 0 and int(spool.first_append_time) // interval != int(now) // interval)
+    )
+    if not due:
+        return current
+    return empty_at(current, max(roll_to, current.end), Codec(fragment_spec.compression_codec))
+
+
+def next_registers(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.LabelSet:
+    """The journal's registers once the append commits: subtract first, then union, which wins over what is there."""
+    if request.HasField("subtract_registers"):
+        registers = labels.subtract(registers, request.subtract_registers)
+    if request.HasField("union_registers"):
+        registers = labels.union(request.union_registers, registers)
+    return registers

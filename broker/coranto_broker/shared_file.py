@@ -1,0 +1,91 @@
+"""A file that one owner writes while readers come and go.
+
+Readers borrow it. Discarding removes the file's name at once, while the open file lives on until the last reader has
+given it back, so that freeing disk space never breaks a read. An idle file that nobody writes holds no descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coranto.effects import Disk, DiskFile
+
+
+class SharedFile:
+    """One file of a spool folder. Used from one event loop; `sync` alone may run in another thread, while borrowed."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.path = path
+        self._disk = disk
+        self._file: DiskFile | None = None
+        self._borrowers = 0
+        self._owned = True
+        self._discarded = False
+
+    @property
+    def discarded(self) -> bool:
+        return self._discarded
+
+    @contextmanager
+    def borrow(self) -> Iterator[SharedFile]:
+        """Keep the file open, even when it is discarded meanwhile."""
+        self._open()
+        self._borrowers += 1
+        try:
+            yield self
+        finally:
+            self._borrowers -= 1
+            self._close_if_idle()
+
+    def write_at(self, position: int, data: bytes) -> None:
+        """Write `data` at `position`, dropping whatever the file holds from there on.
+
+        When writing fails the file is cut back to `position`.
+        """
+        file = self._open()
+        if file.size() != position:
+            file.truncate(position)
+        try:
+            file.write(data)
+        except OSError:
+            file.truncate(position)
+            raise
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file. Borrow the file around a series of reads."""
+        return self._open().read_at(position, length)
+
+    def truncate(self, length: int) -> None:
+        if self._open().size() > length:
+            self._open().truncate(length)
+
+    def size(self) -> int:
+        return self._open().size()
+
+    def sync(self) -> None:
+        self._open().sync()
+
+    def seal(self) -> None:
+        """The owner writes no more."""
+        self._owned = False
+        self._close_if_idle()
+
+    def discard(self) -> None:
+        """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""
+        self._discarded = True
+        self._disk.remove(self.path)
+        self.seal()
+
+    def _open(self) -> DiskFile:
+        if self._file is None:
+            if self._discarded:
+                raise FileNotFoundError(f"{self.path} was discarded")
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    def _close_if_idle(self) -> None:
+        if self._file is not None and not self._borrowers and not self._owned:
+            self._file.close()
+            self._file = None

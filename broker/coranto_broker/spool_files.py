@@ -1,0 +1,300 @@
+"""Durable spools: a `Spool` whose content and commits lie in files that a later process takes up again.
+
+A journal's spool has a folder of its own::
+
+    spools/<readable name>-<hash>/<create revision>/
+        <begin>.content                 content of the fragment that begins there, uncompressed
+        <begin>.<generation>.commits    its commit log; see `commit_log`
+
+Content is written as it arrives, beyond what has committed. A commit appends one record to the log, and that write is
+the moment of the commit: whatever stops the process before it leaves an uncommitted tail, which recovery cuts off. A
+roll writes the first record of the next fragment before the old one is sealed, so the newest log always holds the
+journal's end and registers, whatever has been persisted since.
+
+A sealed fragment keeps its files until its content is in a fragment store. Written bytes survive the end of the process
+at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from coranto.effects import Clock, Disk
+from coranto.fragments import Fragment
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker import commit_log
+from coranto_broker.shared_file import SharedFile
+from coranto_broker.spool import Committed, Decision, Outcome, Spool
+
+COMPACT_LOG_BYTES = 4 << 20
+"""A commit log longer than this is started over, with its last record."""
+
+
+class Fsync(enum.StrEnum):
+    """When spool files are forced to the disk. In every case a killed process loses nothing."""
+
+    NEVER = "never"
+    """Leave it to the operating system: power loss may take recently acknowledged appends."""
+    COMMIT = "commit"
+    """Before each append is acknowledged, and before readers see it; appends that wait together share one."""
+    INTERVAL = "interval"
+    """Every few seconds: power loss takes at most the appends of that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A completed fragment in local files, on its way to a fragment store."""
+
+    fragment: Fragment
+    first_append_time: float
+    registers: pb.LabelSet
+    content: SharedFile
+    log: SharedFile = field(repr=False)
+    create_revision: int = 0
+
+    def drop(self) -> None:
+        """Remove the files: the content is elsewhere, or no longer wanted."""
+        self.log.discard()  # First: content without a log is not taken up again.
+        self.content.discard()
+
+
+class SpoolObserver(Protocol):
+    """Hears of what a spool has made visible."""
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        """Readers may see this extent of the fragment under construction."""
+        ...
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        """The fragment will not grow any more. `primary` if this broker drove the roll."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolFolder:
+    """Where the spool of one journal (of one create revision) lives, and the effects to get there."""
+
+    path: Path
+    journal: str
+    create_revision: int
+    disk: Disk
+    clock: Clock
+
+    def content(self, begin: int) -> SharedFile:
+        return SharedFile(self.disk, self.path / f"{begin:016x}.content")
+
+    def log(self, begin: int, generation: int) -> SharedFile:
+        return SharedFile(self.disk, self.path / f"{begin:016x}.{generation}.commits")
+
+
+def folder_of(root: Path, journal: str, create_revision: int) -> Path:
+    """The spool folder of a journal. Its readable part is for people; the hash keeps names apart."""
+    readable = re.sub(r"[^0-9A-Za-z._-]+", "_", journal)[:60]
+    digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
+    return root / f"{readable}-{digest}" / str(create_revision)
+
+
+class DurableSpool:
+    """A spool and its files. One owner at a time, one event loop; failed writes (OSError) leave it as it was."""
+
+    def __init__(
+        self,
+        folder: SpoolFolder,
+        observer: SpoolObserver,
+        fsync: Fsync,
+        *,
+        spool: Spool | None = None,
+        log: SharedFile | None = None,
+        generation: int = 0,
+    ) -> None:
+        """An empty spool, or (from recovery) `spool` with its open commit log of that generation."""
+        self._folder = folder
+        self._observer = observer
+        self._fsync = fsync
+        self._spool = spool or Spool(folder.journal)
+        self._content = folder.content(self._spool.fragment.begin)
+        self._log = log
+        self._generation = generation
+        self._published = self._spool.end
+        self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
+        self._synced = 0
+        self._syncing: asyncio.Task[None] | None = None
+        self._retired: list[SharedFile] = []  # Sealed since the last sync.
+
+    @property
+    def committed(self) -> Committed:
+        return self._spool.committed
+
+    @property
+    def fragment(self) -> Fragment:
+        return self._spool.fragment
+
+    @property
+    def registers(self) -> pb.LabelSet:
+        return self._spool.registers
+
+    @property
+    def end(self) -> int:
+        return self._spool.end
+
+    @property
+    def delta(self) -> int:
+        return self._spool.delta
+
+    @property
+    def content_file(self) -> SharedFile:
+        """Content of the fragment under construction."""
+        return self._content
+
+    def next_fragment(self) -> Fragment:
+        return self._spool.next_fragment()
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends."""
+        self._content.write_at(self._spool.check_content(content_delta), content)
+        self._spool.extend(content)
+
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, primary: bool) -> Decision:
+        """Answer a proposal, durably. What it commits is not visible to readers before `settle`."""
+        decision = self._spool.decide(proposal, registers, self._folder.clock.now())
+        if decision.rolled:
+            self._roll(decision, primary)
+        elif decision.outcome is Outcome.COMMIT:
+            self._record(decision.committed)
+            self._spool.adopt(decision)
+            self._version += 1
+        else:
+            self._spool.adopt(decision)
+            if decision.outcome is Outcome.ROLL_BACK:
+                self._content.truncate(self._spool.fragment.length)
+        return decision
+
+    def roll_back(self) -> None:
+        """Forget content that has not committed."""
+        if self._spool.delta:
+            self._spool.roll_back()
+            self._content.truncate(self._spool.fragment.length)
+
+    async def settle(self) -> None:
+        """Return once everything committed so far satisfies the fsync policy; readers then see it.
+
+        Cancelling the wait does not undo the commit.
+        """
+        if self._fsync is Fsync.COMMIT:
+            version = self._version
+            while self._synced < version:
+                if self._syncing is None:
+                    self._syncing = asyncio.create_task(self._sync())
+                    self._syncing.add_done_callback(self._sync_done)
+                await asyncio.shield(self._syncing)
+        self.publish()
+
+    async def flush(self) -> None:
+        """Force everything committed so far to the disk, whatever the policy."""
+        if self._synced < self._version:
+            await self._sync()
+
+    def publish(self) -> None:
+        """Let readers see what has committed (under the COMMIT policy: what is also on the disk)."""
+        if self._published == self._spool.end or (self._fsync is Fsync.COMMIT and self._synced < self._version):
+            return
+        self._published = self._spool.end
+        if self._spool.fragment.length:
+            self._observer.spool_commit(self._spool.fragment, self._content)
+
+    def close(self) -> None:
+        """Close the files. The spool can be recovered from them."""
+        self._content.seal()
+        if self._log is not None:
+            self._log.seal()
+
+    def _roll(self, decision: Decision, primary: bool) -> None:
+        before, after = self._spool.committed, decision.committed.fragment
+        if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
+            if decision.committed != before:
+                self._record(decision.committed)
+            if self._spool.delta:
+                self._content.truncate(0)
+            self._spool.adopt(decision)
+            return
+        old_content, old_log, old_generation = self._content, self._log, self._generation
+        if self._spool.delta:
+            old_content.truncate(before.fragment.length)
+        if self._fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
+            _sync_all([old_content, old_log])  # A completed fragment is visible at once.
+        try:
+            self._log = None
+            self._record(decision.committed)
+        except OSError:
+            self._log, self._generation = old_log, old_generation
+            self._spool.roll_back()
+            raise
+        self._spool.adopt(decision)
+        self._version += 1
+        self._content = self._folder.content(after.begin)
+        if decision.completed is None or old_log is None:
+            old_content.discard()
+            if old_log is not None:
+                old_log.discard()
+            return
+        old_content.seal()
+        old_log.seal()
+        if self._fsync is Fsync.INTERVAL:
+            self._retired += [old_content, old_log]
+        self._published = after.begin
+        sealed = Sealed(
+            before.fragment,
+            before.first_append_time,
+            before.registers,
+            old_content,
+            old_log,
+            self._folder.create_revision,
+        )
+        self._observer.spool_complete(sealed, primary=primary)
+
+    def _record(self, committed: Committed) -> None:
+        record = commit_log.encode(self._folder.create_revision, committed)
+        begin = committed.fragment.begin
+        if self._log is None:
+            if not committed.fragment.end and not committed.registers.labels:
+                return  # A journal that was never written needs no memory.
+            self._generation = 0
+            self._log = self._folder.log(begin, 0)
+        elif self._log.size() > COMPACT_LOG_BYTES:
+            old = self._log
+            new = self._folder.log(begin, self._generation + 1)
+            new.write_at(0, record)
+            if self._fsync is Fsync.COMMIT:
+                new.sync()
+            self._log, self._generation = new, self._generation + 1
+            old.discard()
+            return
+        self._log.write_at(self._log.size(), record)
+
+    async def _sync(self) -> None:
+        version = self._version
+        files = [*self._retired, self._content] + ([] if self._log is None else [self._log])
+        with ExitStack() as loans:
+            # Content before the log that vouches for it. What was discarded meanwhile is safe in a fragment store.
+            borrowed = [loans.enter_context(file.borrow()) for file in files if not file.discarded]
+            await asyncio.to_thread(_sync_all, borrowed)
+        self._retired = [file for file in self._retired if file not in files]
+        self._synced = max(self._synced, version)
+
+    def _sync_done(self, task: asyncio.Task[None]) -> None:
+        self._syncing = None
+        if not task.cancelled():
+            task.exception()  # Whoever waits for it gets it; without a waiter it is not lost but repeated.
+
+
+def _sync_all(files: list[SharedFile]) -> None:
+    for file in files:
+        file.sync()
