@@ -1,0 +1,123 @@
+"""What the values of the key space mean.
+
+The mirror and the allocator are generic: `Entities` tells them how values decode, and the few facts that planning
+needs. `JournalEntities` is the brokers': items are journals, members are brokers, an assignment's value is the Route
+that its primary last synchronized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from coranto.coordination.layout import AssignmentKey, MemberId
+from coranto.errors import InvalidInput
+from coranto.wire import protocol_pb2 as pb
+
+ItemT = TypeVar("ItemT")
+MemberT = TypeVar("MemberT")
+AssignT = TypeVar("AssignT")
+
+
+class Entities(Protocol[ItemT, MemberT, AssignT]):
+    """Decodes values, raising InvalidInput for what cannot stand under its key, and answers the allocator."""
+
+    def decode_item(self, item: str, value: bytes) -> ItemT: ...
+
+    def decode_member(self, member: MemberId, value: bytes) -> MemberT: ...
+
+    def decode_assignment(self, key: AssignmentKey, value: bytes) -> AssignT: ...
+
+    def replication(self, item: ItemT) -> int:
+        """How many members the item shall be assigned to."""
+        ...
+
+    def item_limit(self, member: MemberT) -> int:
+        """How many items the member may be assigned."""
+        ...
+
+    def exiting(self, member: MemberT) -> bool:
+        """Whether the member wants to be rid of its assignments."""
+        ...
+
+    def endpoint(self, member: MemberT) -> str: ...
+
+    def consistent(self, assignments: Sequence[tuple[AssignmentKey, AssignT]]) -> Sequence[bool]:
+        """For each of *all* assignments of one item, given in key order: is it consistent, so that the item can spare
+        another one?"""
+        ...
+
+
+class JournalEntities:
+    """Journals, brokers and their Routes. `max_replication` caps the replication of every journal."""
+
+    def __init__(self, *, max_replication: int = 9) -> None:
+        self._max_replication = max_replication
+
+    def decode_item(self, item: str, value: bytes) -> pb.JournalSpec:
+        spec = _parse(pb.JournalSpec(), value)
+        if spec.name != item:
+            raise InvalidInput(
+                f"the spec is of journal {spec.name!r}, but its key is of {item!r}", field="JournalSpec.name"
+            )
+        return spec
+
+    def decode_member(self, member: MemberId, value: bytes) -> pb.BrokerSpec:
+        spec = _parse(pb.BrokerSpec(), value)
+        found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
+        if found != member:
+            raise InvalidInput(f"the spec is of broker {found}, but its key is of {member}", field="BrokerSpec.id")
+        return spec
+
+    def decode_assignment(self, key: AssignmentKey, value: bytes) -> pb.Route:
+        """An empty value is a Route without members: nothing was synchronized yet."""
+        return _parse(pb.Route(), value) if value else pb.Route(primary=-1)
+
+    def replication(self, item: pb.JournalSpec) -> int:
+        level = item.suspend.level if item.HasField("suspend") else pb.JournalSpec.Suspend.NONE
+        if level == pb.JournalSpec.Suspend.FULL:
+            return 0
+        if level == pb.JournalSpec.Suspend.PARTIAL:
+            return 1
+        return min(item.replication, self._max_replication)
+
+    def item_limit(self, member: pb.BrokerSpec) -> int:
+        return member.journal_limit
+
+    def exiting(self, member: pb.BrokerSpec) -> bool:
+        return member.exiting
+
+    def endpoint(self, member: pb.BrokerSpec) -> str:
+        return member.process_spec.endpoint
+
+    def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
+        """All of them, when every value is the Route that the keys imply (endpoints ignored); else none."""
+        implied = implied_route([key for key, _ in assignments])
+        same = all(
+            value.primary == implied.primary and list(value.members) == list(implied.members)
+            for _, value in assignments
+        )
+        return [same] * len(assignments)
+
+
+def implied_route(keys: Sequence[AssignmentKey]) -> pb.Route:
+    """The Route that an item's assignment keys, in key order, stand for; primary -1 when no one holds slot 0."""
+    route = pb.Route(primary=-1)
+    for index, key in enumerate(keys):
+        if key.slot == 0:
+            route.primary = index
+        route.members.add(zone=key.member.zone, suffix=key.member.suffix)
+    return route
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def _parse(message: MessageT, value: bytes) -> MessageT:
+    try:
+        message.ParseFromString(value)
+    except DecodeError as error:
+        raise InvalidInput(f"the value is not a {message.DESCRIPTOR.name}: {error}") from error
+    return message

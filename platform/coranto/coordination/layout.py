@@ -1,0 +1,123 @@
+"""Where a cluster's entities live in etcd, and how their keys are spelled.
+
+::
+
+    <prefix>/items/<item>                              a journal's (or shard's) spec
+    <prefix>/members/<zone>#<suffix>                   a process's spec, under its lease
+    <prefix>/assign/<item>#<zone>#<suffix>#<slot>      an assignment, under the member's lease; slot 0 is the primary
+
+`#` sorts below every byte that a name may hold, so the order of keys is the order of entities. The layout is Gazette's,
+so both can share a prefix.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from coranto.errors import InvalidInput
+
+SEPARATOR = "#"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MemberId:
+    """A process of the cluster: the failure zone that it runs in, and its name within the zone."""
+
+    zone: str
+    suffix: str
+
+    def __str__(self) -> str:
+        return f"{self.zone}{SEPARATOR}{self.suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemKey:
+    item: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberKey:
+    member: MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentKey:
+    item: str
+    member: MemberId
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The key layout below `prefix`, an absolute path without a trailing slash."""
+
+    prefix: str
+
+    def __post_init__(self) -> None:
+        clean = posixpath.normpath(self.prefix)
+        if not self.prefix.startswith("/") or self.prefix == "/" or clean != self.prefix:
+            raise InvalidInput(f"etcd prefix {self.prefix!r} must be a clean absolute path such as /gazette/cluster")
+
+    @property
+    def root(self) -> str:
+        """What every key of the cluster begins with."""
+        return f"{self.prefix}/"
+
+    @property
+    def items(self) -> str:
+        return f"{self.prefix}/items/"
+
+    @property
+    def members(self) -> str:
+        return f"{self.prefix}/members/"
+
+    @property
+    def assignments(self) -> str:
+        return f"{self.prefix}/assign/"
+
+    def item_key(self, item: str) -> str:
+        return self.items + _part("item", item)
+
+    def member_key(self, member: MemberId) -> str:
+        return f"{self.members}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"
+
+    def assignments_of(self, item: str) -> str:
+        """What every assignment key of `item` begins with."""
+        return f"{self.assignments}{_part('item', item)}{SEPARATOR}"
+
+    def assignment_key(self, item: str, member: MemberId, slot: int) -> str:
+        if slot < 0:
+            raise InvalidInput(f"assignment slot {slot} is negative")
+        zone, suffix = _part("zone", member.zone), _part("suffix", member.suffix)
+        return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
+
+    def decode(self, key: str) -> ItemKey | MemberKey | AssignmentKey:
+        """What a key stands for. Raises InvalidInput for a key that is not of this layout."""
+        if key.startswith(self.items):
+            (item,) = _split(key, key[len(self.items) :], 1)
+            return ItemKey(item)
+        if key.startswith(self.members):
+            zone, suffix = _split(key, key[len(self.members) :], 2)
+            return MemberKey(MemberId(zone, suffix))
+        if key.startswith(self.assignments):
+            item, zone, suffix, slot = _split(key, key[len(self.assignments) :], 4)
+            if not (slot.isascii() and slot.isdigit()):
+                raise InvalidInput(f"key {key!r}: {slot!r} is not a slot number")
+            return AssignmentKey(item, MemberId(zone, suffix), int(slot))
+        raise InvalidInput(f"key {key!r} is neither an item, a member nor an assignment of {self.prefix}")
+
+
+def _part(kind: str, value: str) -> str:
+    if not value or min(value) <= SEPARATOR:
+        raise InvalidInput(
+            f"{kind} {value!r} must not be empty nor hold {SEPARATOR!r} or characters that sort below it"
+        )
+    return value
+
+
+def _split(key: str, rest: str, count: int) -> list[str]:
+    parts = rest.split(SEPARATOR)
+    if len(parts) != count or not all(parts):
+        raise InvalidInput(f"key {key!r} should have {count} parts separated by {SEPARATOR!r}")
+    return parts
