@@ -174,7 +174,7 @@ class CoordinationError(CorantoError):
 
 
 class WatchReset(CoordinationError):
-    """The history from a watch's revision is gone (compacted), or the store went back in time. Read the prefix again."""
+    """The history from a watch's revision is compacted, or the store went back in time. Read the prefix again."""
 
     retriable = True
 
