@@ -1,0 +1,134 @@
+"""Fixed framing: binary payloads, each behind a magic word and its length.
+
+A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
+Where a frame should begin but the magic word is missing, the reader reports the place and goes on at the next magic
+word. One newline at the very end of the content is tolerated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.framing import Envelope, IncompleteTail
+from coranto.messages.uuids import ZERO_UUID, UuidParts
+
+M = TypeVar("M")
+
+MAGIC: Final = b"\x66\x33\x93\x36"
+_HEADER: Final = struct.Struct("<4sI")
+
+
+def encode_frame(payload: bytes) -> bytes:
+    """The frame of a payload."""
+    return _HEADER.pack(MAGIC, len(payload)) + payload
+
+
+class PayloadCodec(Protocol[M]):
+    """What a message's payload looks like: how it holds its UUID is the application's choice."""
+
+    def encode(self, message: M | None, uuid: UUID) -> bytes:
+        """The payload of `message` carrying `uuid`; of an otherwise empty message when it is None."""
+        ...
+
+    def decode(self, payload: bytes) -> M:
+        """The message. Raises InvalidInput."""
+        ...
+
+    def uuid_parts(self, payload: bytes) -> UuidParts | None:
+        """The parts of the payload's UUID, None when it has none. Raises InvalidInput."""
+        ...
+
+
+class FixedFrame(Generic[M]):
+    """The `Framing` of binary payloads."""
+
+    def __init__(self, codec: PayloadCodec[M], content_type: str = "application/x-protobuf-fixed") -> None:
+        self._codec = codec
+        self.content_type = content_type
+
+    def marshal(self, message: M, uuid: str | UUID) -> bytes:
+        return encode_frame(self._codec.encode(message, _as_uuid(uuid)))
+
+    def acknowledgement(self, uuid: str | UUID) -> bytes:
+        return encode_frame(self._codec.encode(None, _as_uuid(uuid)))
+
+    def unmarshal(self, content: bytes) -> M:
+        return self._codec.decode(content)
+
+    def uuid_of(self, payload: bytes) -> UuidParts:
+        """The parts of a payload's UUID, all zero when it has none. Raises InvalidInput."""
+        return self._codec.uuid_parts(payload) or ZERO_UUID
+
+    def decoder(self, journal: str, offset: int) -> FixedFrameDecoder[M]:
+        return FixedFrameDecoder(self, journal, offset)
+
+
+class FixedFrameDecoder(Generic[M]):
+    """The `Decoder` of `FixedFrame`."""
+
+    def __init__(self, framing: FixedFrame[M], journal: str, offset: int) -> None:
+        self._framing = framing
+        self._journal = journal
+        self._offset = offset
+        self._buffer = bytearray()  # Content from `_offset` on.
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
+        expected = self._offset + len(self._buffer)
+        if offset is not None and offset != expected:
+            yield from self._take_frames()
+            if offset < expected:
+                raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {expected}")
+            tail = self.finish()
+            self._offset, self._buffer = offset, bytearray(content)
+            if tail is not None:
+                raise CorruptMessage(
+                    self._journal, tail.offset, f"the frame's rest is missing: content goes on at offset {offset}"
+                )
+        else:
+            self._buffer += content
+        yield from self._take_frames()
+
+    def finish(self) -> IncompleteTail | None:
+        if not self._buffer or self._buffer == b"\n":
+            return None
+        return IncompleteTail(self._journal, self._offset, len(self._buffer))
+
+    def _take_frames(self) -> Iterator[Envelope[M]]:
+        while len(self._buffer) >= _HEADER.size:
+            magic, length = _HEADER.unpack_from(self._buffer)
+            if magic != MAGIC:
+                raise self._resynchronise()
+            size = _HEADER.size + length
+            if len(self._buffer) < size:
+                return
+            payload = bytes(memoryview(self._buffer)[_HEADER.size : size])
+            del self._buffer[:size]
+            begin = self._offset
+            self._offset = end = begin + size
+            try:
+                producer, clock, flags = self._framing.uuid_of(payload)
+            except InvalidInput as error:
+                raise CorruptMessage(self._journal, begin, error.message) from error
+            yield Envelope(self._journal, begin, end, producer, clock, flags, payload, self._framing)
+
+    def _resynchronise(self) -> CorruptMessage:
+        """Drop content up to the next magic word, or to what may be the beginning of one."""
+        begin = self._offset
+        found = self._buffer.find(MAGIC, 1)
+        if found < 0:
+            found = len(self._buffer) - (len(MAGIC) - 1)
+        del self._buffer[:found]
+        self._offset += found
+        return CorruptMessage(self._journal, begin, f"no frame begins here; {found} bytes were passed over")
+
+
+def _as_uuid(value: str | UUID) -> UUID:
+    return value if isinstance(value, UUID) else UUID(value)

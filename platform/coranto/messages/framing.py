@@ -1,0 +1,298 @@
+"""Framings: how messages stand one after the other in a journal's bytes.
+
+A framing marshals a message together with its UUID, and makes decoders that turn journal content back into `Envelope`s:
+the payload of one message, where it stands in the journal, and the parts of its UUID. Decoders are fed content as it
+arrives, in any chunks, and do no I/O. They leave payloads undecoded until `Envelope.message` is asked for, because most
+readers first need to know whether the message is committed at all.
+
+`JsonLines` holds one JSON object per line. `FixedFrame` (fixed_frame.py) holds binary payloads behind a small header.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.uuids import ZERO_UUID, ProducerId, UuidParts, format_uuid, parse_uuid_text
+
+M = TypeVar("M")
+
+JsonObject: TypeAlias = Mapping[str, Any]
+"""A JSON message: what `json.loads` makes of an object."""
+
+
+class Envelope(NamedTuple, Generic[M]):
+    """One message as it stands in a journal: bytes [begin, end), framing included."""
+
+    journal: str
+    begin: int
+    end: int
+    producer: ProducerId
+    clock: int
+    flags: int
+    content: bytes
+    """The payload, without its framing (for JSON lines: the line without its newline)."""
+    framing: Framing[M]
+
+    @property
+    def uuid(self) -> str:
+        """The message's UUID in its text form; meaningless when `clock` is 0."""
+        return format_uuid(self.producer, self.clock, self.flags)
+
+    @property
+    def message(self) -> M:
+        """The decoded payload, decoded at each call. Raises CorruptMessage."""
+        try:
+            return self.framing.unmarshal(self.content)
+        except InvalidInput as error:
+            raise CorruptMessage(self.journal, self.begin, error.message) from error
+
+
+class IncompleteTail(NamedTuple):
+    """Content ended within a message that begins at `offset` and of which `length` bytes are there."""
+
+    journal: str
+    offset: int
+    length: int
+
+
+class ContentChunk(Protocol):
+    """Contiguous journal content: what the client's readers return."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def content(self) -> bytes: ...
+
+
+class Decoder(Protocol[M]):
+    """Turns the content of one journal, fed in order, into envelopes."""
+
+    @property
+    def offset(self) -> int:
+        """Offset of the first byte that is not yet part of a returned message."""
+        ...
+
+    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
+        """The messages that `content` completes, decoded while iterated: exhaust it before the next call.
+
+        `offset` is the content's own, for readers that may jump over a hole; by default it follows what was fed before.
+        Raises CorruptMessage, after the messages before it were returned; the decoder then stands behind the corrupt
+        message and `feed(b"")` goes on from there.
+        """
+        ...
+
+    def finish(self) -> IncompleteTail | None:
+        """Says whether the content fed so far ends within a message."""
+        ...
+
+
+class Framing(Protocol[M]):
+    """How messages of type M are written to and read from a journal."""
+
+    @property
+    def content_type(self) -> str:
+        """The value of the journal's content-type label."""
+        ...
+
+    def marshal(self, message: M, uuid: str | UUID) -> bytes:
+        """The message's bytes in a journal, carrying `uuid`. Raises InvalidInput when it has no such form."""
+        ...
+
+    def acknowledgement(self, uuid: str | UUID) -> bytes:
+        """The bytes of a message that holds nothing but a UUID."""
+        ...
+
+    def unmarshal(self, content: bytes) -> M:
+        """The message of a payload. Raises InvalidInput."""
+        ...
+
+    def decoder(self, journal: str, offset: int) -> Decoder[M]:
+        """A decoder for content of `journal` that begins at `offset`."""
+        ...
+
+
+def iter_messages(
+    framing: Framing[M],
+    journal: str,
+    chunks: Iterable[bytes | ContentChunk],
+    begin_offset: int,
+    on_tail: Callable[[IncompleteTail], None] | None = None,
+) -> Iterator[Envelope[M]]:
+    """Envelopes of consecutive content from `begin_offset`, which must be where a message begins.
+
+    A message that the content's end cuts off is not returned but reported to `on_tail`. Raises CorruptMessage.
+    """
+    decoder = framing.decoder(journal, begin_offset)
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            yield from decoder.feed(chunk)
+        else:
+            yield from decoder.feed(chunk.content, chunk.offset)
+    tail = decoder.finish()
+    if tail is not None and on_tail is not None:
+        on_tail(tail)
+
+
+class JsonLines:
+    """One JSON object per line, its UUID at a JSON pointer.
+
+    Marshalled messages begin with the UUID, so that readers find it without parsing the line; they accept it anywhere.
+    A line without a UUID, or with the zero one, is delivered at least once (see `uuids`), unless `require_uuid` makes
+    it corrupt. A line that is not JSON, or whose UUID is malformed, is corrupt.
+    """
+
+    content_type: Final = "application/x-ndjson"
+
+    def __init__(self, pointer: str = "/_meta/uuid", *, require_uuid: bool = False) -> None:
+        self.pointer = pointer
+        self.require_uuid = require_uuid
+        self._path = _parse_pointer(pointer)
+        self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"'
+        self._close = '"' + "}" * (len(self._path) - 1)
+        self.uuid_prefix: bytes = self._open.encode()
+        """What lines of this class begin with, up to the UUID."""
+        self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+    def __repr__(self) -> str:
+        return f"JsonLines({self.pointer!r}, require_uuid={self.require_uuid})"
+
+    def marshal(self, message: JsonObject, uuid: str | UUID) -> bytes:
+        """The line of `message`, which is left as it is, with `uuid` at the pointer. Raises InvalidInput."""
+        head = f"{self._open}{uuid}{self._close}"
+        first = self._path[0]
+        try:
+            if first not in message:
+                body = self._encode(message)
+                if body[0] != "{":
+                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}")
+                text = f"{head}}}\n" if body == "{}" else f"{head},{body[1:]}\n"
+            else:
+                text = self._encode(self._place(message, self._path, f"{uuid}")) + "\n"
+            return text.encode()
+        except InvalidInput:
+            raise
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"message cannot be written as JSON: {error}") from error
+
+    def acknowledgement(self, uuid: str | UUID) -> bytes:
+        return f"{self._open}{uuid}{self._close}}}\n".encode()
+
+    def unmarshal(self, content: bytes) -> JsonObject:
+        try:
+            decoded = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(f"not a line of JSON: {error}") from error
+        if not isinstance(decoded, dict):
+            raise InvalidInput(f"a JSON object was expected, not {type(decoded).__name__}")
+        return decoded
+
+    def decoder(self, journal: str, offset: int) -> JsonLinesDecoder:
+        return JsonLinesDecoder(self, journal, offset)
+
+    def uuid_of(self, line: bytes) -> UuidParts:
+        """The parts of a line's UUID; all zero when it has none. Raises InvalidInput."""
+        prefix = self.uuid_prefix
+        if line.startswith(prefix):
+            start = len(prefix)
+            # With the closing quote in place there is nothing escaped within the 36 characters.
+            if line[start + 36 : start + 37] == b'"':
+                return parse_uuid_text(line[start : start + 36])
+        value: object = self.unmarshal(line)
+        for token in self._path:
+            if not isinstance(value, dict):
+                raise InvalidInput(f"the parent of {token!r} in {self.pointer} is not an object")
+            value = value.get(token)
+            if value is None:
+                if self.require_uuid:
+                    raise InvalidInput(f"there is no UUID at {self.pointer}")
+                return ZERO_UUID
+        if not isinstance(value, str):
+            raise InvalidInput(f"the value at {self.pointer} is not a text but {value!r}")
+        return parse_uuid_text(value.encode("utf-8", "replace"))
+
+    def _place(self, parent: object, path: tuple[str, ...], uuid: str) -> dict[str, object]:
+        """A copy of `parent` with the UUID at `path`, and what leads there first."""
+        if not isinstance(parent, Mapping):
+            raise InvalidInput(f"the parent of {path[0]!r} in {self.pointer} must be an object, not {parent!r}")
+        token, rest = path[0], path[1:]
+        child: object = uuid
+        if rest:
+            below = parent.get(token)
+            child = self._place({} if below is None else below, rest, uuid)
+        return {token: child, **{key: value for key, value in parent.items() if key != token}}
+
+
+class JsonLinesDecoder:
+    """The `Decoder` of `JsonLines`."""
+
+    def __init__(self, framing: JsonLines, journal: str, offset: int) -> None:
+        self._framing = framing
+        self._journal = journal
+        self._offset = offset
+        self._partial: list[bytes] = []  # Content of a line that has not ended.
+        self._fed = offset
+        self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[JsonObject]]:
+        cut_off = None
+        if offset is not None and offset != self._fed:
+            yield from self._take_lines()
+            cut_off = self._jump(offset)
+        self._fed += len(content)
+        lines = content.split(b"\n")
+        last = lines.pop()
+        if lines:
+            if self._partial:
+                self._partial.append(lines[0])
+                lines[0] = b"".join(self._partial)
+                self._partial = []
+            lines.reverse()
+            self._lines = lines + self._lines
+        if last:
+            self._partial.append(last)
+        if cut_off is not None:
+            raise CorruptMessage(
+                self._journal, cut_off.offset, f"the rest of the line is missing: content goes on at offset {offset}"
+            )
+        yield from self._take_lines()
+
+    def finish(self) -> IncompleteTail | None:
+        length = sum(map(len, self._partial))
+        return IncompleteTail(self._journal, self._fed - length, length) if length else None
+
+    def _take_lines(self) -> Iterator[Envelope[JsonObject]]:
+        pending, journal, framing, uuid_of = self._lines, self._journal, self._framing, self._framing.uuid_of
+        while pending:
+            line = pending.pop()
+            begin = self._offset
+            self._offset = end = begin + len(line) + 1
+            try:
+                producer, clock, flags = uuid_of(line)
+            except InvalidInput as error:
+                raise CorruptMessage(journal, begin, error.message) from error
+            yield Envelope(journal, begin, end, producer, clock, flags, line, framing)
+
+    def _jump(self, offset: int) -> IncompleteTail | None:
+        """Go on at `offset`; returns the line that this leaves cut off."""
+        if offset < self._fed:
+            raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {self._fed}")
+        tail = self.finish()
+        self._partial = []
+        self._offset = self._fed = offset
+        return tail
+
+
+def _parse_pointer(pointer: str) -> tuple[str, ...]:
+    """The keys of a JSON pointer (RFC 6901) through objects."""
+    if not pointer.startswith("/") or pointer == "/":
+        raise InvalidInput(f"{pointer!r} is not a JSON pointer to a key, like /_meta/uuid")
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/"))

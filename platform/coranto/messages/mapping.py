@@ -1,0 +1,76 @@
+"""Mapping keys to journals, so that messages of one key stay together and in order.
+
+`modulo` and `rendezvous` agree with every other Gazette client on where a key belongs. Rendezvous moves the fewest keys
+when journals come and go; modulo is cheaper with very many journals.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from coranto.errors import InvalidInput
+
+Mapping = Callable[[bytes], str]
+"""From a message's key to the journal it belongs in."""
+
+
+def fnv1a32(data: bytes) -> int:
+    """The 32-bit FNV-1a hash of `data`."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def modulo(key: bytes, journals: Sequence[str]) -> str:
+    """The journal at index `hash(key) % len(journals)`. The order of `journals` matters."""
+    return _require(journals)[fnv1a32(key) % len(journals)]
+
+
+def rendezvous(key: bytes, journals: Sequence[str]) -> str:
+    """The journal whose hashed name, combined with the hashed key, is largest; the first of equals."""
+    return RendezvousMapping(journals)(key)
+
+
+class ModuloMapping:
+    """`modulo` over a fixed sequence of journals."""
+
+    def __init__(self, journals: Sequence[str]) -> None:
+        self._journals = tuple(_require(journals))
+
+    def __call__(self, key: bytes) -> str:
+        return self._journals[fnv1a32(key) % len(self._journals)]
+
+
+class RendezvousMapping:
+    """`rendezvous` over a fixed sequence of journals, whose names are hashed once."""
+
+    def __init__(self, journals: Sequence[str]) -> None:
+        self._hashed = tuple((fnv1a32(name.encode()), name) for name in _require(journals))
+
+    def __call__(self, key: bytes) -> str:
+        hashed_key = fnv1a32(key)
+        best, chosen = -1, ""
+        for hashed_name, name in self._hashed:
+            weight = hashed_key ^ hashed_name
+            if weight > best:
+                best, chosen = weight, name
+        return chosen
+
+
+class RandomMapping:
+    """Any of the journals with equal chance, drawn from `rng`; the key plays no part."""
+
+    def __init__(self, journals: Sequence[str], rng: random.Random) -> None:
+        self._journals = tuple(_require(journals))
+        self._rng = rng
+
+    def __call__(self, key: bytes) -> str:
+        return self._rng.choice(self._journals)
+
+
+def _require(journals: Sequence[str]) -> Sequence[str]:
+    if not journals:
+        raise InvalidInput("there is no journal to map to: list the journals again, or create one")
+    return journals

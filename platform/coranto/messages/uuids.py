@@ -1,0 +1,174 @@
+"""Message UUIDs: who wrote a message, when in that writer's order, and its part in a transaction.
+
+A message carries an RFC 4122 version 1 UUID whose bits are
+
+=====================  =====================================================================================
+node (bytes 10-15)     the ProducerId: six random bytes with the multicast bit set
+timestamp (60 bits)    the upper 60 bits of the Clock: 100 ns ticks since 1582-10-15
+clock sequence, high   the lower 4 bits of the Clock, a counter
+clock sequence, low    10 bits of flags
+=====================  =====================================================================================
+
+so a Clock is `timestamp << 4 | counter`, a 64-bit integer that totally orders the messages of one producer. Readers
+keep the largest clock of each producer and know smaller ones to be duplicates. A zero clock opts a message out: it is
+always delivered, at least once.
+
+`parse_uuid_text` and `format_uuid` are what per-message code uses; they make no `uuid.UUID` objects.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import uuid
+from binascii import Error as HexError
+from binascii import unhexlify
+from collections.abc import Callable
+from typing import Final, NamedTuple, NewType
+
+from coranto.errors import InvalidInput
+
+ProducerId = NewType("ProducerId", bytes)
+"""Six bytes that identify one writer for its whole life; never used again by another."""
+
+ZERO_PRODUCER: Final = ProducerId(bytes(6))
+
+CLOCK_TICK: Final = 160
+"""Clock units of one microsecond: what `Clock.tick` adds at least."""
+
+_EPOCH_100NS: Final = 122_192_928_000_000_000  # From 1582-10-15 to 1970-01-01.
+_MAX_CLOCK: Final = (1 << 64) - 1
+_MAX_FLAGS: Final = 0x3FF
+_LAYOUT: Final = struct.Struct(">IHHH6s")
+_DASH: Final = 0x2D
+
+
+class Flags(enum.IntEnum):
+    """A message's part in a transaction. Readers treat other values as OUTSIDE_TXN."""
+
+    OUTSIDE_TXN = 0
+    """Part of no transaction: committed as it stands."""
+    CONTINUE_TXN = 1
+    """Pending until an ACK_TXN of the same producer with an equal or larger clock."""
+    ACK_TXN = 2
+    """Commits pending messages up to its clock and rolls back the others."""
+
+
+class UuidParts(NamedTuple):
+    """What a message UUID says. `flags` may be a number that `Flags` does not know."""
+
+    producer: ProducerId
+    clock: int
+    flags: int
+
+
+ZERO_UUID: Final = UuidParts(ZERO_PRODUCER, 0, 0)
+
+
+def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
+    """A fresh ProducerId from a source of strong randomness, such as `os.urandom`."""
+    drawn = bytearray(random_bytes(6))
+    if len(drawn) != 6:
+        raise InvalidInput(f"asked for 6 random bytes, got {len(drawn)}")
+    drawn[0] |= 0x01  # RFC 4122: marks a node that is not a network card's address.
+    return ProducerId(bytes(drawn))
+
+
+def clock_from_ns(unix_ns: int) -> int:
+    """The clock of a wall time in nanoseconds since the Unix epoch, precise to 100 ns."""
+    return (unix_ns // 100 + _EPOCH_100NS) << 4
+
+
+def clock_to_ns(clock: int) -> int:
+    """The wall time of a clock, in nanoseconds since the Unix epoch."""
+    return ((clock >> 4) - _EPOCH_100NS) * 100
+
+
+class Clock:
+    """The strictly increasing clock of one producer. Not for use by several threads at once.
+
+    It follows the wall time that `wall_ns` reads (nanoseconds since the Unix epoch, like `time.time_ns`), never goes
+    back when that does, and moves on by a microsecond with each tick.
+    """
+
+    __slots__ = ("_last", "_wall_ns")
+
+    def __init__(self, wall_ns: Callable[[], int]) -> None:
+        self._wall_ns = wall_ns
+        self._last = 0
+
+    @property
+    def last(self) -> int:
+        """The clock most recently given out or updated to; 0 before that."""
+        return self._last
+
+    def update(self, unix_ns: int) -> None:
+        """Move on to a wall time. A time in the clock's past changes nothing."""
+        now = clock_from_ns(unix_ns)
+        if now > self._last:
+            self._last = now
+
+    def tick(self) -> int:
+        """A clock larger than each one before it, after looking at the wall time."""
+        now = ((self._wall_ns() // 100) + _EPOCH_100NS) << 4
+        self._last = last = (now if now > self._last else self._last) + CLOCK_TICK
+        return last
+
+
+def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
+    """The UUID of a message. Raises InvalidInput for parts that do not fit their bits."""
+    return uuid.UUID(bytes=_pack(producer, clock, flags))
+
+
+def parse_uuid(value: uuid.UUID) -> UuidParts:
+    """The parts of a message UUID. Raises InvalidInput for one that is neither version 1 nor all zeros."""
+    return parse_uuid_bytes(value.bytes)
+
+
+def parse_uuid_bytes(value: bytes) -> UuidParts:
+    """Like `parse_uuid`, for the sixteen bytes of a UUID."""
+    if len(value) != 16:
+        raise InvalidInput(f"a UUID has 16 bytes, not {len(value)}")
+    low, mid, high, sequence, node = _LAYOUT.unpack(value)
+    if high >> 12 != 1 or sequence >> 14 != 2:
+        if value.count(0) == 16:
+            return ZERO_UUID
+        raise InvalidInput(f"{uuid.UUID(bytes=value)} is not a version 1 UUID, so it has no producer and clock")
+    clock = low << 4 | mid << 36 | (high & 0xFFF) << 52 | (sequence >> 10) & 0xF
+    return UuidParts(node, clock, sequence & _MAX_FLAGS)
+
+
+def parse_uuid_text(text: bytes) -> UuidParts:
+    """The parts of a message UUID in its form of 36 ASCII characters; upper case is accepted.
+
+    Raises InvalidInput for anything else, and for UUIDs that are neither version 1 nor all zeros.
+    """
+    if len(text) != 36 or not text[8] == text[13] == text[18] == text[23] == _DASH:
+        raise InvalidInput(f"{text[:64]!r} is not a UUID of 36 characters")
+    try:
+        packed = unhexlify(text.replace(b"-", b""))
+    except HexError:
+        raise InvalidInput(f"{text!r} is not a UUID: it holds characters that are not hexadecimal") from None
+    return parse_uuid_bytes(packed)
+
+
+def format_uuid(producer: ProducerId, clock: int, flags: int) -> str:
+    """The 36 characters of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
+    text = _pack(producer, clock, flags).hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _pack(producer: ProducerId, clock: int, flags: int) -> bytes:
+    if len(producer) != 6:
+        raise InvalidInput(f"a producer id has 6 bytes, not {len(producer)}")
+    if not 0 <= clock <= _MAX_CLOCK:
+        raise InvalidInput(f"clock {clock} is not an unsigned 64-bit number")
+    if not 0 <= flags <= _MAX_FLAGS:
+        raise InvalidInput(f"flags {flags} do not fit in 10 bits")
+    return _LAYOUT.pack(
+        (clock >> 4) & 0xFFFFFFFF,
+        (clock >> 36) & 0xFFFF,
+        clock >> 52 | 0x1000,
+        (clock & 0xF) << 10 | flags | 0x8000,
+        producer,
+    )
