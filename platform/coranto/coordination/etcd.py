@@ -168,6 +168,14 @@ class TxnResult:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantedLease:
+    """`ttl_seconds` may be larger than what was asked for: etcd has a minimum of about two seconds."""
+
+    id: int
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseStatus:
     """Times in seconds. `remaining` is 0 when the lease is gone. `keys` are those attached to it."""
 
@@ -212,8 +220,8 @@ class Coordinator(Protocol):
         """
         ...
 
-    async def lease_grant(self, ttl_seconds: int) -> int:
-        """A new lease's id."""
+    async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
+        """A new lease."""
         ...
 
     async def lease_keepalive(self, lease: int) -> int:
@@ -442,12 +450,12 @@ class EtcdCoordinator:
         finally:
             call.cancel()
 
-    async def lease_grant(self, ttl_seconds: int) -> int:
+    async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
         self._connect()
         response = await self._call(self._lease.LeaseGrant, rpc_pb2.LeaseGrantRequest(TTL=ttl_seconds))
         if response.error:
             raise CoordinationError(f"etcd granted no lease: {response.error}")
-        return int(response.ID)
+        return GrantedLease(int(response.ID), int(response.TTL))
 
     async def lease_keepalive(self, lease: int) -> int:
         self._connect()

@@ -1,0 +1,250 @@
+"""A process's liveness: the lease that its member key and assignments stand under.
+
+A session keeps its lease alive. When the process dies, the lease runs out and etcd deletes the member and all its
+assignments together; there is no other failure detector.
+
+A process that was killed and comes back before that may *resume*: it finds its lease's id in a file of its data
+directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
+process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.dirlock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from coranto.coordination.etcd import Coordinator, GrantedLease, KeyValue, Put, absent, unmodified
+from coranto.effects import Clock, Disk, LocalDisk, SystemClock
+from coranto.errors import LeaseLost, TxnOutcomeUnknown, Unavailable
+
+log = structlog.get_logger(__name__)
+
+LEASE_FILE = "lease.json"
+"""The record's customary name within a process's data directory."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The file that remembers a lease: its id, and the etcd cluster that granted it."""
+
+    path: Path
+    disk: Disk
+
+    @staticmethod
+    def within(data_dir: Path, disk: Disk | None = None) -> LeaseRecord:
+        return LeaseRecord(data_dir / LEASE_FILE, disk if disk is not None else LocalDisk())
+
+    def load(self) -> tuple[int, int] | None:
+        """(cluster id, lease id); None when there is no record, or none that can be read."""
+        try:
+            content = json.loads(self.disk.read(self.path))
+            return int(content["cluster_id"]), int(content["lease"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("lease.bad_record", path=str(self.path), error=str(error))
+            return None
+
+    def save(self, cluster_id: int, lease: int) -> None:
+        self.disk.write_atomic(self.path, json.dumps({"cluster_id": cluster_id, "lease": lease}).encode())
+
+    def clear(self) -> None:
+        self.disk.remove(self.path)
+
+
+class MemberSession:
+    """A lease that is kept alive, and the member key announced under it. Made by `open_session`.
+
+    `lost` is set when the lease is gone, or may be as far as this process can tell. Serve nothing from then on.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        lease: GrantedLease,
+        *,
+        alive_until: float,
+        resumed: bool,
+        record: LeaseRecord | None,
+        clock: Clock,
+    ) -> None:
+        self.lease = lease.id
+        self.ttl_seconds = lease.ttl_seconds
+        self.resumed = resumed
+        self.lost = asyncio.Event()
+        self.key = ""
+        self.revision = 0
+        self._coordinator = coordinator
+        self._record = record
+        self._clock = clock
+        self._alive_until = alive_until
+        self._keeper = asyncio.create_task(self._keep_alive(), name="lease.keep_alive")
+
+    async def announce(self, key: str, value: bytes) -> int:
+        """Put the member key under the lease. Returns the revision at which it stands.
+
+        A key that a resumed lease already holds stays the same key, as old as it was, with the new value. A key of
+        another lease is waited for: it goes when its process closes or its lease runs out. Raises LeaseLost.
+        """
+        while True:
+            try:
+                revision = await self._unless_lost(self._announce_once(key, value))
+            except (TxnOutcomeUnknown, Unavailable) as error:
+                log.warning("member.announce_again", key=key, error=str(error))
+                await self._unless_lost(self._clock.sleep(0.2))
+                continue
+            if revision:
+                self.key, self.revision = key, revision
+                return revision
+
+    async def update(self, value: bytes) -> int:
+        """Replace the announced value, for example to mark the member as exiting. Returns the revision.
+
+        Raises LeaseLost when the key is no longer ours.
+        """
+        if not self.key:
+            raise LeaseLost("nothing is announced under this lease yet")
+        while True:
+            try:
+                _, kv = await self._unless_lost(self._coordinator.get(self.key))
+                if kv is None or kv.lease != self.lease:
+                    raise LeaseLost(f"member key {self.key} is no longer under this process's lease")
+                revision = await self._unless_lost(self._overwrite(kv, value))
+            except (TxnOutcomeUnknown, Unavailable) as error:
+                log.warning("member.update_again", key=self.key, error=str(error))
+                await self._unless_lost(self._clock.sleep(0.2))
+                continue
+            if revision:
+                self.revision = revision
+                return revision
+
+    async def close(self, *, revoke: bool = True) -> None:
+        """Stop keeping the lease alive, and revoke it: the member and its assignments go at once.
+
+        With `revoke=False` they stay until the lease runs out, for a successor with the same record to take up.
+        """
+        self._keeper.cancel()
+        await asyncio.gather(self._keeper, return_exceptions=True)
+        if not revoke:
+            return
+        try:
+            await self._coordinator.lease_revoke(self.lease)
+        except Unavailable as error:
+            log.warning("lease.revoke_failed", error=str(error), expires_within_seconds=self.ttl_seconds)
+        if self._record is not None:
+            self._record.clear()
+
+    async def _announce_once(self, key: str, value: bytes) -> int:
+        """The revision of our key, or 0 to try again."""
+        result = await self._coordinator.txn([absent(key)], [Put(key, value, lease=self.lease)], otherwise=[key])
+        if result.succeeded:
+            return result.header.revision
+        found = result.found[0]
+        if found is None:
+            return 0
+        if found.lease == self.lease:
+            return await self._overwrite(found, value)
+        log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
+        async with aclosing(self._coordinator.watch(key, found.mod_revision + 1)) as batches:
+            async for batch in batches:
+                if any(event.deleted and event.kv.key == key for event in batch.events):
+                    break
+        return 0
+
+    async def _overwrite(self, kv: KeyValue, value: bytes) -> int:
+        """The revision at which our key has `value`, or 0 to try again."""
+        if kv.value == value:
+            return kv.mod_revision
+        result = await self._coordinator.txn([unmodified(kv)], [Put(kv.key, value, keep_lease=True)])
+        return result.header.revision if result.succeeded else 0
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, given up with LeaseLost when the lease is lost meanwhile."""
+        working = asyncio.ensure_future(work)
+        losing = asyncio.ensure_future(self.lost.wait())
+        try:
+            await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise LeaseLost(f"lease {self.lease:#x} ran out")
+        finally:
+            losing.cancel()
+            working.cancel()
+            await asyncio.gather(working, losing, return_exceptions=True)
+
+    async def _keep_alive(self) -> None:
+        """Refresh three times per time to live; after a failure, more often, until the time is over."""
+        pause = self.ttl_seconds / 3
+        while True:
+            await self._clock.sleep(pause)
+            sent = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(max(0.1, self._alive_until - sent)):
+                    remaining = await self._coordinator.lease_keepalive(self.lease)
+            except (Unavailable, TimeoutError) as error:
+                if self._clock.monotonic() >= self._alive_until:
+                    self._lose(f"etcd could not be reached for {self.ttl_seconds} seconds: {error}")
+                    return
+                log.warning("lease.keepalive_failed", error=str(error) or "timed out")
+                pause = min(self.ttl_seconds / 10, max(0.0, self._alive_until - self._clock.monotonic()))
+                continue
+            except Exception as error:
+                log.exception("lease.keepalive_failed")
+                self._lose(repr(error))
+                return
+            if remaining == 0:
+                self._lose("etcd says that it is gone")
+                return
+            self._alive_until = sent + remaining
+            pause = self.ttl_seconds / 3
+
+    def _lose(self, reason: str) -> None:
+        log.error("lease.lost", lease=self.lease, key=self.key, reason=reason)
+        self.lost.set()
+
+
+async def open_session(
+    coordinator: Coordinator,
+    *,
+    ttl_seconds: float,
+    record: LeaseRecord | None = None,
+    clock: Clock | None = None,
+) -> MemberSession:
+    """A session on the lease that `record` remembers, when it is still alive, else on a new one of `ttl_seconds`.
+
+    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer.
+    """
+    clock = clock if clock is not None else SystemClock()
+    header, _ = await coordinator.get("/")
+    remembered = record.load() if record is not None else None
+    if remembered is not None and remembered[0] == header.cluster_id:
+        began = clock.monotonic()
+        remaining = await coordinator.lease_keepalive(remembered[1])
+        if remaining:
+            log.info("lease.resumed", lease=remembered[1], ttl_seconds=remaining)
+            # etcd refreshes to the granted time, so what remains is all of it.
+            return MemberSession(
+                coordinator,
+                GrantedLease(remembered[1], remaining),
+                alive_until=began + remaining,
+                resumed=True,
+                record=record,
+                clock=clock,
+            )
+    began = clock.monotonic()
+    lease = await coordinator.lease_grant(max(1, math.ceil(ttl_seconds)))
+    if record is not None:
+        record.save(header.cluster_id, lease.id)
+    return MemberSession(
+        coordinator, lease, alive_until=began + lease.ttl_seconds, resumed=False, record=record, clock=clock
+    )

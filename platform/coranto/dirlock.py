@@ -1,0 +1,47 @@
+"""Exclusive use of a directory by one process, for as long as the process lives.
+
+A lock file is flock()ed, so the kernel releases it however the process ends. The file names its holder, for the message
+that a second one gets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from coranto.errors import DirectoryInUse
+
+
+class DirectoryLock:
+    """Holds `directory` (created when absent) from construction to `close`. Raises DirectoryInUse."""
+
+    def __init__(self, directory: Path, *, name: str = "lock") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / name
+        # The descriptor is not inheritable, so that a child cannot hold the lock beyond its parent's life.
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            self._fd = -1
+            raise DirectoryInUse(directory, int(holder) if holder.isdigit() else None) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DirectoryLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
