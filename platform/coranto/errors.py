@@ -31,6 +31,8 @@
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
     ├── StoreError                      a fragment store refused or failed
+    │   ├── StoreDenied                 the credentials don't allow it
+    │   └── FragmentNotFound            the store has no such fragment
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
     ├── CommitOutcomeUnknown            the connection broke at a commit and reading back did not tell either
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
@@ -39,6 +41,7 @@
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
     │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
     └── ClusterError                    the embedded cluster could not be started, found or stopped
+        └── DirectoryInUse              another process holds a data directory
 
 Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
 succeed later; `outcome` tells, for operations that change something, whether the change was applied.
@@ -47,6 +50,7 @@ succeed later; `outcome` tells, for operations that change something, whether th
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import ClassVar
 
 from coranto.wire import protocol_pb2 as pb
@@ -149,6 +153,16 @@ class StoreError(CorantoError):
     retriable = True
 
 
+class StoreDenied(StoreError):
+    """A fragment store's credentials are missing, wrong or not granted this operation."""
+
+
+class FragmentNotFound(StoreError):
+    """The store has no such fragment (any more): list the journal's fragments again."""
+
+    retriable = False
+
+
 class SqlStoreError(CorantoError):
     """A consumer's SQL store refused or failed. The transaction was not committed."""
 
@@ -192,6 +206,16 @@ class LeaseLost(CoordinationError):
 
 class ClusterError(CorantoError):
     """An embedded cluster could not be started, found or stopped."""
+
+
+class DirectoryInUse(ClusterError):
+    """Another process holds `directory`. `pid` is its process id, when it is known."""
+
+    def __init__(self, directory: Path, pid: int | None) -> None:
+        holder = f"process {pid}" if pid is not None else "another process"
+        super().__init__(f"{directory} is in use by {holder}: stop it, or use another directory")
+        self.directory = directory
+        self.pid = pid
 
 
 class StatusError(CorantoError):

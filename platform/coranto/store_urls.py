@@ -1,0 +1,128 @@
+"""Store URLs: where a journal's fragments are kept.
+
+=================================================  ==========================================================
+URL                                                query arguments (`find` and `replace` go with all of them)
+=================================================  ==========================================================
+`file:///prefix/`
+`s3://bucket/prefix/`                              profile, endpoint, region, acl, storageClass, sse, sseKmsKeyId
+`gs://bucket/prefix/`
+`azure://container/prefix/`
+`azure-ad://tenant/account/container/prefix/`
+=================================================  ==========================================================
+
+The path must end in `/`. An object's key is the prefix followed by the fragment's content path, in which the first
+occurrence of `find` is replaced by `replace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from coranto.errors import InvalidInput
+
+SCHEMES: Final = ("file", "s3", "gs", "azure", "azure-ad")
+
+_REWRITER = ("find", "replace")
+_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "file": _REWRITER,
+    "s3": ("profile", "endpoint", "region", "acl", "storageClass", "sse", "sseKmsKeyId", *_REWRITER),
+    "gs": _REWRITER,
+    "azure": _REWRITER,
+    "azure-ad": _REWRITER,
+}
+_AUTHORITY: Final[Mapping[str, str]] = {
+    "s3": "bucket",
+    "gs": "bucket",
+    "azure": "container",
+    "azure-ad": "tenant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A parsed store URL.
+
+    `bucket` is empty for files; `tenant` and `account` are for `azure-ad` only. `prefix` has no leading slash and is
+    empty or ends in `/`. `options` are the query arguments but `find` and `replace`.
+    """
+
+    text: str
+    scheme: str
+    bucket: str
+    prefix: str
+    find: str = ""
+    replace: str = ""
+    tenant: str = ""
+    account: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def key(self, content_path: str) -> str:
+        """The object's key for a path that begins with a journal's name."""
+        if self.find:
+            content_path = content_path.replace(self.find, self.replace, 1)
+        return self.prefix + content_path
+
+
+def parse_store_url(text: str) -> StoreUrl:
+    """The store that a URL names. Nothing is opened. Raises InvalidInput."""
+    try:
+        parts = urlsplit(text)
+        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as err:
+        raise InvalidInput(f"{text!r} is not a URL: {err}", field="store") from err
+    scheme = parts.scheme
+    if scheme not in SCHEMES:
+        raise InvalidInput(
+            f"{text!r} must begin with one of {', '.join(f'{name}://' for name in SCHEMES)}", field="store"
+        )
+    if parts.fragment:
+        raise InvalidInput(f"{text!r} has a '#' part; write %23 for a '#' in a name", field="store")
+    path = unquote(parts.path)
+    if not path.startswith("/") or not path.endswith("/"):
+        raise InvalidInput(f"the path {path!r} of {text!r} must begin and end with '/'", field="store")
+    bucket, prefix, tenant, account = unquote(parts.netloc), path[1:], "", ""
+    if scheme == "file":
+        if bucket:
+            raise InvalidInput(f"{text!r} has the host {bucket!r}; write file:/// and the path", field="store")
+    elif not bucket:
+        raise InvalidInput(f"{text!r} has no {_AUTHORITY[scheme]} after {scheme}://", field="store")
+    if scheme == "azure-ad":
+        tenant = bucket
+        account, _, rest = prefix.partition("/")
+        bucket, _, prefix = rest.partition("/")
+        if not account or not bucket:
+            raise InvalidInput(f"{text!r} must be azure-ad://tenant/account/container/prefix/", field="store")
+    if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
+        raise InvalidInput(f"the path of {text!r} has an empty, '.' or '..' part", field="store")
+    options = _options(text, scheme, query)
+    return StoreUrl(
+        text=text,
+        scheme=scheme,
+        bucket=bucket,
+        prefix=prefix,
+        find=options.pop("find", ""),
+        replace=options.pop("replace", ""),
+        tenant=tenant,
+        account=account,
+        options=options,
+    )
+
+
+def _options(text: str, scheme: str, query: list[tuple[str, str]]) -> dict[str, str]:
+    known = {name.lower(): name for name in _OPTIONS[scheme]}
+    options: dict[str, str] = {}
+    for name, value in query:
+        option = known.get(name.lower())
+        if option is None:
+            raise InvalidInput(
+                f"{text!r} has the argument {name!r}, which {scheme}:// doesn't know; known are "
+                f"{', '.join(_OPTIONS[scheme])}",
+                field="store",
+            )
+        if option in options:
+            raise InvalidInput(f"{text!r} has the argument {name!r} more than once", field="store")
+        options[option] = value
+    return options

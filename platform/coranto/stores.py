@@ -1,0 +1,384 @@
+"""Fragment stores: where fragments rest as plain files or objects.
+
+`open_store` gives the store of a URL (`coranto.store_urls`). Credentials come from where each service's own tools
+take them: the AWS environment variables, shared credentials file or instance role; Google's application default
+credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`.
+
+A `file:///prefix/` store is rooted at the `file_root` it is opened with, so that one URL means one store on each
+machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason.
+
+Errors of every service arrive as `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import obstore
+import structlog
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+from coranto import aws_profile
+from coranto.codecs import decompress
+from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
+from coranto.fragments import Codec, Fragment, parse_content_path, sum_of
+from coranto.store_urls import StoreUrl, parse_store_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore
+
+_log = structlog.get_logger(__name__)
+
+_PARTIAL = ".partial-"
+_IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
+
+Content = bytes | AsyncIterable[bytes]
+
+
+class FragmentStore(ABC):
+    """Fragments of any number of journals below one URL.
+
+    Content goes in and comes out as it is stored, that is compressed by the fragment's codec; only `read`
+    decompresses. A store never looks at `Fragment.backing_store`. All calls can be cancelled; a cancelled `put`
+    leaves no fragment behind, though the service may keep parts of an upload for a while.
+    """
+
+    url: str
+
+    @abstractmethod
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        """Store a fragment's compressed file, whole or not at all; survives power loss on return.
+
+        An equally named fragment is replaced. Raises StoreError.
+        """
+
+    @abstractmethod
+    async def exists(self, fragment: Fragment) -> bool:
+        """Raises StoreError when the store cannot tell."""
+
+    @abstractmethod
+    def list(self, journal: str) -> AsyncIterator[Fragment]:
+        """Every fragment of a journal, in no order, with `backing_store` and `mod_time` set.
+
+        Files that are not named like fragments are skipped with a log line. Raises StoreError.
+        """
+
+    @abstractmethod
+    async def get(self, fragment: Fragment) -> bytes:
+        """The fragment's file as stored. Raises FragmentNotFound or StoreError."""
+
+    @abstractmethod
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        """A URL that whoever holds it may GET for `ttl_seconds`, without credentials.
+
+        May ask the service for credentials and thus block for a moment: prefer `sign_async` in an event loop.
+        Raises StoreError.
+        """
+
+    @abstractmethod
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        """As `sign`, without blocking the event loop."""
+
+    @abstractmethod
+    async def remove(self, fragment: Fragment) -> None:
+        """Remove a fragment; no error when it isn't there. Raises StoreError."""
+
+    async def read(self, fragment: Fragment) -> bytes:
+        """The fragment's uncompressed content, its length and SHA-1 verified.
+
+        Raises CorruptFragment, FragmentNotFound or StoreError.
+        """
+        data = await self.get(fragment)
+        if fragment.length <= _IN_PLACE_BYTES and len(data) <= _IN_PLACE_BYTES:
+            return verified_content(fragment, data, source=self.url)
+        return await asyncio.to_thread(verified_content, fragment, data, source=self.url)
+
+
+def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
+    """The content of a fragment whose file is `data`, read from `source` (for messages).
+
+    Raises CorruptFragment when it cannot be decompressed, or its length or SHA-1 is not what the name says.
+    """
+    try:
+        content = decompress(fragment.codec, data, fragment.length)
+    except CorruptFragment as err:
+        raise CorruptFragment(f"{fragment.content_path} in {source}: {err}") from err
+    if (actual := sum_of(content)) != fragment.sum:
+        raise CorruptFragment(
+            f"{fragment.content_path} in {source}: its content has the SHA-1 {actual.hex()}. "
+            "The file was changed or damaged: restore it from a copy, or remove it."
+        )
+    return content
+
+
+class ObjectStoreFragments(FragmentStore):
+    """Fragments in a cloud's object store."""
+
+    def __init__(self, url: StoreUrl, store: ObjectStore, *, write_store: ObjectStore | None = None) -> None:
+        """`write_store` is used to put, when writing needs headers that reading must not send."""
+        self.url = url.text
+        self._url = url
+        self._store = store
+        self._write_store = store if write_store is None else write_store
+
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        attributes: dict[str, str] = {}
+        if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+            attributes["Content-Encoding"] = "gzip"
+        if storage_class := self._url.options.get("storageClass"):
+            attributes["Storage-Class"] = storage_class
+        with self._errors("put", fragment.content_path):
+            await obstore.put_async(self._write_store, self._key(fragment), content, attributes=attributes or None)
+
+    async def exists(self, fragment: Fragment) -> bool:
+        try:
+            with self._errors("look up", fragment.content_path):
+                await obstore.head_async(self._store, self._key(fragment))
+        except FragmentNotFound:
+            return False
+        return True
+
+    async def list(self, journal: str) -> AsyncIterator[Fragment]:
+        folder = self._url.key(journal + "/")
+        with self._errors("list", journal):
+            async for batch in obstore.list(self._store, folder):
+                for meta in batch:
+                    path = meta["path"].removeprefix(folder)
+                    try:
+                        yield parse_content_path(
+                            journal, path, backing_store=self.url, mod_time=int(meta["last_modified"].timestamp())
+                        )
+                    except InvalidInput as err:
+                        # An upload in progress (or one that a crash ended) is no news.
+                        unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
+                        (_log.debug if unfinished else _log.warning)(
+                            "skipped a file that is not a fragment",
+                            store=self.url,
+                            journal=journal,
+                            path=path,
+                            reason=str(err),
+                        )
+
+    async def get(self, fragment: Fragment) -> bytes:
+        with self._errors("get", fragment.content_path):
+            result = await obstore.get_async(self._store, self._key(fragment))
+            return bytes(await result.bytes_async())
+
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        with self._errors("sign", fragment.content_path):
+            return obstore.sign(self._signer(), "GET", self._key(fragment), timedelta(seconds=ttl_seconds))
+
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        with self._errors("sign", fragment.content_path):
+            return await obstore.sign_async(self._signer(), "GET", self._key(fragment), timedelta(seconds=ttl_seconds))
+
+    async def remove(self, fragment: Fragment) -> None:
+        with suppress(FragmentNotFound), self._errors("remove", fragment.content_path):
+            await obstore.delete_async(self._store, self._key(fragment))
+
+    def _signer(self) -> Any:
+        return self._store
+
+    def _key(self, fragment: Fragment) -> str:
+        return self._url.key(fragment.content_path)
+
+    @contextmanager
+    def _errors(self, action: str, subject: str) -> Iterator[None]:
+        """Turn errors of the service into ours."""
+        try:
+            yield
+        except CorantoError:
+            raise
+        except FileNotFoundError as err:
+            raise FragmentNotFound(f"{self.url} has no {subject}") from err
+        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as err:
+            raise StoreDenied(
+                f"cannot {action} {subject} in {self.url}: {_first_line(err)}. "
+                "Check the store's credentials and what they are granted."
+            ) from err
+        except (BaseError, OSError, ValueError) as err:
+            raise StoreError(f"cannot {action} {subject} in {self.url}: {_first_line(err)}") from err
+
+
+class FileFragments(ObjectStoreFragments):
+    """Fragments in folders of this machine, or of a file system that it mounts.
+
+    Writing is done here rather than by the object store library, which doesn't make files outlive a power loss.
+    """
+
+    def __init__(self, url: StoreUrl, root: Path) -> None:
+        super().__init__(url, LocalStore(prefix=root))
+        self._root = root
+
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+            raise InvalidInput(
+                f"{fragment.codec.name} needs a store that decompresses, and {self.url} doesn't; use GZIP",
+                field="compression_codec",
+            )
+        target = self._root / self._key(fragment)
+        with self._errors("put", fragment.content_path):
+            partial = await asyncio.to_thread(_create_partial, target)
+            try:
+                if isinstance(content, bytes):
+                    await asyncio.to_thread(_append, partial, content)
+                else:
+                    async for chunk in content:
+                        await asyncio.to_thread(_append, partial, chunk)
+                await asyncio.to_thread(_commit, partial, target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return "file:///" + quote(self._key(fragment), safe="/=+")
+
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return self.sign(fragment, ttl_seconds)
+
+
+def path_of_file_url(url: str, file_root: Path | None) -> Path:
+    """The file that a signed `file:///` URL names on a machine whose stores are rooted at `file_root`.
+
+    Raises InvalidInput for another kind of URL, or one that leads out of the root.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.scheme != "file" or parts.netloc or ".." in path.split("/"):
+        raise InvalidInput(f"{url!r} is not a file:/// URL of a fragment", field="fragment_url")
+    return _root(file_root) / path.lstrip("/")
+
+
+def open_store(url: str, *, file_root: Path | None = None) -> FragmentStore:
+    """The store of a URL. Nothing is read or written yet, so a store that cannot be reached is found out later.
+
+    `file_root` roots `file://` stores; without it their paths are those of the machine.
+    Raises InvalidInput when the URL, its arguments or the credentials it needs are not as they must be.
+    """
+    parsed = parse_store_url(url)
+    try:
+        if parsed.scheme == "file":
+            root = _root(file_root)
+            root.mkdir(parents=True, exist_ok=True)
+            return FileFragments(parsed, root)
+        if parsed.scheme == "s3":
+            return _open_s3(parsed)
+        if parsed.scheme == "gs":
+            return ObjectStoreFragments(parsed, GCSStore(parsed.bucket))
+        return ObjectStoreFragments(parsed, _azure(parsed))
+    except (BaseError, OSError, ValueError) as err:
+        if isinstance(err, InvalidInput):
+            raise
+        raise InvalidInput(f"{url!r} cannot be opened: {_first_line(err)}", field="store") from err
+
+
+def _open_s3(url: StoreUrl) -> FragmentStore:
+    profile = aws_profile.load(url.options.get("profile", ""), os.environ)
+    region = url.options.get("region") or profile.region
+    if not region:
+        raise InvalidInput(
+            f"no AWS region is known for {url.text!r}; add ?region=… to it or set AWS_REGION", field="store"
+        )
+    config: dict[str, Any] = {"region": region}
+    if profile.access_key_id:
+        config |= {"access_key_id": profile.access_key_id, "secret_access_key": profile.secret_access_key}
+        if profile.session_token:
+            config["session_token"] = profile.session_token
+    client: ClientConfig = {}
+    if endpoint := url.options.get("endpoint"):
+        # An endpoint of one's own rarely has a host name per bucket.
+        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
+        client["allow_http"] = endpoint.startswith("http://")
+    if sse := url.options.get("sse"):
+        config["server_side_encryption"] = sse
+    if key_id := url.options.get("sseKmsKeyId"):
+        config["sse_kms_key_id"] = key_id
+    store = S3Store(url.bucket, config=config, client_options=client)  # type: ignore[arg-type]  # one of many keys
+    if not (acl := url.options.get("acl")):
+        return ObjectStoreFragments(url, store)
+    # Only uploads carry the ACL: as a default header it would also be part of what signed URLs sign.
+    with_acl: ClientConfig = {**client, "default_headers": {"x-amz-acl": acl}}
+    write_store = S3Store(url.bucket, config=config, client_options=with_acl)  # type: ignore[arg-type]
+    return ObjectStoreFragments(url, store, write_store=write_store)
+
+
+def _azure(url: StoreUrl) -> AzureStore:
+    if url.scheme == "azure":
+        account, key = _environment(url, "AZURE_ACCOUNT_NAME", "AZURE_ACCOUNT_KEY")
+        return AzureStore(url.bucket, config={"account_name": account, "account_key": key})
+    client_id, secret = _environment(url, "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+    return AzureStore(
+        url.bucket,
+        config={
+            "account_name": url.account,
+            "tenant_id": url.tenant,
+            "client_id": client_id,
+            "client_secret": secret,
+        },
+    )
+
+
+def _environment(url: StoreUrl, *names: str) -> list[str]:
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise InvalidInput(f"{url.text!r} needs the environment variables {' and '.join(missing)}", field="store")
+    return [os.environ[name] for name in names]
+
+
+class StoreRegistry:
+    """The stores in use, each opened once."""
+
+    def __init__(self, file_root: Path | None = None) -> None:
+        self.file_root = file_root
+        self._stores: dict[str, FragmentStore] = {}
+
+    def get(self, url: str) -> FragmentStore:
+        """The store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
+        store = self._stores.get(url)
+        if store is None:
+            store = self._stores[url] = open_store(url, file_root=self.file_root)
+        return store
+
+
+def _root(file_root: Path | None) -> Path:
+    return Path("/") if file_root is None else file_root
+
+
+def _create_partial(target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The random part alone tells uploads apart; with the whole name added it could be too long for a file name.
+    descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=target.parent)
+    os.fchmod(descriptor, 0o644)
+    os.close(descriptor)
+    return Path(name)
+
+
+def _append(partial: Path, content: bytes) -> None:
+    with partial.open("ab") as file:
+        file.write(content)
+
+
+def _commit(partial: Path, target: Path) -> None:
+    """Give a complete file its name, after its content and before its name are on disk."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _first_line(err: Exception) -> str:
+    return str(err).strip().split("\n", 1)[0] or type(err).__name__
