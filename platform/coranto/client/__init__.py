@@ -1,0 +1,32 @@
+"""Clients of journals: asynchronous, blocking, and batching."""
+
+from coranto.client.append_service import Appended, AppendService
+from coranto.client.appender import Appender
+from coranto.client.client import JournalClient
+from coranto.client.config import ClientConfig
+from coranto.client.sync import SyncAppender, SyncAppendService, SyncJournalClient
+from coranto.client.values import (
+    AppendConditions,
+    AppendResult,
+    Chunk,
+    FragmentInfo,
+    JournalInfo,
+    Listing,
+)
+
+__all__ = [
+    "AppendConditions",
+    "AppendResult",
+    "AppendService",
+    "Appended",
+    "Appender",
+    "Chunk",
+    "ClientConfig",
+    "FragmentInfo",
+    "JournalClient",
+    "JournalInfo",
+    "Listing",
+    "SyncAppendService",
+    "SyncAppender",
+    "SyncJournalClient",
+]

@@ -1,0 +1,202 @@
+"""Many small appends as few larger ones: ordered within each journal, parallel across journals, bounded in memory.
+
+While one append of a journal is under way, further content for it gathers and goes with the next. Nothing waits for
+company: a lone append leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from coranto.client.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError, InvalidInput
+
+DEFAULT_BATCH_BYTES = 4 << 20
+DEFAULT_PENDING_BYTES = 64 << 20
+DEFAULT_PATIENCE = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where one piece of content was committed, [begin, end), and the append that it went with."""
+
+    begin: int
+    end: int
+    batch: AppendResult
+
+
+@dataclass(slots=True)
+class _Pending:
+    content: bytes
+    done: asyncio.Future[Appended]
+
+
+@dataclass(slots=True)
+class _Journal:
+    queue: deque[_Pending] = field(default_factory=deque)
+    sender: asyncio.Task[None] | None = None
+    failure: CorantoError | None = None
+
+
+class AppendService:
+    """Batches appends. Use as `async with AppendService(client) as service:`, which flushes on leaving.
+
+    A batch is repeated for `patience` seconds. As the outcome of a try can be unknown, content may be committed more
+    than once unless `retry_unknown` is false: that is for content whose readers discard duplicates, such as messages
+    with UUIDs.
+
+    When a batch fails for good, its pieces and everything later for that journal fail with the same error, so that
+    content never follows a gap. `reset(journal)` accepts appends again.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        *,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        pending_bytes: int = DEFAULT_PENDING_BYTES,
+        retry_unknown: bool = True,
+        patience: float = DEFAULT_PATIENCE,
+    ) -> None:
+        """`batch_bytes` bounds an append of several pieces, `pending_bytes` all content not committed yet."""
+        if batch_bytes <= 0 or pending_bytes <= 0:
+            raise InvalidInput("batch_bytes and pending_bytes must be positive", field="batch_bytes")
+        self._client = client
+        self._batch_bytes = batch_bytes
+        self._capacity = pending_bytes
+        self._retry_unknown = retry_unknown
+        self._patience = patience
+        self._journals: dict[str, _Journal] = {}
+        self._pending_bytes = 0
+        self._admission = asyncio.Lock()
+        self._released = asyncio.Event()
+
+    async def __aenter__(self) -> AppendService:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.flush()
+        else:
+            await self.cancel()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes taken in and not yet committed."""
+        return self._pending_bytes
+
+    async def append(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
+        """Take in content, waiting while too much is pending, and return a future of its commit.
+
+        Content is committed in the order in which it was taken in; calls that wait are served in turn. Cancelling
+        this call takes nothing in; cancelling the future does not recall the content.
+        """
+        async with self._admission:
+            while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
+                self._released.clear()
+                await self._released.wait()
+            return self._take(journal, content)
+
+    def _take(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
+        state = self._journals.setdefault(journal, _Journal())
+        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        # A caller may leave failures to `flush`, which raises them; that is not an exception nobody looked at.
+        done.add_done_callback(_retrieve)
+        if state.failure is not None:
+            done.set_exception(state.failure)
+            return done
+        self._pending_bytes += len(content)
+        state.queue.append(_Pending(content, done))
+        if state.sender is None:
+            state.sender = asyncio.create_task(self._send(journal, state), name=f"append {journal}")
+        return done
+
+    async def flush(self) -> None:
+        """Return once everything taken in is committed. Raises the first failure of a journal that is not reset."""
+        while senders := [state.sender for state in self._journals.values() if state.sender is not None]:
+            await asyncio.wait(senders)
+        for state in self._journals.values():
+            if state.failure is not None:
+                raise state.failure
+
+    async def cancel(self) -> None:
+        """Drop what is pending. The outcome of appends under way is unknown."""
+        senders = [state.sender for state in self._journals.values() if state.sender is not None]
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+
+    def reset(self, journal: str) -> None:
+        """Accept appends to a journal again after a failure that its callers have dealt with."""
+        state = self._journals.get(journal)
+        if state is not None:
+            state.failure = None
+
+    async def _send(self, journal: str, state: _Journal) -> None:
+        batch: list[_Pending] = []
+        try:
+            # One turn of the loop, so that content that is taken in together goes together.
+            await asyncio.sleep(0)
+            while state.queue:
+                batch = self._next_batch(state.queue)
+                result = await self._client.append(
+                    journal,
+                    [piece.content for piece in batch],
+                    retry_unknown=self._retry_unknown,
+                    patience=self._patience,
+                )
+                self._settle(batch, result)
+                batch = []
+        except CorantoError as error:
+            state.failure = error
+            self._fail([*batch, *state.queue], error)
+            state.queue.clear()
+        except asyncio.CancelledError:
+            self._fail([*batch, *state.queue], None)
+            state.queue.clear()
+            raise
+        finally:
+            state.sender = None
+            if state.failure is None and not state.queue:
+                del self._journals[journal]
+
+    def _next_batch(self, queue: deque[_Pending]) -> list[_Pending]:
+        batch = [queue.popleft()]
+        size = len(batch[0].content)
+        while queue and size + len(queue[0].content) <= self._batch_bytes:
+            batch.append(queue.popleft())
+            size += len(batch[-1].content)
+        return batch
+
+    def _settle(self, batch: list[_Pending], result: AppendResult) -> None:
+        begin = result.begin
+        for piece in batch:
+            end = begin + len(piece.content)
+            if not piece.done.done():
+                piece.done.set_result(Appended(begin, end, result))
+            begin = end
+        self._release(batch)
+
+    def _fail(self, batch: list[_Pending], error: CorantoError | None) -> None:
+        for piece in batch:
+            if not piece.done.done():
+                if error is None:
+                    piece.done.cancel()
+                else:
+                    piece.done.set_exception(error)
+        self._release(batch)
+
+    def _release(self, batch: list[_Pending]) -> None:
+        self._pending_bytes -= sum(len(piece.content) for piece in batch)
+        self._released.set()
+
+
+def _retrieve(done: asyncio.Future[Appended]) -> None:
+    if not done.cancelled():
+        done.exception()

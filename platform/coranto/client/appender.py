@@ -1,0 +1,225 @@
+"""One append: content is streamed to the broker, and commits wholly or not at all.
+
+On the wire: a first message with the parameters, then messages of content, then one entirely empty message, then the
+half-close. Until the half-close leaves, the broker cannot commit, so whatever fails before it was certainly not
+applied; whatever fails between it and the broker's answer may have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.responses import append_failure, check_header
+from coranto.client.values import AppendConditions, AppendResult
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorantoError,
+    CorruptData,
+    InvalidInput,
+    RpcFailed,
+    Unavailable,
+)
+from coranto.fragments import ZERO_SUM, sum_from_wire
+from coranto.names import validate_journal
+from coranto.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    Call = grpc.aio.StreamUnaryCall[pb.AppendRequest, pb.AppendResponse]
+
+MAX_MESSAGE_BYTES = 1 << 20
+_COMMIT = pb.AppendRequest()
+
+
+class _State(enum.Enum):
+    IDLE = "idle"
+    STREAMING = "streaming"
+    COMMITTED = "committed"
+    ENDED = "rolled back"
+
+
+class Appender:
+    """An append under way. Use as `async with client.appender(journal) as append:`.
+
+    The call starts with the first `write` or with `commit`. Leaving the block without a commit rolls back.
+    Not for use by several tasks at once.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        journal: str,
+        conditions: AppendConditions | None = None,
+        *,
+        min_etcd_revision: int = 0,
+    ) -> None:
+        """Raises InvalidInput for a journal's name or an offset that no broker would accept."""
+        validate_journal(journal, allow_metadata=True)
+        conditions = conditions or AppendConditions()
+        if conditions.offset < 0:
+            raise InvalidInput(f"{conditions.offset} is negative; use 0 for the journal's head", field="offset")
+        self._connection = connection
+        self._journal = journal
+        self._subject = f"append to {journal}"
+        self._state = _State.IDLE
+        self._call: Call | None = None
+        self._digest = hashlib.sha1(usedforsecurity=False)
+        self._length = 0
+        self._parameters = pb.AppendRequest(
+            journal=journal,
+            offset=conditions.offset,
+            check_registers=conditions.check_registers,
+            union_registers=conditions.union_registers,
+            subtract_registers=conditions.subtract_registers,
+            min_etcd_revision=min_etcd_revision,
+        )
+
+    async def __aenter__(self) -> Appender:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    @property
+    def length(self) -> int:
+        """Bytes written so far."""
+        return self._length
+
+    async def write(self, content: bytes) -> None:
+        """Send content, waiting while the broker is slow to take it. Empty content is no content.
+
+        Raises the broker's refusal (StatusError, RpcFailed) or Unavailable: nothing was applied, and the append has
+        ended. Cancelling rolls the append back.
+        """
+        self._require(_State.IDLE, _State.STREAMING)
+        try:
+            call = await self._started()
+            if len(content) <= MAX_MESSAGE_BYTES:
+                if content:
+                    await call.write(pb.AppendRequest(content=content))
+            else:
+                view = memoryview(content)
+                for begin in range(0, len(content), MAX_MESSAGE_BYTES):
+                    await call.write(pb.AppendRequest(content=bytes(view[begin : begin + MAX_MESSAGE_BYTES])))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._refusal(error) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._digest.update(content)
+        self._length += len(content)
+
+    async def commit(self) -> AppendResult:
+        """Commit what was written, which may be nothing (a barrier), and return where it is.
+
+        Raises the broker's refusal or Unavailable when nothing was applied; AppendOutcomeUnknown when the broker's
+        answer was lost; CorruptData when the answer disagrees with what was written. After a cancellation the
+        outcome is unknown too.
+        """
+        self._require(_State.IDLE, _State.STREAMING)
+        try:
+            call = await self._started()
+            await call.write(_COMMIT)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise await self._refusal(error) from error
+        except BaseException:
+            self.abort()
+            raise
+        if call.done():
+            raise await self._refusal(None)
+        try:
+            await call.done_writing()
+            response = await call
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._state = _State.ENDED
+            raise await self._failed_commit(call, error) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._state = _State.ENDED
+        result = self._checked(response)
+        self._state = _State.COMMITTED
+        return result
+
+    def abort(self) -> None:
+        """Roll back. Does nothing when the append has ended already."""
+        if self._state in (_State.COMMITTED, _State.ENDED):
+            return
+        self._state = _State.ENDED
+        if self._call is not None:
+            self._call.cancel()
+
+    def _require(self, *states: _State) -> None:
+        if self._state not in states:
+            raise InvalidInput(f"{self._subject}: this append is {self._state.value}; begin another one")
+
+    async def _started(self) -> Call:
+        if self._call is None:
+            self._call = self._connection.stub.Append()
+            self._state = _State.STREAMING
+            await self._call.write(self._parameters)
+        return self._call
+
+    async def _refusal(self, error: BaseException | None) -> CorantoError:
+        """Why the broker ended the call before it could commit."""
+        call = self._call
+        assert call is not None
+        self._state = _State.ENDED
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as failure:
+            return self._connection.failure(self._subject, failure)
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            return Unavailable(f"{self._subject}: the connection to {self._connection.endpoint} was closed")
+        finally:
+            call.cancel()
+        refusal = append_failure(response, self._subject)
+        return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
+
+    async def _failed_commit(self, call: Call, error: BaseException) -> CorantoError:
+        """What is known of an append whose half-close may have left."""
+        if isinstance(error, asyncio.InvalidStateError):
+            # The call ended before the half-close was handed over: the broker's answer is a refusal.
+            return await self._refusal(error)
+        assert isinstance(error, grpc.aio.AioRpcError)
+        failure = self._connection.failure(self._subject, error)
+        if isinstance(failure, RpcFailed):
+            return failure
+        return AppendOutcomeUnknown(
+            f"{self._subject}: the answer to its commit of {self._length} bytes was lost ({failure}). "
+            "Read the journal to learn whether it was applied, or append again if readers discard duplicates."
+        )
+
+    def _checked(self, response: pb.AppendResponse) -> AppendResult:
+        refusal = append_failure(response, self._subject)
+        if refusal is not None:
+            raise refusal
+        check_header(response.header, self._subject)
+        if not response.HasField("commit") or not response.HasField("registers"):
+            raise CorruptData(f"{self._subject}: the broker answered OK without saying what it committed")
+        commit = response.commit
+        expected = self._digest.digest() if self._length else ZERO_SUM
+        committed = sum_from_wire(commit.sum)
+        if commit.end - commit.begin != self._length or committed != expected:
+            raise CorruptData(
+                f"{self._subject}: {self._length} bytes with SHA-1 {expected.hex()} were sent, but the broker has "
+                f"[{commit.begin}, {commit.end}) with SHA-1 {committed.hex()}. Treat the journal's content as suspect."
+            )
+        return AppendResult(
+            journal=self._journal,
+            begin=commit.begin,
+            end=commit.end,
+            sum=committed,
+            registers=response.registers,
+            header=response.header,
+        )

@@ -1,0 +1,356 @@
+"""`JournalClient`: everything that can be asked of brokers, asynchronously."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from coranto.client.appender import Appender
+from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
+from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.direct import DirectReader
+from coranto.client.reader import TRANSIENT, Reader, ReadOptions
+from coranto.client.responses import check_header, check_status
+from coranto.client.retry import Retry
+from coranto.client.values import (
+    AppendConditions,
+    AppendResult,
+    Chunk,
+    FragmentInfo,
+    JournalInfo,
+    Listing,
+)
+from coranto.effects import Clock, SystemClock
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    ApplyOutcomeUnknown,
+    CorantoError,
+    CorruptData,
+    InvalidInput,
+    OffsetNotYetAvailable,
+    Unavailable,
+)
+from coranto.fragments import Fragment
+from coranto.labels import parse_selector
+from coranto.names import validate_journal
+from coranto.wire import protocol_pb2 as pb
+
+_FRAGMENTS_PER_PAGE = 1000
+
+
+class JournalClient:
+    """A client of the brokers at `endpoint` (see `ClientConfig`).
+
+    Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop. Safe for many tasks at once.
+    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are repeated for `patience`
+    seconds and then raise what went wrong last.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        file_root: Path | None = None,
+        patience: float = DEFAULT_PATIENCE,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = ClientConfig(endpoint, file_root, patience)
+        self._connection = Connection(self.config)
+        self._direct = DirectReader(file_root)
+        self._clock: Clock = clock or SystemClock()
+        self._applied_revision = 0
+
+    @classmethod
+    def of(cls, config: ClientConfig) -> JournalClient:
+        return cls(config.endpoint, file_root=config.file_root, patience=config.patience)
+
+    async def __aenter__(self) -> JournalClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way fail."""
+        await self._connection.close()
+
+    # -- Journals and their specs ----------------------------------------------------------------------------------
+
+    async def list(self, selector: str | pb.LabelSelector = "") -> Listing:
+        """Journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
+        parsed = parse_selector(selector) if isinstance(selector, str) else selector
+        retry = Retry(self.config.patience)
+        while True:
+            try:
+                return await self._list(pb.ListRequest(selector=parsed))
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    async def _list(self, request: pb.ListRequest) -> Listing:
+        subject = "list of journals"
+        header: pb.Header | None = None
+        journals: list[JournalInfo] = []
+        call = self._connection.stub.List(request)
+        try:
+            async for response in call:
+                if header is None:
+                    check_status(response.status, subject, response.header)
+                    check_header(response.header, subject)
+                    header = response.header
+                elif not response.journals:
+                    raise CorruptData(f"{subject}: the broker broke the protocol: a later message has no journals")
+                journals.extend(
+                    JournalInfo(entry.spec, entry.mod_revision, entry.create_revision, entry.route)
+                    for entry in response.journals
+                )
+        except grpc.aio.AioRpcError as error:
+            raise self._connection.failure(subject, error) from error
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            raise Unavailable(f"{subject}: the connection was closed") from None
+        finally:
+            call.cancel()
+        if header is None:
+            raise CorruptData(f"{subject}: the broker broke the protocol: it answered nothing")
+        return Listing(header, tuple(journals))
+
+    async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
+        """Create, update and delete journals, all or none.
+
+        Later calls of this client see the changes, whichever broker they reach. Raises EtcdTransactionFailed when a
+        journal is not at the revision that its change expects, and ApplyOutcomeUnknown when the answer was lost.
+        """
+        subject = f"apply of {len(changes)} changes"
+        await self._connect(subject)
+        try:
+            response = await self._connection.stub.Apply(pb.ApplyRequest(changes=changes))
+        except grpc.aio.AioRpcError as error:
+            failure = self._connection.failure(subject, error)
+            if isinstance(failure, Unavailable):
+                raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
+            raise failure from error
+        check_status(response.status, subject, response.header)
+        check_header(response.header, subject)
+        self._applied_revision = max(self._applied_revision, response.header.etcd.revision)
+        return response.header
+
+    async def _connect(self, subject: str) -> None:
+        """Return once there is a connection, so that what fails later is not for the want of one."""
+        try:
+            async with asyncio.timeout(self.config.patience):
+                await self._connection.channel.channel_ready()
+        except TimeoutError as error:
+            raise Unavailable(f"{subject}: cannot connect to {self.config.endpoint}") from error
+
+    # -- Appending -------------------------------------------------------------------------------------------------
+
+    def appender(
+        self,
+        journal: str,
+        *,
+        offset: int = 0,
+        check_registers: pb.LabelSelector | None = None,
+        union_registers: pb.LabelSet | None = None,
+        subtract_registers: pb.LabelSet | None = None,
+    ) -> Appender:
+        """An append to stream content into and then commit. It is not repeated by itself.
+
+        `offset`, unless 0, is where the append must begin. `check_registers` must match the journal's registers;
+        `subtract_registers` and then `union_registers` change them, with at least one byte of content.
+        """
+        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
+        return self._appender(journal, conditions)
+
+    def _appender(self, journal: str, conditions: AppendConditions) -> Appender:
+        return Appender(self._connection, journal, conditions, min_etcd_revision=self._applied_revision)
+
+    async def append(
+        self,
+        journal: str,
+        content: bytes | Sequence[bytes] | AsyncIterable[bytes],
+        *,
+        offset: int = 0,
+        check_registers: pb.LabelSelector | None = None,
+        union_registers: pb.LabelSet | None = None,
+        subtract_registers: pb.LabelSet | None = None,
+        retry_unknown: bool = False,
+        patience: float | None = None,
+    ) -> AppendResult:
+        """Append content and commit it, wholly or not at all.
+
+        Content that can be given again (bytes, or a sequence of them) is appended again for `patience` seconds after
+        failures that certainly applied nothing; an iterable only until its first item was taken. `retry_unknown`
+        also repeats after AppendOutcomeUnknown: content may then be committed more than once, which is right for
+        messages with UUIDs, whose readers discard duplicates.
+        """
+        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
+        retry = Retry(self.config.patience if patience is None else patience)
+        pieces: Sequence[bytes] | AsyncIterable[bytes] = (content,) if isinstance(content, bytes) else content
+        taken = False
+        while True:
+            try:
+                async with self._appender(journal, conditions) as append:
+                    if isinstance(pieces, Sequence):
+                        for piece in pieces:
+                            await append.write(piece)
+                    else:
+                        await append.write(b"")
+                        async for piece in pieces:
+                            taken = True
+                            await append.write(piece)
+                    return await append.commit()
+            except AppendOutcomeUnknown as error:
+                if taken or not retry_unknown:
+                    raise
+                await self._wait(retry, error)
+            except TRANSIENT as error:
+                if taken:
+                    raise
+                await self._wait(retry, error)
+
+    # -- Reading ---------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        end_offset: int = 0,
+        block: bool = False,
+        begin_mod_time: int = 0,
+        direct: bool = True,
+        fail_on_jump: bool = False,
+    ) -> AsyncGenerator[Chunk]:
+        """Committed content of journal offsets [offset, end_offset), in order and without repetition.
+
+        `offset` -1 is the write head at the time of the call; `end_offset` 0 is no bound. Without `block` the read
+        ends at the write head; with it, it waits there and survives broker restarts for as long as they last. Where
+        content is gone (retention), the next chunk's offset is higher than the end of the one before, or OffsetJump
+        is raised if `fail_on_jump`. `begin_mod_time` (Unix seconds) skips persisted fragments last modified before.
+
+        Persisted fragments are read directly from their store where this process can, unless `direct` is false, and
+        are verified against their SHA-1 before delivery. What comes through brokers is verified at the end of each
+        fragment that was read from its beginning: CorruptFragment then follows the content.
+
+        Raises OffsetNotYetAvailable without `block`, when `offset` is beyond the write head. Close the iterator
+        (`contextlib.aclosing`) when leaving it early.
+        """
+        validate_journal(journal, allow_metadata=True)
+        if offset < -1 or end_offset < 0 or 0 < end_offset < offset:
+            raise InvalidInput(f"[{offset}, {end_offset}) is no range of offsets", field="offset")
+        if offset == -1:
+            # Resolved once and for all: a retry at "the head" would skip what was written in between.
+            offset = await self.head(journal)
+        options = ReadOptions(
+            journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision
+        )
+        reader = Reader(self._connection, self._direct, self._clock, options, self.config.patience)
+        async for chunk in reader.read():
+            yield chunk
+
+    async def read_all(self, journal: str, begin: int, end: int) -> bytes:
+        """Exactly the bytes [begin, end).
+
+        Raises OffsetNotYetAvailable when `end` is beyond the write head and OffsetJump when some of it is gone.
+        """
+        if begin < 0 or end < begin:
+            raise InvalidInput(f"[{begin}, {end}) is no range of offsets", field="begin")
+        content = bytearray()
+        if begin < end:
+            async for chunk in self.read(journal, begin, end_offset=end, fail_on_jump=True):
+                content += chunk.content
+        if len(content) != end - begin:
+            raise OffsetNotYetAvailable(f"read of {journal}: [{begin}, {end}) ends at {begin + len(content)}")
+        return bytes(content)
+
+    async def head(self, journal: str) -> int:
+        """The write head: the offset at which the next append begins."""
+        validate_journal(journal, allow_metadata=True)
+        retry = Retry(self.config.patience)
+        request = pb.ReadRequest(
+            journal=journal, offset=-1, metadata_only=True, min_etcd_revision=self._applied_revision
+        )
+        while True:
+            try:
+                return await self._head(request)
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    async def _head(self, request: pb.ReadRequest) -> int:
+        subject = f"write head of {request.journal}"
+        call = self._connection.stub.Read(request)
+        try:
+            async for response in call:
+                if response.status != pb.OFFSET_NOT_YET_AVAILABLE:
+                    check_status(response.status, subject, response.header)
+                check_header(response.header, subject)
+                return response.write_head
+        except grpc.aio.AioRpcError as error:
+            raise self._connection.failure(subject, error) from error
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            raise Unavailable(f"{subject}: the connection was closed") from None
+        finally:
+            call.cancel()
+        raise Unavailable(f"{subject}: the broker ended the read without an answer")
+
+    async def fragments(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        signature_seconds: int = 0,
+    ) -> Sequence[FragmentInfo]:
+        """The journal's fragments, by offset; with `end_mod_time` 0 also those that are not persisted yet.
+
+        Modification times are Unix seconds. `signature_seconds`, unless 0, asks for URLs that are good for that long.
+        """
+        validate_journal(journal, allow_metadata=True)
+        found: list[FragmentInfo] = []
+        request = pb.FragmentsRequest(
+            journal=journal,
+            begin_mod_time=begin_mod_time,
+            end_mod_time=end_mod_time,
+            page_limit=_FRAGMENTS_PER_PAGE,
+            signatureTTL=Duration(seconds=signature_seconds) if signature_seconds else None,
+        )
+        while True:
+            response = await self._fragments_page(request)
+            found.extend(FragmentInfo(Fragment.from_wire(entry.spec), entry.signed_url) for entry in response.fragments)
+            if not response.next_page_token:
+                return found
+            if response.next_page_token <= request.next_page_token:
+                raise CorruptData(f"fragments of {journal}: the broker's page token does not advance")
+            request.next_page_token = response.next_page_token
+
+    async def _fragments_page(self, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
+        subject = f"fragments of {request.journal}"
+        retry = Retry(self.config.patience)
+        while True:
+            try:
+                try:
+                    response = await self._connection.stub.ListFragments(request)
+                except grpc.aio.AioRpcError as error:
+                    raise self._connection.failure(subject, error) from error
+                check_status(response.status, subject, response.header)
+                check_header(response.header, subject)
+                return response
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    async def _wait(self, retry: Retry, error: CorantoError) -> None:
+        """Wait before repeating a call, or raise its error when patience has run out."""
+        delay = retry.failed(self._clock.monotonic())
+        if delay is None:
+            raise error
+        await self._clock.sleep(delay)

@@ -1,0 +1,117 @@
+"""The connection to brokers, and what a failed call means.
+
+One channel is opened lazily, on the event loop that first uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import grpc
+import grpc.aio
+
+from coranto.client.config import ClientConfig, parse_endpoint
+from coranto.errors import CorantoError, RpcFailed, Unavailable
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+MAX_RECEIVE_BYTES = 16 << 20
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
+    # Repeating a call is decided above, where it is known whether the call may have been applied.
+    ("grpc.enable_retries", 0),
+    # A restarted broker is found again within a second, rather than after gRPC's default of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Finds a peer that vanished without a word while a call waits. Common servers refuse pings that are more frequent
+    # than every five minutes; the kernel's own retransmission time-out covers writes in between.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Readers take in content as fast as it comes; start at a wide window instead of growing to it.
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    # Channels to the same endpoint share nothing, so that one client's close never disturbs another.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+_LASTING = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+
+
+class _ForkGuard:
+    """gRPC cannot be used in a child forked after its parent used it: it would crash there."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.unusable = False
+
+    def after_fork(self) -> None:
+        self.unusable = self.unusable or self.used
+
+    def use(self) -> None:
+        if self.unusable:
+            raise CorantoError(
+                "this process was forked from one that had already connected to a cluster, which gRPC does not "
+                "survive. Connect first in the child, or start processes by `spawn`."
+            )
+        self.used = True
+
+
+_fork_guard = _ForkGuard()
+os.register_at_fork(after_in_child=_fork_guard.after_fork)
+
+
+def cancelled_from_outside() -> bool:
+    """In a handler of CancelledError: whether this task was cancelled, rather than its call by a closing channel."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class Connection:
+    """A channel to `config.endpoint`."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.endpoint = config.endpoint
+        self._target = parse_endpoint(config.endpoint)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: pb_grpc.JournalAsyncStub | None = None
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            _fork_guard.use()
+            if self._target.secure:
+                credentials = grpc.ssl_channel_credentials()
+                self._channel = grpc.aio.secure_channel(self._target.address, credentials, options=_OPTIONS)
+            else:
+                self._channel = grpc.aio.insecure_channel(self._target.address, options=_OPTIONS)
+        return self._channel
+
+    @property
+    def stub(self) -> pb_grpc.JournalAsyncStub:
+        if self._stub is None:
+            self._stub = pb_grpc.JournalStub(self.channel)
+        return self._stub
+
+    async def close(self) -> None:
+        """Close the channel and cancel its calls. Using the connection again opens a new one."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
+        """What a call that ended with a gRPC error means, for a call that changes nothing unless it completes."""
+        code, details = error.code(), error.details() or "no details"
+        if code in _LASTING:
+            return RpcFailed(f"{subject}: {self.endpoint} answered {code.name}: {details}", code.name)
+        return Unavailable(f"{subject}: no answer from {self.endpoint} ({code.name}: {details})")

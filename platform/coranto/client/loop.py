@@ -1,0 +1,100 @@
+"""An event loop on a thread of its own, for callers that block.
+
+One loop per process serves all blocking clients of it: gRPC's asyncio support shares its poller between the loops of
+a process and wakes all of them for each, so more loops only cost. A forked child makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop that runs on a daemon thread until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_exception)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start work on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work on the loop and return what it returns. When the waiting is interrupted, the work is cancelled."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking client was used on its own event loop; use JournalClient there")
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what runs and end the thread."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+            self._thread.join(timeout=5)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    asyncio.get_running_loop().stop()
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC wakes every loop of the process for an event of any; those that find nothing to read raise this.
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
+class _Shared:
+    """The process's loop. The one piece of process-wide state here, since threads and gRPC are process-wide too."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: LoopThread | None = None
+
+    def get(self) -> LoopThread:
+        with self._lock:
+            if self._loop is None or self._loop.pid != os.getpid():
+                self._loop = LoopThread("coranto-client")
+            return self._loop
+
+    def stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None and loop.pid == os.getpid():
+            loop.stop()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+
+_shared = _Shared()
+atexit.register(_shared.stop)
+os.register_at_fork(after_in_child=_shared.after_fork)
+
+
+def shared_loop() -> LoopThread:
+    """The loop of this process, started when it is first needed."""
+    return _shared.get()

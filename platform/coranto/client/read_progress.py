@@ -1,0 +1,158 @@
+"""What a read has delivered and what each response adds to it: pure, so that every ordering can be tried.
+
+A Read RPC answers with *metadata* (status, write head, the fragment that covers the resolved offset, perhaps a URL of
+it) followed by *content* of that fragment, and so on with the next fragment. A read that survives disconnects is a
+sequence of such RPCs, each starting where the content so far ends. `ReadProgress` accepts the responses of all of
+them and guarantees that content is delivered in order, without repetition, and never beyond `end_offset`.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+
+from coranto.client.responses import check_header
+from coranto.client.values import Chunk
+from coranto.errors import CorruptData, CorruptFragment, InvalidInput, OffsetJump, status_error
+from coranto.fragments import Fragment
+from coranto.wire import protocol_pb2 as pb
+
+
+class Event(enum.Enum):
+    """A response that carries no content and no fragment."""
+
+    AT_HEAD = "everything written so far was delivered"
+    NOT_YET = "content below the write head is not available yet"
+    NOTHING = "nothing new"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The fragment that holds the next content, and a URL of it ("" while it is only with brokers)."""
+
+    fragment: Fragment
+    url: str
+
+
+class ReadProgress:
+    """State of one read of [offset, end_offset) of a journal; `end_offset` 0 is unbounded."""
+
+    def __init__(self, journal: str, offset: int, end_offset: int = 0, *, fail_on_jump: bool = False) -> None:
+        self.journal = journal
+        self.offset = offset
+        self.end_offset = end_offset
+        self.write_head = 0
+        self._fail_on_jump = fail_on_jump
+        self._first = True
+        self._sum: _RunningSum | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything below `end_offset` was delivered, or was found to be gone."""
+        return 0 < self.end_offset <= self.offset
+
+    def connected(self) -> None:
+        """A new RPC begins at `offset`."""
+        self._first = True
+        self._sum = None
+
+    def accept(self, response: pb.ReadResponse) -> Chunk | Located | Event:
+        """Take the RPC's next response.
+
+        Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
+        breaks the protocol, CorruptFragment for content whose SHA-1 is not its fragment's, and OffsetJump when
+        content is gone and the read is to fail on that.
+        """
+        return self._content(response) if response.content else self._metadata(response)
+
+    def deliver(self, content: bytes) -> Chunk:
+        """Content at the present offset, read in another way than by responses."""
+        chunk = Chunk(self.offset, content, self.write_head)
+        self.offset += len(content)
+        return chunk
+
+    def _content(self, response: pb.ReadResponse) -> Chunk:
+        content = response.content
+        if self._first or response.status or response.write_head or response.fragment_url:
+            raise self._broken("a content message came without metadata before it, or with metadata in it")
+        if response.offset != self.offset:
+            raise self._broken(f"content came for offset {response.offset} instead of {self.offset}")
+        if self.end_offset and self.offset + len(content) > self.end_offset:
+            raise self._broken(f"content came beyond the requested end offset {self.end_offset}")
+        if self._sum is not None:
+            self._sum.update(content)
+        return self.deliver(content)
+
+    def _metadata(self, response: pb.ReadResponse) -> Located | Event:
+        if self._first:
+            if response.HasField("header"):
+                check_header(response.header, self._subject)
+            elif response.status == pb.OK:
+                raise self._broken("its first answer has no header")
+            self._first = False
+        if response.write_head < 0:
+            raise self._broken(f"write head {response.write_head} is negative")
+        if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
+            raise status_error(response.status, self._subject, response.header)
+        self.write_head = response.write_head
+        if response.status == pb.OFFSET_NOT_YET_AVAILABLE:
+            return Event.NOT_YET if self.offset < self.write_head else Event.AT_HEAD
+        if not response.HasField("fragment"):
+            if response.offset:
+                raise self._broken(f"it names offset {response.offset} without a fragment or content")
+            return Event.NOTHING
+        return self._located(response)
+
+    def _located(self, response: pb.ReadResponse) -> Located:
+        try:
+            fragment = Fragment.from_wire(response.fragment)
+        except InvalidInput as error:
+            raise self._broken(f"its fragment is invalid: {error}") from error
+        if not fragment.begin <= response.offset < fragment.end or self.write_head < fragment.end:
+            raise self._broken(
+                f"fragment [{fragment.begin}, {fragment.end}) with write head {self.write_head} "
+                f"does not cover offset {response.offset}"
+            )
+        if response.offset < self.offset:
+            raise self._broken(f"it went back to offset {response.offset} from {self.offset}")
+        if response.offset > self.offset:
+            if self._fail_on_jump:
+                raise OffsetJump(self.journal, self.offset, response.offset)
+            self.offset = response.offset
+        if self._sum is None or not self._sum.continues(fragment, self.offset):
+            self._sum = _RunningSum(fragment) if fragment.begin == self.offset else None
+        else:
+            self._sum.fragment = fragment
+        return Located(fragment, response.fragment_url)
+
+    @property
+    def _subject(self) -> str:
+        return f"read of {self.journal} at {self.offset}"
+
+    def _broken(self, problem: str) -> CorruptData:
+        return CorruptData(f"{self._subject}: the broker broke the protocol: {problem}")
+
+
+class _RunningSum:
+    """SHA-1 of a fragment whose content comes in pieces, from its first byte on.
+
+    A fragment that is being written may be met several times, each time longer; its sum then covers what it has.
+    """
+
+    def __init__(self, fragment: Fragment) -> None:
+        self.fragment = fragment
+        self._digest = hashlib.sha1(usedforsecurity=False)
+        self._end = fragment.begin
+
+    def continues(self, fragment: Fragment, offset: int) -> bool:
+        return fragment.begin == self.fragment.begin and offset == self._end
+
+    def update(self, content: bytes) -> None:
+        self._digest.update(content)
+        self._end += len(content)
+        if self._end == self.fragment.end and self._digest.digest() != self.fragment.sum:
+            raise CorruptFragment(
+                f"journal {self.fragment.journal}: the content read of [{self.fragment.begin}, {self.fragment.end}) "
+                f"has SHA-1 {self._digest.hexdigest()}, not {self.fragment.sum.hex()}"
+            )

@@ -1,0 +1,188 @@
+"""Reads that survive restarts of brokers, and take persisted content straight from its store where they can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import grpc.aio
+import structlog
+
+from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.direct import DirectReader
+from coranto.client.read_progress import Event, Located, ReadProgress
+from coranto.client.retry import Retry
+from coranto.client.values import Chunk
+from coranto.effects import Clock
+from coranto.errors import (
+    CorantoError,
+    InsufficientBrokers,
+    JournalNotFound,
+    NoPrimaryBroker,
+    NotJournalBroker,
+    NotPrimaryBroker,
+    OffsetNotYetAvailable,
+    StoreError,
+    Unavailable,
+    WrongRoute,
+)
+from coranto.wire import protocol_pb2 as pb
+
+TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers, NotJournalBroker, WrongRoute)
+"""Errors of brokers that cannot serve just now, and applied nothing."""
+
+_NOT_FOUND_ATTEMPTS = 4
+"""A broker may hear of a new journal a moment later than the one that created it."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read: journal offsets [offset, end_offset), where an `end_offset` of 0 is unbounded.
+
+    `block` waits for content that is not written yet, for ever when unbounded. `begin_mod_time` (Unix seconds) skips
+    persisted fragments that were last modified before it. `direct` allows reading persisted fragments from their
+    store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on behind the gap.
+    """
+
+    journal: str
+    offset: int = 0
+    end_offset: int = 0
+    block: bool = False
+    begin_mod_time: int = 0
+    direct: bool = True
+    fail_on_jump: bool = False
+    min_etcd_revision: int = 0
+
+
+class Reader:
+    """Runs one read. `read` may be called once."""
+
+    def __init__(
+        self, connection: Connection, direct: DirectReader, clock: Clock, options: ReadOptions, patience: float
+    ) -> None:
+        self._connection = connection
+        self._direct = direct
+        self._clock = clock
+        self._options = options
+        self._progress = ReadProgress(
+            options.journal, options.offset, options.end_offset, fail_on_jump=options.fail_on_jump
+        )
+        self._retry = Retry(math.inf if options.block else patience)
+        self._direct_from = options.offset if options.direct else math.inf
+        """Persisted content is read directly from this offset on."""
+        self._broker_has_journal = True
+        """Until the broker says otherwise. One that lacks the journal proxies for another that has it."""
+
+    async def read(self) -> AsyncGenerator[Chunk]:
+        progress = self._progress
+        while not progress.finished:
+            before, way = progress.offset, self._do_not_proxy
+            try:
+                located: Located | None = None
+                async with contextlib.aclosing(self._call()) as responses:
+                    async for item in responses:
+                        if isinstance(item, Chunk):
+                            yield item
+                        elif isinstance(item, Located):
+                            located = item
+                        elif self._completed_by(item):
+                            return
+                if located is not None and not progress.finished:
+                    async with contextlib.aclosing(self._fragment(located)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                failure: CorantoError = Unavailable(f"read of {progress.journal}: the broker ended it without content")
+            except (*TRANSIENT, JournalNotFound, OffsetNotYetAvailable) as error:
+                failure = error
+                if isinstance(error, NotJournalBroker) and way:
+                    self._broker_has_journal = False
+            if progress.offset > before:
+                self._retry.progressed()
+            elif way == self._do_not_proxy and not progress.finished:
+                await self._wait(failure)
+
+    @property
+    def _do_not_proxy(self) -> bool:
+        """Whether to ask the broker to leave persisted content to us.
+
+        It then also refuses, rather than proxies, when it lacks the journal. Where it has to proxy we do not ask, and
+        break off where it tells a URL that we can read.
+        """
+        return self._progress.offset >= self._direct_from and self._broker_has_journal
+
+    def _completed_by(self, event: Event) -> bool:
+        """Whether the read is complete. Raises OffsetNotYetAvailable where it is only held up."""
+        progress = self._progress
+        if event is Event.NOTHING or self._options.block:
+            return False
+        if event is Event.AT_HEAD and progress.offset <= progress.write_head:
+            return True
+        subject = f"read of {progress.journal} at {progress.offset} with write head {progress.write_head}"
+        raise OffsetNotYetAvailable(subject)
+
+    async def _wait(self, failure: CorantoError) -> None:
+        if isinstance(failure, JournalNotFound) and self._retry.failures + 1 >= _NOT_FOUND_ATTEMPTS:
+            raise failure
+        if isinstance(failure, OffsetNotYetAvailable) and self._progress.offset > self._progress.write_head:
+            raise failure
+        delay = self._retry.failed(self._clock.monotonic())
+        if delay is None:
+            raise failure
+        _log.debug("read waits", journal=self._progress.journal, failure=str(failure), seconds=delay)
+        await self._clock.sleep(delay)
+
+    async def _call(self) -> AsyncGenerator[Chunk | Located | Event]:
+        """One Read RPC; it ends with a Located fragment when that is to be read directly."""
+        progress, options = self._progress, self._options
+        progress.connected()
+        request = pb.ReadRequest(
+            journal=options.journal,
+            offset=progress.offset,
+            block=options.block,
+            do_not_proxy=self._do_not_proxy,
+            end_offset=options.end_offset,
+            begin_mod_time=options.begin_mod_time,
+            min_etcd_revision=options.min_etcd_revision,
+        )
+        call = self._connection.stub.Read(request)
+        try:
+            without_content = None
+            async for response in call:
+                item = progress.accept(response)
+                if isinstance(item, Located):
+                    if item.url and progress.offset >= self._direct_from:
+                        if self._direct.can_read(item.url):
+                            yield item
+                            return
+                        self._direct_from = math.inf
+                    without_content = item
+                else:
+                    without_content = None
+                    yield item
+            if without_content is not None and request.do_not_proxy:
+                # Persisted, but where only brokers can read it.
+                self._direct_from = max(self._direct_from, without_content.fragment.end)
+        except grpc.aio.AioRpcError as error:
+            raise self._connection.failure(f"read of {progress.journal}", error) from error
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            raise Unavailable(f"read of {progress.journal}: the connection was closed") from None
+        finally:
+            call.cancel()
+
+    async def _fragment(self, located: Located) -> AsyncGenerator[Chunk]:
+        progress, fragment = self._progress, located.fragment
+        end = min(fragment.end, progress.end_offset or fragment.end)
+        try:
+            async with contextlib.aclosing(self._direct.read(fragment, located.url, progress.offset, end)) as pieces:
+                async for piece in pieces:
+                    yield progress.deliver(piece)
+        except StoreError as error:
+            _log.warning("reading through brokers instead of from the store", reason=str(error))
+            self._direct_from = fragment.end

@@ -1,0 +1,447 @@
+"""A broker without a cluster: one process, journals in memory, and faults on request.
+
+It speaks the protocol as a real broker does, so a client that is right against it has the protocol right. What makes
+it useful is `FakeBroker.at`: the next time a call reaches a `Point`, the given `Action` happens there. A *cut* breaks
+the TCP connection itself, through a small proxy in front of the gRPC server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import enum
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from coranto import codecs, labels
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.names import strip_metadata
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+STORE = "file:///fragments/"
+_PROCESS = pb.ProcessSpec.ID(zone="local", suffix="fake-broker")
+
+
+class Point(enum.Enum):
+    """Where a call can be met by an action."""
+
+    LIST = "before a List is answered"
+    APPLY = "before an Apply is applied"
+    APPLIED = "after an Apply was applied, before it is answered"
+    FRAGMENTS = "before a ListFragments is answered"
+    APPEND_BEGUN = "after an append's parameters came"
+    APPEND_CONTENT = "after a message of content came"
+    APPEND_HALF_CLOSED = "after the commit and the half-close came, before anything is applied"
+    APPEND_APPLIED = "after an append was applied, before it is answered"
+    READ_BEGUN = "before a Read is answered at all"
+    READ_METADATA = "before a Read's metadata is sent"
+    READ_CONTENT = "before a message of content is sent"
+    READ_END = "before a Read's stream is ended"
+
+
+class Break(enum.Enum):
+    """Actions other than answering with a status."""
+
+    CUT = "break all TCP connections"
+    END = "end the stream as if all were well"
+    HANG = "never go on"
+
+
+Action = Break | grpc.StatusCode | int
+"""A break, an RPC error to end the call with, or a protocol status to answer with."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    fragment: Fragment
+    content: bytes
+    url: str
+
+
+@dataclass(slots=True)
+class FakeJournal:
+    """A journal's spec, its completed fragments in order, and the spool that is being written."""
+
+    spec: pb.JournalSpec
+    revision: int
+    create_revision: int
+    registers: pb.LabelSet = field(default_factory=pb.LabelSet)
+    stored: list[_Stored] = field(default_factory=list)
+    spool_begin: int = 0
+    spool: bytearray = field(default_factory=bytearray)
+    elsewhere: bool = False
+    """Another broker has it: this one proxies, or refuses when it may not."""
+
+    @property
+    def head(self) -> int:
+        return self.spool_begin + len(self.spool)
+
+    @property
+    def content(self) -> bytes:
+        """All content that is there, without what was dropped."""
+        return b"".join(item.content for item in self.stored) + bytes(self.spool)
+
+    def roll(self, file_root: Path | None = None, codec: Codec = Codec.NONE) -> Fragment:
+        """Complete the spool. With a `file_root` it is persisted there, and readers are told its URL."""
+        content = bytes(self.spool)
+        fragment = Fragment(self.spec.name, self.spool_begin, self.head, sum_of(content), codec)
+        url = ""
+        if file_root is not None:
+            fragment = Fragment(
+                fragment.journal, fragment.begin, fragment.end, fragment.sum, codec, STORE, int(time.time())
+            )
+            path = file_root / "fragments" / fragment.content_path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(codecs.compress(codec, content))
+            url = STORE + fragment.content_path
+        self.stored.append(_Stored(fragment, content, url))
+        self.spool_begin, self.spool = fragment.end, bytearray()
+        return fragment
+
+    def drop_before(self, offset: int) -> None:
+        """Forget completed fragments that end at or before `offset`, as retention does."""
+        self.stored = [item for item in self.stored if item.fragment.end > offset]
+
+    def find(self, offset: int) -> tuple[int, _Stored] | None:
+        """Where `offset` resolves to, and what covers it; persisted content behind a gap is jumped to."""
+        index = bisect.bisect_right(self.stored, offset, key=lambda item: item.fragment.end)
+        if index < len(self.stored):
+            item = self.stored[index]
+            if item.fragment.begin <= offset:
+                return offset, item
+            return (item.fragment.begin, item) if item.fragment.mod_time else None
+        if self.spool_begin <= offset < self.head:
+            content = bytes(self.spool)
+            fragment = Fragment(self.spec.name, self.spool_begin, self.head, sum_of(content), Codec.NONE)
+            return offset, _Stored(fragment, content, "")
+        return None
+
+
+class FakeBroker(pb_grpc.JournalServicer):
+    """The broker. Use as `async with FakeBroker() as broker:`; clients connect to `broker.endpoint`."""
+
+    def __init__(self) -> None:
+        self.journals: dict[str, FakeJournal] = {}
+        self.calls: list[str] = []
+        """Names of the calls that came, in order."""
+        self.requests: list[Any] = []
+        """First message of each call, in order."""
+        self.chunk_bytes: Callable[[], int] = lambda: 32736
+        self.endpoint = ""
+        self._revision = 1
+        self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
+        self._written = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self._proxy = _Proxy()
+
+    # -- For tests -------------------------------------------------------------------------------------------------
+
+    def at(self, point: Point, *actions: Action | None) -> None:
+        """The next calls that reach `point` meet these actions in turn; None lets one pass."""
+        self._actions[point].extend(actions)
+
+    def create(self, name: str, **fields: Any) -> FakeJournal:
+        """Add a journal; `fields` are those of a JournalSpec."""
+        self._revision += 1
+        spec = pb.JournalSpec(name=name, replication=1, **fields)
+        self.journals[name] = FakeJournal(spec, self._revision, self._revision)
+        return self.journals[name]
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Commit content as if a client had appended it."""
+        async with self._written:
+            self.journals[name].spool += content
+            self._written.notify_all()
+
+    def cut(self) -> None:
+        """Break all connections. New ones are accepted."""
+        self._proxy.cut()
+
+    async def refuse(self) -> None:
+        """Break all connections and refuse new ones, until `accept`."""
+        await self._proxy.close()
+
+    async def accept(self) -> None:
+        await self._proxy.listen()
+
+    def count(self, call: str) -> int:
+        return self.calls.count(call)
+
+    async def __aenter__(self) -> FakeBroker:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        pb_grpc.add_JournalServicer_to_server(self, self._server)
+        self._proxy.upstream = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        await self._proxy.listen()
+        self.endpoint = f"127.0.0.1:{self._proxy.port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._proxy.close()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    # -- Calls -----------------------------------------------------------------------------------------------------
+
+    async def List(
+        self, request: pb.ListRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ListResponse]:
+        self._came("List", request)
+        status = await self._reach(Point.LIST, context)
+        if status is not None:
+            yield pb.ListResponse(status=_status(status), header=self._header())
+            return
+        entries = [
+            pb.ListResponse.Journal(
+                spec=journal.spec,
+                mod_revision=journal.revision,
+                create_revision=journal.create_revision,
+                route=self._header().route,
+            )
+            for name, journal in sorted(self.journals.items())
+            if labels.matches(request.selector, labels.with_meta(name, journal.spec.labels))
+        ]
+        yield pb.ListResponse(header=self._header(), journals=entries[:2])
+        for begin in range(2, len(entries), 2):
+            yield pb.ListResponse(journals=entries[begin : begin + 2])
+
+    async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ApplyResponse:
+        self._came("Apply", request)
+        status = await self._reach(Point.APPLY, context)
+        if status is None and not all(map(self._expected, request.changes)):
+            status = pb.ETCD_TRANSACTION_FAILED
+        if status is None:
+            self._revision += 1
+            for change in request.changes:
+                if change.delete:
+                    del self.journals[change.delete]
+                elif change.upsert.name in self.journals:
+                    journal = self.journals[change.upsert.name]
+                    journal.spec, journal.revision = change.upsert, self._revision
+                else:
+                    journal = FakeJournal(change.upsert, self._revision, self._revision)
+                    self.journals[change.upsert.name] = journal
+            status = await self._reach(Point.APPLIED, context)
+        return pb.ApplyResponse(status=_status(status), header=self._header())
+
+    def _expected(self, change: pb.ApplyRequest.Change) -> bool:
+        journal = self.journals.get(change.delete or change.upsert.name)
+        return change.expect_mod_revision in (-1, journal.revision if journal else 0)
+
+    async def ListFragments(
+        self, request: pb.FragmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.FragmentsResponse:
+        self._came("ListFragments", request)
+        status = await self._reach(Point.FRAGMENTS, context)
+        journal = self._journal(request.journal)
+        if journal is None:
+            status = pb.JOURNAL_NOT_FOUND
+        if status is not None or journal is None:
+            return pb.FragmentsResponse(status=_status(status), header=self._header())
+        items = list(journal.stored)
+        if journal.spool and (found := journal.find(journal.spool_begin)):
+            items.append(found[1])
+        items = [item for item in items if item.fragment.begin >= request.next_page_token]
+        limit = request.page_limit or 1000
+        return pb.FragmentsResponse(
+            header=self._header(),
+            fragments=[
+                pb.FragmentsResponse._Fragment(
+                    spec=item.fragment.to_wire(), signed_url=item.url if request.HasField("signatureTTL") else ""
+                )
+                for item in items[:limit]
+            ],
+            next_page_token=items[limit].fragment.begin if limit < len(items) else 0,
+        )
+
+    async def Append(
+        self, requests: AsyncIterator[pb.AppendRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AppendResponse:
+        first = await anext(requests)
+        self._came("Append", first)
+        status = await self._reach(Point.APPEND_BEGUN, context)
+        journal = self._journal(first.journal)
+        if status is None:
+            status = self._refusal(journal, first)
+        if status is not None or journal is None:
+            registers = journal.registers if journal is not None else None
+            return pb.AppendResponse(status=_status(status), header=self._header(), registers=registers)
+        content = bytearray()
+        committing = False
+        async for message in requests:
+            if message.journal or message.offset or message.HasField("header") or (committing and message.content):
+                await context.abort(grpc.StatusCode.UNKNOWN, "unexpected message")
+            if not message.content:
+                committing = True
+                continue
+            content += message.content
+            status = await self._reach(Point.APPEND_CONTENT, context)
+            if status is not None:
+                return pb.AppendResponse(status=_status(status), header=self._header(), registers=journal.registers)
+        if not committing:
+            await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
+        await self._reach(Point.APPEND_HALF_CLOSED, context)
+        async with self._written:
+            begin = journal.head
+            journal.spool += content
+            if content:
+                changed = labels.subtract(journal.registers, first.subtract_registers)
+                journal.registers = labels.union(first.union_registers, changed)
+            self._written.notify_all()
+        await self._reach(Point.APPEND_APPLIED, context)
+        commit = Fragment(first.journal, begin, begin + len(content), sum_of(bytes(content)), Codec.NONE)
+        return pb.AppendResponse(header=self._header(), commit=commit.to_wire(), registers=journal.registers)
+
+    def _refusal(self, journal: FakeJournal | None, request: pb.AppendRequest) -> int | None:
+        if journal is None:
+            return pb.JOURNAL_NOT_FOUND
+        if journal.elsewhere and request.do_not_proxy:
+            return pb.NOT_JOURNAL_PRIMARY_BROKER
+        if journal.registers.labels and not labels.matches(request.check_registers, journal.registers):
+            return pb.REGISTER_MISMATCH
+        if request.offset not in (0, journal.head):
+            return pb.WRONG_APPEND_OFFSET
+        return None
+
+    async def Read(
+        self, request: pb.ReadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ReadResponse]:
+        self._came("Read", request)
+        header: pb.Header | None = self._header()
+        status = await self._reach(Point.READ_BEGUN, context)
+        journal = self._journal(request.journal)
+        if journal is None:
+            status = pb.JOURNAL_NOT_FOUND
+        elif journal.elsewhere and request.do_not_proxy:
+            status = pb.NOT_JOURNAL_BROKER
+        if status is not None or journal is None:
+            yield pb.ReadResponse(status=_status(status), header=header)
+            return
+        offset = journal.head if request.offset == -1 else request.offset
+        while True:
+            found = journal.find(offset)
+            if found is None and request.block:
+                async with self._written:
+                    while (found := journal.find(offset)) is None:
+                        await self._written.wait()
+            if await self._reach(Point.READ_METADATA, context) is not None:
+                return
+            if found is None:
+                yield pb.ReadResponse(
+                    status=pb.OFFSET_NOT_YET_AVAILABLE, header=header, offset=offset, write_head=journal.head
+                )
+                return
+            offset, item = found
+            fragment = item.fragment
+            yield pb.ReadResponse(
+                header=header,
+                offset=offset,
+                write_head=journal.head,
+                fragment=fragment.to_wire(),
+                fragment_url=item.url,
+            )
+            header = None
+            end = min(fragment.end, request.end_offset or fragment.end)
+            if request.metadata_only or offset >= end or (request.do_not_proxy and fragment.mod_time):
+                return
+            while offset < end:
+                size = max(1, min(self.chunk_bytes(), end - offset))
+                begin = offset - fragment.begin
+                if await self._reach(Point.READ_CONTENT, context) is not None:
+                    return
+                yield pb.ReadResponse(offset=offset, content=item.content[begin : begin + size])
+                offset += size
+            if offset == request.end_offset:
+                await self._reach(Point.READ_END, context)
+                return
+
+    # -- Shared by calls -------------------------------------------------------------------------------------------
+
+    def _came(self, call: str, request: Any) -> None:
+        self.calls.append(call)
+        self.requests.append(request)
+
+    def _journal(self, name: str) -> FakeJournal | None:
+        return self.journals.get(strip_metadata(name))
+
+    def _header(self) -> pb.Header:
+        return pb.Header(
+            process_id=_PROCESS,
+            route=pb.Route(members=[_PROCESS], primary=0, endpoints=[f"http://{self.endpoint}"]),
+            etcd=pb.Header.Etcd(cluster_id=1, member_id=2, revision=self._revision, raft_term=3),
+        )
+
+    async def _reach(self, point: Point, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
+        """Do what is due here. A status to answer with is returned, `Break.END` as OK."""
+        actions = self._actions[point]
+        action = actions.popleft() if actions else None
+        if isinstance(action, grpc.StatusCode):
+            await context.abort(action, f"asked for at {point.name}")
+        if action is Break.CUT:
+            self.cut()
+            # The call cannot be answered any more; its cancellation ends it.
+            await asyncio.Event().wait()
+        if action is Break.HANG:
+            await asyncio.Event().wait()
+        if action is Break.END:
+            return pb.OK
+        return action if isinstance(action, int) else None
+
+
+def _status(status: int | None) -> pb.Status.ValueType:
+    return pb.Status.ValueType(status or 0)
+
+
+class _Proxy:
+    """Forwards TCP connections to a port of this machine, and breaks them on request."""
+
+    def __init__(self) -> None:
+        self.upstream = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
+        self._writers.add(upstream_writer)
+        try:
+            with contextlib.suppress(OSError):
+                await asyncio.gather(_forward(reader, upstream_writer), _forward(upstream_reader, writer))
+        finally:
+            for end in (writer, upstream_writer):
+                self._writers.discard(end)
+                end.transport.abort()
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    raise ConnectionResetError("the other side has closed")
