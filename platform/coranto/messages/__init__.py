@@ -4,6 +4,7 @@
 not imported here.
 """
 
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prune
 from coranto.messages.framing import Envelope, Framing, IncompleteTail, JsonLines, iter_messages
 from coranto.messages.mapping import ModuloMapping, RandomMapping, RendezvousMapping, modulo, rendezvous
 from coranto.messages.publisher import Publisher, SyncPublisher, TransactionBuilder
@@ -20,6 +21,7 @@ from coranto.messages.uuids import (
 )
 
 __all__ = [
+    "Checkpoint",
     "Clock",
     "Envelope",
     "Flags",
@@ -28,9 +30,11 @@ __all__ = [
     "JsonLines",
     "ModuloMapping",
     "ProducerId",
+    "ProducerState",
     "Publisher",
     "RandomMapping",
     "RendezvousMapping",
+    "Source",
     "SyncPublisher",
     "TransactionBuilder",
     "UuidParts",
@@ -41,5 +45,6 @@ __all__ = [
     "new_producer_id",
     "parse_uuid",
     "parse_uuid_text",
+    "prune",
     "rendezvous",
 ]
