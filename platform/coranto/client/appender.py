@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from coranto.client.connection import Connection, cancelled_from_outside
-from coranto.client.responses import append_failure, check_header
+from coranto.client.responses import append_failure, check_well_formed
 from coranto.client.values import AppendConditions, AppendResult
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -28,6 +28,7 @@ from coranto.errors import (
 )
 from coranto.fragments import ZERO_SUM, sum_from_wire
 from coranto.names import validate_journal
+from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -59,11 +60,8 @@ class Appender:
         *,
         min_etcd_revision: int = 0,
     ) -> None:
-        """Raises InvalidInput for a journal's name or an offset that no broker would accept."""
-        validate_journal(journal, allow_metadata=True)
+        """Raises InvalidInput for parameters that no broker would accept."""
         conditions = conditions or AppendConditions()
-        if conditions.offset < 0:
-            raise InvalidInput(f"{conditions.offset} is negative; use 0 for the journal's head", field="offset")
         self._connection = connection
         self._journal = journal
         self._subject = f"append to {journal}"
@@ -79,6 +77,8 @@ class Appender:
             subtract_registers=conditions.subtract_registers,
             min_etcd_revision=min_etcd_revision,
         )
+        validate_journal(journal, allow_metadata=True)
+        validate(self._parameters)
 
     async def __aenter__(self) -> Appender:
         return self
@@ -204,9 +204,7 @@ class Appender:
         refusal = append_failure(response, self._subject)
         if refusal is not None:
             raise refusal
-        check_header(response.header, self._subject)
-        if not response.HasField("commit") or not response.HasField("registers"):
-            raise CorruptData(f"{self._subject}: the broker answered OK without saying what it committed")
+        check_well_formed(response, self._subject)
         commit = response.commit
         expected = self._digest.digest() if self._length else ZERO_SUM
         committed = sum_from_wire(commit.sum)

@@ -15,7 +15,7 @@ from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
-from coranto.client.responses import check_header, check_status
+from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
 from coranto.client.values import (
     AppendConditions,
@@ -34,10 +34,12 @@ from coranto.errors import (
     InvalidInput,
     OffsetNotYetAvailable,
     Unavailable,
+    status_error,
 )
 from coranto.fragments import Fragment
 from coranto.labels import parse_selector
 from coranto.names import validate_journal
+from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 
 _FRAGMENTS_PER_PAGE = 1000
@@ -101,9 +103,7 @@ class JournalClient:
         try:
             async for response in call:
                 if header is None:
-                    check_status(response.status, subject, response.header)
-                    check_header(response.header, subject)
-                    header = response.header
+                    header = check_answer(response, subject)
                 elif not response.journals:
                     raise CorruptData(f"{subject}: the broker broke the protocol: a later message has no journals")
                 journals.extend(
@@ -126,21 +126,23 @@ class JournalClient:
         """Create, update and delete journals, all or none.
 
         Later calls of this client see the changes, whichever broker they reach. Raises EtcdTransactionFailed when a
-        journal is not at the revision that its change expects, and ApplyOutcomeUnknown when the answer was lost.
+        journal is not at the revision that its change expects, InvalidInput for changes that no broker would accept,
+        and ApplyOutcomeUnknown when the answer was lost.
         """
         subject = f"apply of {len(changes)} changes"
+        request = pb.ApplyRequest(changes=changes)
+        validate(request)
         await self._connect(subject)
         try:
-            response = await self._connection.stub.Apply(pb.ApplyRequest(changes=changes))
+            response = await self._connection.stub.Apply(request)
         except grpc.aio.AioRpcError as error:
             failure = self._connection.failure(subject, error)
             if isinstance(failure, Unavailable):
                 raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
             raise failure from error
-        check_status(response.status, subject, response.header)
-        check_header(response.header, subject)
-        self._applied_revision = max(self._applied_revision, response.header.etcd.revision)
-        return response.header
+        header = check_answer(response, subject)
+        self._applied_revision = max(self._applied_revision, header.etcd.revision)
+        return header
 
     async def _connect(self, subject: str) -> None:
         """Return once there is a connection, so that what fails later is not for the want of one."""
@@ -289,9 +291,9 @@ class JournalClient:
         call = self._connection.stub.Read(request)
         try:
             async for response in call:
-                if response.status != pb.OFFSET_NOT_YET_AVAILABLE:
-                    check_status(response.status, subject, response.header)
-                check_header(response.header, subject)
+                if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
+                    raise status_error(response.status, subject, response.header)
+                check_well_formed(response, subject)
                 return response.write_head
         except grpc.aio.AioRpcError as error:
             raise self._connection.failure(subject, error) from error
@@ -315,7 +317,6 @@ class JournalClient:
 
         Modification times are Unix seconds. `signature_seconds`, unless 0, asks for URLs that are good for that long.
         """
-        validate_journal(journal, allow_metadata=True)
         found: list[FragmentInfo] = []
         request = pb.FragmentsRequest(
             journal=journal,
@@ -324,6 +325,7 @@ class JournalClient:
             page_limit=_FRAGMENTS_PER_PAGE,
             signatureTTL=Duration(seconds=signature_seconds) if signature_seconds else None,
         )
+        validate(request)
         while True:
             response = await self._fragments_page(request)
             found.extend(FragmentInfo(Fragment.from_wire(entry.spec), entry.signed_url) for entry in response.fragments)
@@ -342,8 +344,8 @@ class JournalClient:
                     response = await self._connection.stub.ListFragments(request)
                 except grpc.aio.AioRpcError as error:
                     raise self._connection.failure(subject, error) from error
-                check_status(response.status, subject, response.header)
-                check_header(response.header, subject)
+                check_answer(response, subject)
+                check_well_formed(response, subject)
                 return response
             except TRANSIENT as error:
                 await self._wait(retry, error)

@@ -12,9 +12,9 @@ import enum
 import hashlib
 from dataclasses import dataclass
 
-from coranto.client.responses import check_header
+from coranto.client.responses import check_well_formed
 from coranto.client.values import Chunk
-from coranto.errors import CorruptData, CorruptFragment, InvalidInput, OffsetJump, status_error
+from coranto.errors import CorruptData, CorruptFragment, OffsetJump, status_error
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 
@@ -85,35 +85,19 @@ class ReadProgress:
         return self.deliver(content)
 
     def _metadata(self, response: pb.ReadResponse) -> Located | Event:
-        if self._first:
-            if response.HasField("header"):
-                check_header(response.header, self._subject)
-            elif response.status == pb.OK:
-                raise self._broken("its first answer has no header")
-            self._first = False
-        if response.write_head < 0:
-            raise self._broken(f"write head {response.write_head} is negative")
         if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
             raise status_error(response.status, self._subject, response.header)
+        check_well_formed(response, self._subject)
+        if self._first and not response.HasField("header"):
+            raise self._broken("its first answer has no header")
+        self._first = False
         self.write_head = response.write_head
         if response.status == pb.OFFSET_NOT_YET_AVAILABLE:
             return Event.NOT_YET if self.offset < self.write_head else Event.AT_HEAD
-        if not response.HasField("fragment"):
-            if response.offset:
-                raise self._broken(f"it names offset {response.offset} without a fragment or content")
-            return Event.NOTHING
-        return self._located(response)
+        return self._located(response) if response.HasField("fragment") else Event.NOTHING
 
     def _located(self, response: pb.ReadResponse) -> Located:
-        try:
-            fragment = Fragment.from_wire(response.fragment)
-        except InvalidInput as error:
-            raise self._broken(f"its fragment is invalid: {error}") from error
-        if not fragment.begin <= response.offset < fragment.end or self.write_head < fragment.end:
-            raise self._broken(
-                f"fragment [{fragment.begin}, {fragment.end}) with write head {self.write_head} "
-                f"does not cover offset {response.offset}"
-            )
+        fragment = Fragment.from_wire(response.fragment)
         if response.offset < self.offset:
             raise self._broken(f"it went back to offset {response.offset} from {self.offset}")
         if response.offset > self.offset:

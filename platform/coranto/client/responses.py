@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from coranto.errors import CorruptData, RegisterMismatch, StatusError, status_error
+from google.protobuf.message import Message
+
+from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, status_error
+from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 
-
-def check_status(status: pb.Status.ValueType, subject: str, header: pb.Header | None = None, detail: str = "") -> None:
-    """Raise the StatusError of a status other than OK."""
-    if status != pb.OK:
-        raise status_error(status, subject, header, detail)
+Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse
 
 
-def check_header(header: pb.Header, subject: str) -> None:
-    """Raise CorruptData unless a header names a consistent route and etcd revision."""
-    route, etcd = header.route, header.etcd
-    members = len(route.members)
-    if not -1 <= route.primary < max(members, 1) or (members == 0 and route.primary != -1):
-        raise CorruptData(f"{subject}: the answer's route has primary {route.primary} among {members} members")
-    if len(route.endpoints) not in (0, members):
-        raise CorruptData(f"{subject}: the answer's route has {len(route.endpoints)} endpoints for {members} members")
-    if not etcd.cluster_id or not etcd.member_id or not etcd.raft_term or etcd.revision <= 0:
-        raise CorruptData(f"{subject}: the answer's header names no etcd revision")
+def check_well_formed(message: Message, subject: str) -> None:
+    """Raise CorruptData for an answer that no broker may give."""
+    try:
+        validate(message)
+    except InvalidInput as error:
+        raise CorruptData(f"{subject}: the broker broke the protocol: {error}") from error
+
+
+def check_answer(response: Headed, subject: str) -> pb.Header:
+    """The header of a good answer. Raises the StatusError of any other."""
+    if response.status != pb.OK:
+        raise status_error(response.status, subject, response.header)
+    check_well_formed(response.header, subject)
+    return response.header
 
 
 def append_failure(response: pb.AppendResponse, subject: str) -> StatusError | None:

@@ -1,0 +1,79 @@
+"""The root of the command line: what every command shares, and how failures are shown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import traceback
+from collections.abc import Sequence
+
+import grpc
+import typer
+
+from coranto.cli import cluster, journals
+from coranto.cli.plugins import add_plugins
+from coranto.errors import CorantoError
+from coranto.telemetry import configure_logging
+
+_VERBOSE = "--verbose"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 for a failure, 2 for wrong usage, 130 when interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = _VERBOSE in _own(words)
+    words = [word for word in _own(words) if word != _VERBOSE] + words[len(_own(words)) :]
+    configure_logging("debug" if verbose else "warning")
+    try:
+        _build(words)(args=words, prog_name="coranto")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
+    except (CorantoError, OSError) as error:
+        if verbose:
+            traceback.print_exc()
+        else:
+            typer.secho(f"coranto: {_one_line(error)}", fg=typer.colors.RED, err=True)
+        return 1
+    return 0
+
+
+def _build(words: Sequence[str]) -> typer.Typer:
+    app = typer.Typer(
+        name="coranto",
+        help="Journals: replicated, transactional, append-only logs.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def root(
+        verbose: bool = typer.Option(False, _VERBOSE, help="Log in detail, and show tracebacks. May stand anywhere."),
+    ) -> None:
+        """Journals: replicated, transactional, append-only logs."""
+
+    app.add_typer(journals.app, name="journals")
+    app.command("up")(cluster.up)
+    app.command("version")(version)
+    add_plugins(app, words)
+    return app
+
+
+def version() -> None:
+    """Show versions."""
+    typer.echo(
+        f"coranto {importlib.metadata.version('coranto')} "
+        f"(Python {platform.python_version()}, grpcio {grpc.__version__}, {platform.system()})"
+    )
+
+
+def _own(words: list[str]) -> list[str]:
+    """The words in which options are looked for: those before a `--`."""
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

@@ -1,0 +1,41 @@
+"""How commands print: aligned tables, and JSON for programs."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterable, Sequence
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+
+class Format(enum.StrEnum):
+    """What a command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None) -> None:
+    """Print rows under headings: fitted to a terminal, and otherwise aligned and never cut, one line a row."""
+    console = console or Console()
+    if console.is_terminal:
+        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    lines = [columns, *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_json(message: Message) -> None:
+    """Print a wire message as one JSON document, with the names of its definition."""
+    typer.echo(json.dumps(MessageToDict(message, preserving_proto_field_name=True), indent=2))

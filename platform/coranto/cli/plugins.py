@@ -1,0 +1,69 @@
+"""Commands of packages above the platform, found by the entry point group `coranto.commands`.
+
+Each entry point is a `typer.Typer`. Only the one that is asked for is imported, so that `coranto journals list` does
+not wait for Dagster's import.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+
+import typer
+
+from coranto.errors import CorantoError
+
+GROUP = "coranto.commands"
+
+_EXTRAS = {
+    "coranto_broker": "broker",
+    "coranto_consumers": "consumers",
+    "pyspark_coranto": "spark",
+    "dagster_coranto": "dagster",
+}
+"""Extras of this distribution that hold what its own plugins need."""
+
+_HELP = {"broker": "Run a broker.", "demo": "The main job, end to end, on real flights."}
+
+
+def add_plugins(
+    app: typer.Typer,
+    words: Sequence[str],
+    entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
+) -> None:
+    """Add all plugins to `app`: whole where `words` name them, otherwise by name and one line of help."""
+    if entry_points is None:
+        entry_points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
+    for entry in entry_points:
+        summary = _HELP.get(entry.name, f"Commands of {entry.module.partition('.')[0]}.")
+        if entry.name in words:
+            try:
+                app.add_typer(_load(entry), name=entry.name, help=summary)
+                continue
+            except ImportError as error:
+                _add_failing(app, entry.name, summary, _missing(entry, error))
+        else:
+            _add_failing(app, entry.name, summary, f"`coranto {entry.name}` was not loaded")
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
+    loaded = entry.load()
+    if not isinstance(loaded, typer.Typer):
+        raise CorantoError(f"plugin {entry.value} of `coranto {entry.name}` is no typer.Typer; fix or uninstall it")
+    return loaded
+
+
+def _missing(entry: importlib.metadata.EntryPoint, error: ImportError) -> str:
+    package = entry.module.partition(".")[0]
+    extra = _EXTRAS.get(package)
+    distribution = entry.dist.name if entry.dist is not None else package
+    wanted = f"coranto[{extra}]" if extra else distribution
+    return f"`coranto {entry.name}` cannot be loaded ({error}). Install what it needs: pip install '{wanted}'"
+
+
+def _add_failing(app: typer.Typer, name: str, summary: str, problem: str) -> None:
+    def fail() -> None:
+        raise CorantoError(problem)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    app.command(name, help=summary, context_settings=settings, add_help_option=False)(fail)
