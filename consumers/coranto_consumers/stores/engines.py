@@ -1,0 +1,72 @@
+"""SQLAlchemy engines for stores, with transactions that begin and block as consumers need.
+
+Engines do not pool: a consumer opens one connection per transaction, so a connection that broke in between is never
+met.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.pool import NullPool
+
+BUSY_TIMEOUT_MS = 60_000
+"""How long a SQLite connection waits for another's write."""
+
+READS_ONLY = "coranto_reads_only"
+"""Execution option of a connection that will write nothing, and so need not wait for writers."""
+
+IDLE_IN_TRANSACTION_MS = 120_000
+"""After which PostgreSQL ends the session of a transaction whose client fell silent, and frees its locks."""
+
+
+def open_engine(url: URL) -> Engine:
+    """An engine for a parsed store URL. Connects to nothing yet."""
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url)
+    return create_engine(
+        url,
+        poolclass=NullPool,
+        hide_parameters=True,
+        connect_args={
+            "connect_timeout": 10,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "options": f"-c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS} -c timezone=UTC",
+        },
+    )
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    if url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        url,
+        poolclass=NullPool,
+        hide_parameters=True,
+        connect_args={"timeout": BUSY_TIMEOUT_MS / 1000, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _record: Any) -> None:
+        # SQLAlchemy says BEGIN itself (below); the driver's own habit of doing so late would defeat the fence.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        # A committed checkpoint must survive power loss: acknowledgements that follow it cannot be taken back.
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could find the file changed in between and fail; taking the
+        # write lock first waits instead.
+        reads = connection.get_execution_options().get(READS_ONLY, False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine

@@ -1,0 +1,247 @@
+"""Merging staged rows into a table: one SQL statement per table, built from a rule per column.
+
+Rows of one key may be staged by several tasks, in any order. A rule says how their values combine with each other and
+with what the table already holds, so rules that depend on no order (`Add`, `Max`, `Min`) need no unique key among
+staged rows; `Replace` does, and staging the same key twice is then an error rather than a coin toss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coranto.errors import InvalidInput, SqlStoreError
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    case,
+    cast,
+    func,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql import ColumnElement
+
+STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
+"""Columns of a stage table that say whose row it is; no output column may use these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """The sum of all values. A null adds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    """The largest value. Nulls are passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Min:
+    """The smallest value. Nulls are passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The staged value, null included. A key may be staged only once per transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """`numerator` divided by `denominator` (names of other columns) after these were merged; null where that is zero.
+
+    Such a column is not part of the rows: it keeps, say, a mean exact while the table takes in more rows.
+    """
+
+    numerator: str
+    denominator: str
+
+
+MergeRule = Add | Max | Min | Replace | Quotient
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """How rows of `columns` go into `table`. Without keys they are appended."""
+
+    table: Table
+    keys: tuple[str, ...]
+    rules: Mapping[str, MergeRule]
+    columns: tuple[str, ...]
+
+
+def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules: Mapping[str, MergeRule]) -> MergePlan:
+    """Check an output against its table. Raises InvalidInput that says what to change."""
+    where = f"table {table.name}"
+    unknown = [name for name in [*columns, *keys, *rules] if name not in table.c]
+    if unknown:
+        raise InvalidInput(f"has no column {unknown[0]!r}; it has {', '.join(table.c.keys())}", field=where)
+    if reserved := sorted(set(STAGE_COLUMNS) & set(columns)):
+        raise InvalidInput(f"column name {reserved[0]!r} is reserved", field=where)
+    if len(set(columns)) != len(columns):
+        raise InvalidInput("the rows have a column twice", field=where)
+    if not keys:
+        if rules:
+            raise InvalidInput("merge rules need keys; leave both out to append rows", field=where)
+        return MergePlan(table, (), {}, tuple(columns))
+    _check_keys(table, columns, keys, where)
+    for name, rule in rules.items():
+        if name in keys:
+            raise InvalidInput(f"{name!r} is a key and cannot have a merge rule", field=where)
+        if isinstance(rule, Quotient):
+            for part in (rule.numerator, rule.denominator):
+                if part not in rules or isinstance(rules[part], Quotient):
+                    raise InvalidInput(f"{name!r} divides {part!r}, which has no merge rule of its own", field=where)
+            if name in columns:
+                raise InvalidInput(f"{name!r} is computed, so it must not be among the rows' columns", field=where)
+        elif name not in columns:
+            raise InvalidInput(f"{name!r} has a merge rule but the rows have no such column", field=where)
+    for name in columns:
+        if name not in keys and name not in rules:
+            raise InvalidInput(f"say how {name!r} merges: Add(), Max(), Min() or Replace()", field=where)
+    return MergePlan(table, tuple(keys), dict(rules), tuple(columns))
+
+
+def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where: str) -> None:
+    for name in keys:
+        if name not in columns:
+            raise InvalidInput(f"key {name!r} is not among the rows' columns", field=where)
+        if table.c[name].nullable:
+            raise InvalidInput(
+                f"key {name!r} must be NOT NULL: nulls are never equal, so they would pile up", field=where
+            )
+    wanted = set(keys)
+    uniques = [{column.name for column in table.primary_key.columns}]
+    uniques += [{c.name for c in found.columns} for found in table.constraints if isinstance(found, UniqueConstraint)]
+    uniques += [{c.name for c in index.columns} for index in table.indexes if index.unique]
+    if wanted not in uniques:
+        raise InvalidInput(f"needs a primary key or unique constraint on exactly ({', '.join(keys)})", field=where)
+
+
+def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
+    """The table that rows of a plan are staged in: the plan's columns without constraints, and whose rows they are.
+
+    An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged` notices missing rows.
+    """
+    shard, fence, attempt = STAGE_COLUMNS
+    return Table(
+        name,
+        MetaData(),
+        Column(shard, Text, nullable=False),
+        Column(fence, BigInteger, nullable=False),
+        Column(attempt, Text, nullable=False),
+        *(Column(column, plan.table.c[column].type, nullable=True) for column in plan.columns),
+        Index(f"{name}_attempt", attempt),
+        prefixes=["UNLOGGED"] if unlogged else [],
+    )
+
+
+def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts: Sequence[str], expected: int) -> None:
+    """Merge the rows that `attempts` staged into the plan's table.
+
+    Raises SqlStoreError when there are not exactly `expected` of them, and InvalidInput when a key that is to be
+    replaced was staged twice.
+    """
+    if not attempts:
+        return
+    chosen = stage.c[STAGE_COLUMNS[2]].in_(attempts)
+    found = connection.execute(select(func.count()).select_from(stage).where(chosen)).scalar_one()
+    if found != expected:
+        raise SqlStoreError(
+            f"table {plan.table.name}: {expected} rows were staged but {found} are there: the database lost them, "
+            "as it does with unlogged tables when it crashes. Run the consumer again."
+        )
+    if not plan.keys:
+        columns = list(plan.columns)
+        connection.execute(
+            plan.table.insert().from_select(columns, select(*(stage.c[c] for c in columns)).where(chosen))
+        )
+        return
+    if any(isinstance(rule, Replace) for rule in plan.rules.values()):
+        _refuse_repeated_keys(connection, plan, stage, chosen)
+    _upsert(connection, plan, stage, chosen)
+
+
+def _refuse_repeated_keys(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
+    keys = [stage.c[key] for key in plan.keys]
+    repeated = connection.execute(
+        select(*keys).where(chosen).group_by(*keys).having(func.count() > 1).limit(1)
+    ).one_or_none()
+    if repeated is not None:
+        raise InvalidInput(
+            f"key {tuple(repeated)!r} was staged more than once, and Replace() cannot tell which row is meant; "
+            "aggregate the rows by key first",
+            field=f"table {plan.table.name}",
+        )
+
+
+def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
+    """Group what was staged by key, insert it, and where the key exists combine it with what is there."""
+    staged = {
+        name: _grouped(rule, stage.c[name]) for name, rule in plan.rules.items() if not isinstance(rule, Quotient)
+    }
+    inserted = {**{key: stage.c[key] for key in plan.keys}, **staged}
+    for name, rule in plan.rules.items():
+        if isinstance(rule, Quotient):
+            inserted[name] = _quotient(staged[rule.numerator], staged[rule.denominator])
+    keys = [stage.c[key] for key in plan.keys]
+    # In the order of keys, so that two consumers that merge into one table wait for each other instead of deadlocking.
+    rows = (
+        select(*(value.label(name) for name, value in inserted.items())).where(chosen).group_by(*keys).order_by(*keys)
+    )
+
+    insert: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(plan.table)
+    insert = insert.from_select(list(inserted), rows)
+    merged = {
+        name: _combined(rule, plan.table.c[name], insert.excluded[name])
+        for name, rule in plan.rules.items()
+        if not isinstance(rule, Quotient)
+    }
+    for name, rule in plan.rules.items():
+        if isinstance(rule, Quotient):
+            merged[name] = _quotient(merged[rule.numerator], merged[rule.denominator])
+    if merged:
+        statement = insert.on_conflict_do_update(index_elements=list(plan.keys), set_=merged)
+    else:
+        statement = insert.on_conflict_do_nothing(index_elements=list(plan.keys))
+    connection.execute(statement)
+
+
+def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The value of a group of staged rows."""
+    match rule:
+        case Add():
+            return func.sum(staged)
+        case Max():
+            return func.max(staged)
+        case Min():
+            return func.min(staged)
+        case Replace():
+            # The group has one row, as was checked before.
+            return func.max(staged)
+
+
+def _combined(rule: Add | Max | Min | Replace, old: ColumnElement[Any], new: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The value of a row that exists, once a group was merged into it."""
+    if isinstance(rule, Replace):
+        return new
+    match rule:
+        case Add():
+            both = old + new
+        case Max():
+            both = case((new > old, new), else_=old)
+        case Min():
+            both = case((new < old, new), else_=old)
+    return case((old.is_(None), new), (new.is_(None), old), else_=both)
+
+
+def _quotient(numerator: ColumnElement[Any], denominator: ColumnElement[Any]) -> ColumnElement[Any]:
+    return cast(numerator, Double) / func.nullif(cast(denominator, Double), 0.0)

@@ -1,0 +1,231 @@
+"""The SQL store: a consumer's tables and its checkpoint, committed together under a fence.
+
+Every consumer owns one row of the table `gazette_checkpoints` (`shard_fqn`, `fence`, `checkpoint`), laid out as
+Gazette's SQL store has it. Starting a consumer raises the row's fence. Committing a transaction updates the row only
+where the fence is still the one that was raised; when a later owner has raised it again nothing is updated, the
+transaction rolls back and the former owner stops (seed 002, "Store Fencing").
+
+A connection can break while a commit is under way, and then nobody has said whether it took place. The store finds out
+by reading the row back, waiting for the broken transaction's lock to be gone first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from coranto_consumers.stores.engines import READS_ONLY, open_engine
+from coranto_consumers.stores.urls import display_url, parse_store_url
+
+CHECKPOINTS = Table(
+    "gazette_checkpoints",
+    MetaData(),
+    Column("shard_fqn", Text, primary_key=True),
+    Column("fence", Integer, nullable=False),
+    Column("checkpoint", LargeBinary, nullable=False),
+)
+
+_RESOLVE_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
+_DDL_LOCK = 0x636F72616E746F  # An arbitrary number that all of us agree on: "coranto".
+
+
+class Restored(NamedTuple):
+    """What a store holds of a consumer: the fence, and the checkpoint it last committed (empty before the first)."""
+
+    fence: int
+    checkpoint: Checkpoint
+
+
+class StoreTransaction:
+    """An open SQL transaction of one consumer transaction. Use `connection` for its effects, then `commit` once."""
+
+    def __init__(self, store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
+        self._store = store
+        self.connection = connection
+        self._shard = shard
+        self._fence = fence
+        self.committed = False
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Commit all effects and `checkpoint`; on return they are durable.
+
+        Raises Fenced when a later owner has raised the fence (nothing was committed), SqlStoreError when the database
+        refused (nothing was committed) and CommitOutcomeUnknown when it could not be asked what became of the commit.
+        """
+        payload = checkpoint.to_bytes()
+        try:
+            updated = self.connection.execute(
+                update(CHECKPOINTS)
+                .where(CHECKPOINTS.c.shard_fqn == self._shard, CHECKPOINTS.c.fence == self._fence)
+                .values(checkpoint=payload)
+            )
+        except SQLAlchemyError as error:
+            raise self._store.failure("checkpoint could not be written", error) from error
+        if updated.rowcount != 1:
+            raise Fenced(f"consumer {self._shard}: fence {self._fence} was raised by a later owner; stop this one")
+        try:
+            self._store.do_commit(self.connection)
+        except SQLAlchemyError as error:
+            # Whatever the connection still holds must not stand in the way of looking.
+            with suppress(SQLAlchemyError):
+                self.connection.invalidate()
+            self._store.resolve_commit(self._shard, self._fence, payload, error)
+        self.committed = True
+
+
+class SqlStore:
+    """Tables and checkpoints in a SQLite file or a PostgreSQL database.
+
+    `commit` and `sleep` exist so that a test can break a commit and not wait; nobody else passes them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        commit: Callable[[Connection], None] = Connection.commit,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parsed = parse_store_url(url)
+        self.url = parsed.render_as_string(hide_password=False)
+        """With its password: for handing to executors, never for printing."""
+        self.name = display_url(parsed)
+        """For people: without its password."""
+        self.engine: Engine = open_engine(parsed)
+        self.do_commit = commit
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"SqlStore({self.name})"
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    def create_tables(self, *tables: Table) -> None:
+        """Create the checkpoint table and `tables` where they are absent. Raises SqlStoreError."""
+        try:
+            with self.engine.begin() as connection:
+                if not self.is_sqlite:
+                    # CREATE TABLE IF NOT EXISTS of two sessions at once fails in one of them.
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _DDL_LOCK})
+                for table in (CHECKPOINTS, *tables):
+                    table.create(connection, checkfirst=True)
+        except SQLAlchemyError as error:
+            raise self.failure("tables could not be created", error) from error
+
+    def table_names(self, connection: Connection, prefix: str) -> list[str]:
+        """Tables of the default schema whose names start with `prefix`, sorted."""
+        return sorted(name for name in inspect(connection).get_table_names() if name.startswith(prefix))
+
+    def raise_fence(self, shard: str) -> Restored:
+        """Raise the fence of a consumer and return it with the checkpoint last committed.
+
+        On return no earlier owner can commit. Raises SqlStoreError.
+        """
+        if not shard:
+            raise InvalidInput("a consumer needs a name; it is the identity that fences it", field="shard")
+        self.create_tables()
+        insert = sqlite.insert(CHECKPOINTS) if self.is_sqlite else postgresql.insert(CHECKPOINTS)
+        statement = (
+            insert.values(shard_fqn=shard, fence=1, checkpoint=b"")
+            .on_conflict_do_update(index_elements=[CHECKPOINTS.c.shard_fqn], set_={"fence": CHECKPOINTS.c.fence + 1})
+            .returning(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
+        )
+        try:
+            with self.engine.begin() as connection:
+                row = connection.execute(statement).one()
+        except SQLAlchemyError as error:
+            raise self.failure(f"the fence of {shard} could not be raised", error) from error
+        return Restored(int(row.fence), Checkpoint.from_bytes(bytes(row.checkpoint)))
+
+    def read(self, shard: str) -> Restored | None:
+        """What is committed for a consumer, for observers: no fence is raised. None when it never started."""
+        try:
+            with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+                if not inspect(connection).has_table(CHECKPOINTS.name):
+                    return None
+                return _row(connection, shard)
+        except SQLAlchemyError as error:
+            raise self.failure(f"the checkpoint of {shard} could not be read", error) from error
+
+    @contextmanager
+    def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
+        """A transaction of the owner that holds `fence`. Leaving without `commit` rolls it back.
+
+        Raises Fenced at once when the fence was raised since (commit checks again), and SqlStoreError for failures of
+        the database in the block.
+        """
+        try:
+            with self.engine.connect() as connection:
+                found = _row(connection, shard)
+                if found is None or found.fence != fence:
+                    raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
+                yield StoreTransaction(self, connection, shard, fence)
+        except SQLAlchemyError as error:
+            raise self.failure(f"a transaction of {shard} failed", error) from error
+
+    def resolve_commit(self, shard: str, fence: int, payload: bytes, cause: SQLAlchemyError) -> None:
+        """Return when `payload` turns out to be committed; raise what happened otherwise."""
+        for wait in (*_RESOLVE_WAITS_S, None):
+            try:
+                with self.engine.begin() as connection:
+                    # The lock waits for the broken transaction to end, whichever way it does.
+                    row = connection.execute(
+                        select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
+                        .where(CHECKPOINTS.c.shard_fqn == shard)
+                        .with_for_update()
+                    ).one()
+            except DBAPIError as error:
+                if wait is None:
+                    raise CommitOutcomeUnknown(
+                        f"store {self.name}: the commit of {shard} broke ({_brief(cause)}) and the store does not "
+                        f"answer since ({_brief(error)}). Start the consumer again: it goes on from what did commit."
+                    ) from cause
+                self._sleep(wait)
+                continue
+            if bytes(row.checkpoint) == payload:
+                return
+            if row.fence != fence:
+                raise Fenced(
+                    f"consumer {shard}: the commit broke ({_brief(cause)}) and fence {fence} was raised by a later "
+                    "owner meanwhile; stop this one"
+                ) from cause
+            raise self.failure(f"the commit of {shard} was not applied", cause) from cause
+
+    def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
+        return SqlStoreError(f"store {self.name}: {what}: {_brief(error)}")
+
+
+def _row(connection: Connection, shard: str) -> Restored | None:
+    row = connection.execute(
+        select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint).where(CHECKPOINTS.c.shard_fqn == shard)
+    ).one_or_none()
+    return None if row is None else Restored(int(row.fence), Checkpoint.from_bytes(bytes(row.checkpoint)))
+
+
+def _brief(error: SQLAlchemyError) -> str:
+    """The database's own words, in one line; never the statement's parameters."""
+    original = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(original).split()) or type(original).__name__

@@ -1,0 +1,96 @@
+"""Stage tables: where tasks put their output rows before the driver's transaction merges them.
+
+A task attempt stages under an id of its own, so that the driver merges the rows of exactly those attempts that Spark
+declared successful. Everything else in a stage table is waste: rows of lost attempts, of transactions that died, of
+owners that were fenced. It is deleted by fence, by whoever owns the consumer next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg import Copy, sql
+from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
+from coranto_consumers.stores.sql import SqlStore
+
+PREFIX = "coranto_stage_"
+
+
+def stage_of(store: SqlStore, plan: MergePlan) -> Table:
+    """The stage table of a plan, created when absent. Raises SqlStoreError."""
+    stage = stage_table(plan, stage_name(plan), unlogged=not store.is_sqlite)
+    store.create_tables(plan.table, stage)
+    return stage
+
+
+def stage_name(plan: MergePlan) -> str:
+    """A name that changes with the columns' types, so that a table of an earlier layout is not taken for this one."""
+    dialect: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(dialect)}" for name in plan.columns]
+    digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()[:10]
+    return f"{PREFIX}{plan.table.name[:24]}_{digest}"
+
+
+def delete_staged(store: SqlStore, connection: Connection, shard: str, *, below_fence: int) -> None:
+    """Delete what a consumer staged under fences below `below_fence`, in every stage table there is."""
+    for name in store.table_names(connection, PREFIX):
+        stage = Table(name, MetaData(), autoload_with=connection)
+        shard_column, fence_column, _ = STAGE_COLUMNS
+        connection.execute(delete(stage).where(stage.c[shard_column] == shard, stage.c[fence_column] < below_fence))
+
+
+class StageWriter:
+    """Writes one task attempt's rows. Leaving the context without an error makes them visible to the merge.
+
+    PostgreSQL takes the attempt in one COPY; SQLite takes each batch in a short transaction, since it has one writer at
+    a time. Rows that an attempt wrote before it failed stay behind, and no merge asks for them.
+    """
+
+    def __init__(self, url: str, stage: Table, shard: str, fence: int, attempt: str) -> None:
+        self._store = SqlStore(url)
+        self._stage = stage
+        self._owner = (shard, fence, attempt)
+        self._columns = [name for name in stage.c.keys() if name not in STAGE_COLUMNS]  # noqa: SIM118
+        self._exit = ExitStack()
+        self._copy: Copy | None = None
+
+    def __enter__(self) -> Self:
+        if not self._store.is_sqlite:
+            connection = self._store.engine.raw_connection()
+            self._exit.callback(connection.close)
+            driver: Any = connection.driver_connection
+            self._exit.enter_context(driver.transaction())
+            cursor = self._exit.enter_context(driver.cursor())
+            names = [sql.Identifier(name) for name in (*STAGE_COLUMNS, *self._columns)]
+            statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+                sql.Identifier(self._stage.name), sql.SQL(", ").join(names)
+            )
+            self._copy = self._exit.enter_context(cursor.copy(statement))
+        return self
+
+    def write(self, rows: Sequence[Mapping[str, object]]) -> int:
+        """Stage rows given by column name; how many. Raises SqlStoreError."""
+        if self._copy is not None:
+            for row in rows:
+                self._copy.write_row((*self._owner, *(row[name] for name in self._columns)))
+        elif rows:
+            owner = dict(zip(STAGE_COLUMNS, self._owner, strict=True))
+            try:
+                with self._store.engine.begin() as connection:
+                    connection.execute(insert(self._stage), [{**owner, **row} for row in rows])
+            except SQLAlchemyError as error:
+                raise self._store.failure(f"rows for {self._stage.name} could not be staged", error) from error
+        return len(rows)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._exit.__exit__(kind, error, trace)

