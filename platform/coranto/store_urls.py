@@ -66,8 +66,11 @@ class StoreUrl:
         return self.prefix + content_path
 
 
-def parse_store_url(text: str) -> StoreUrl:
-    """The store that a URL names. Nothing is opened. Raises InvalidInput."""
+def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
+    """The store that a URL names. Nothing is opened. Raises InvalidInput.
+
+    Without `check_options`, query arguments that this version doesn't know are left out instead of refused.
+    """
     try:
         parts = urlsplit(text)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -97,7 +100,7 @@ def parse_store_url(text: str) -> StoreUrl:
             raise InvalidInput(f"{text!r} must be azure-ad://tenant/account/container/prefix/", field="store")
     if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
         raise InvalidInput(f"the path of {text!r} has an empty, '.' or '..' part", field="store")
-    options = _options(text, scheme, query)
+    options = _options(text, scheme, query, check=check_options)
     return StoreUrl(
         text=text,
         scheme=scheme,
@@ -111,11 +114,13 @@ def parse_store_url(text: str) -> StoreUrl:
     )
 
 
-def _options(text: str, scheme: str, query: list[tuple[str, str]]) -> dict[str, str]:
+def _options(text: str, scheme: str, query: list[tuple[str, str]], *, check: bool) -> dict[str, str]:
     known = {name.lower(): name for name in _OPTIONS[scheme]}
     options: dict[str, str] = {}
     for name, value in query:
         option = known.get(name.lower())
+        if option is None and not check:
+            continue
         if option is None:
             raise InvalidInput(
                 f"{text!r} has the argument {name!r}, which {scheme}:// doesn't know; known are "
