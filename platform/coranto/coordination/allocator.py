@@ -1,0 +1,199 @@
+"""The allocator: keeps every item assigned to as many members as it asks for.
+
+Every member runs an `AllocatorLoop`; the one whose member key is oldest plans for all
+(`coranto.coordination.planning`). It applies a plan in transactions that assert that its own member key is unmodified,
+so a leader that was deposed without noticing changes nothing, and that what the plan was made from is unmodified. A
+conflict means that the mirror is behind: the loop catches up and plans again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+import structlog
+
+from coranto.coordination.entities import AssignT, ItemT, MemberT
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Coordinator, Delete, Op, Put, absent, unmodified
+from coranto.coordination.keyspace import KeySpace, Member, State
+from coranto.coordination.layout import Layout, MemberId, MemberKey
+from coranto.coordination.planning import (
+    Add,
+    ItemChanges,
+    Move,
+    Plan,
+    PlanAssignment,
+    PlanItem,
+    PlanMember,
+    Remove,
+    can_drain,
+    plan,
+)
+from coranto.effects import Clock, SystemClock
+from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
+
+log = structlog.get_logger(__name__)
+
+_PAUSE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    compares: tuple[Compare, ...]
+    ops: tuple[Op, ...]
+
+
+def plan_state(state: State[ItemT, MemberT, AssignT]) -> Plan:
+    """The plan for a state of the key space."""
+    return plan(_items(state), _members(state), _assignments(state))
+
+
+def may_drain(state: State[ItemT, MemberT, AssignT], member: MemberId) -> bool:
+    """Whether the other members could take over what `member` holds, so that waiting for that is worth while."""
+    return can_drain(_items(state), _members(state), member)
+
+
+def _items(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanItem]:
+    for item in state.items:
+        yield PlanItem(item.id, state.entities.replication(item.spec))
+
+
+def _members(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanMember]:
+    for entry in state.entries.prefixed(state.layout.members):
+        if isinstance(entry.decoded, Member):
+            member: Member[MemberT] = entry.decoded
+            limit, exiting = state.entities.item_limit(member.spec), state.entities.exiting(member.spec)
+            yield PlanMember(member.id, limit, exiting, member.kv.create_revision)
+        elif (stray := _member_of(state.layout, entry.kv.key)) is not None:
+            # It lives, but its spec does not decode: nothing new for it, and what it has may go when others have it.
+            yield PlanMember(stray, 0)
+
+
+def _member_of(layout: Layout, key: str) -> MemberId | None:
+    try:
+        found = layout.decode(key)
+    except InvalidInput:
+        return None
+    return found.member if isinstance(found, MemberKey) else None
+
+
+def _assignments(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
+    for item in dict.fromkeys(assignment.item for assignment in state.all_assignments):
+        if state.item(item) is None and state.entries.get(state.layout.item_key(item)) is not None:
+            continue  # Its spec does not decode. Leave it as it is until somebody mends that.
+        assignments = state.assignments_in_key_order(item)
+        consistent = state.entities.consistent([(a.key, a.value) for a in assignments])
+        for assignment, is_consistent in zip(assignments, consistent, strict=True):
+            yield PlanAssignment(item, assignment.member, assignment.slot, is_consistent)
+
+
+def transactions(state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> Iterator[Transaction]:
+    """A plan for `state` as transactions within etcd's limits. An item's changes are never torn apart."""
+    compares: dict[Compare, None] = {leader: None}
+    ops: list[Op] = []
+    for item in changes.items:
+        item_compares, item_ops = _item_transaction(state, item)
+        wanted = compares | item_compares
+        if ops and (len(wanted) > MAX_TXN_OPS or len(ops) + len(item_ops) > MAX_TXN_OPS):
+            yield Transaction(tuple(compares), tuple(ops))
+            wanted, ops = {leader: None} | item_compares, []
+        compares = wanted
+        ops.extend(item_ops)
+    if ops:
+        yield Transaction(tuple(compares), tuple(ops))
+
+
+def _item_transaction(state: State[ItemT, MemberT, AssignT], item: ItemChanges) -> tuple[dict[Compare, None], list[Op]]:
+    layout = state.layout
+    compares: dict[Compare, None] = {}
+    ops: list[Op] = []
+    spec = state.item(item.item)
+    # The item's replication is as planned for, or it is still gone.
+    compares[absent(layout.item_key(item.item)) if spec is None else unmodified(spec.kv)] = None
+    # Every assignment of it is as planned for: none became inconsistent or vanished meanwhile.
+    current = {(a.member, a.slot): a for a in state.assignments_in_key_order(item.item)}
+    for assignment in current.values():
+        compares[unmodified(assignment.kv)] = None
+    for change in item.changes:
+        member = state.member(change.member)
+        match change:
+            case Add():
+                assert member is not None  # The plan adds to members of this state only.
+                compares[unmodified(member.kv)] = None  # Its limit, its lease.
+                key = layout.assignment_key(change.item, change.member, change.slot)
+                ops.append(Put(key, b"", lease=member.kv.lease))
+            case Remove():
+                if state.entries.get(layout.member_key(change.member)) is None:
+                    compares[absent(layout.member_key(change.member))] = None
+                ops.append(Delete(current[change.member, change.slot].kv.key))
+            case Move():
+                kv = current[change.member, change.slot].kv
+                key = layout.assignment_key(change.item, change.member, change.to_slot)
+                ops += [Delete(kv.key), Put(key, kv.value, lease=kv.lease)]
+    return compares, ops
+
+
+class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
+    """Plans and applies for as long as `member` is the leader, and watches otherwise. `run` it as a task."""
+
+    def __init__(
+        self,
+        keyspace: KeySpace[ItemT, MemberT, AssignT],
+        coordinator: Coordinator,
+        member: MemberId,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._keyspace = keyspace
+        self._coordinator = coordinator
+        self._member = member
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._unplaced = 0
+
+    async def run(self) -> None:
+        """Until cancelled. Raises CoordinationError when the key space fails or etcd refuses."""
+        while True:
+            state = self._keyspace.state
+            leader = state.leader
+            if leader is None or leader.id != self._member:
+                await self._keyspace.wait_for_change(state)
+                continue
+            changes = plan_state(state)
+            self._report(changes)
+            if not changes.items:
+                await self._keyspace.wait_for_change(state)
+                continue
+            try:
+                await self._apply(state, changes, unmodified(leader.kv))
+            except (TxnOutcomeUnknown, Unavailable) as error:
+                log.warning("allocator.retry", error=str(error))
+                await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _apply(self, state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> None:
+        """Apply the plan up to the first conflict, and wait for the mirror to show it."""
+        for transaction in transactions(state, changes, leader):
+            result = await self._coordinator.txn(transaction.compares, transaction.ops)
+            revision = result.header.revision
+            if not result.succeeded:
+                log.info("allocator.conflict", planned_at=state.revision, revision=revision)
+                if await self._keyspace.wait_for_revision(revision) is state:
+                    # Nothing that we can see explains it; do not insist at full speed.
+                    await self._clock.sleep(_PAUSE_SECONDS)
+                return
+        kinds = [type(change).__name__.lower() for item in changes.items for change in item.changes]
+        log.info(
+            "allocator.applied",
+            items=len(changes.items),
+            added=kinds.count("add"),
+            removed=kinds.count("remove"),
+            moved=kinds.count("move"),
+            revision=revision,
+        )
+        await self._keyspace.wait_for_revision(revision)
+
+    def _report(self, changes: Plan) -> None:
+        if changes.unplaced != self._unplaced:
+            self._unplaced = changes.unplaced
+            report = log.warning if changes.unplaced else log.info
+            report("allocator.unplaced_replicas", count=changes.unplaced)
