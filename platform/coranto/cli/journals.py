@@ -100,17 +100,25 @@ def apply(
         raise InvalidInput(f"{specs} names no journals", field="--specs")
     with connect(endpoint) as client:
         present = {info.name: info for info in client.list().journals}
+        for change in [change for change in changes if _is_done(change, present)]:
+            typer.echo(f"unchanged {change.upsert.name}")
+            changes.remove(change)
         conflicts = [problem for change in changes if (problem := _conflict(change, present))]
         if conflicts:
             raise EtcdTransactionFailed(f"apply of {specs}", detail="; ".join(conflicts))
         for change in changes:
             typer.echo(("would " if dry_run else "") + _describe(change, present))
-        if not dry_run:
+        if changes and not dry_run:
             client.apply(changes)
 
 
 def _name(change: pb.ApplyRequest.Change) -> str:
     return change.delete or change.upsert.name
+
+
+def _is_done(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> bool:
+    info = present.get(change.upsert.name)
+    return info is not None and not change.delete and info.spec == change.upsert
 
 
 def _conflict(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> str:

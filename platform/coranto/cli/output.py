@@ -38,4 +38,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: 
 
 def print_json(message: Message) -> None:
     """Print a wire message as one JSON document, with the names of its definition."""
-    typer.echo(json.dumps(MessageToDict(message, preserving_proto_field_name=True), indent=2))
+    fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    typer.echo(json.dumps(fields, indent=2))

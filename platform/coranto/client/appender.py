@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.connection import REFUSALS, Connection, cancelled_from_outside
 from coranto.client.responses import append_failure, check_well_formed
 from coranto.client.values import AppendConditions, AppendResult
 from coranto.errors import (
@@ -23,7 +23,6 @@ from coranto.errors import (
     CorantoError,
     CorruptData,
     InvalidInput,
-    RpcFailed,
     Unavailable,
 )
 from coranto.fragments import ZERO_SUM, sum_from_wire
@@ -111,9 +110,11 @@ class Appender:
                     await call.write(pb.AppendRequest(content=bytes(view[begin : begin + MAX_MESSAGE_BYTES])))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._refusal(error) from error
-        except BaseException:
+        except asyncio.CancelledError:
             self.abort()
-            raise
+            if cancelled_from_outside():
+                raise
+            raise self._closed() from None
         self._digest.update(content)
         self._length += len(content)
 
@@ -130,9 +131,11 @@ class Appender:
             await call.write(_COMMIT)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._refusal(error) from error
-        except BaseException:
+        except asyncio.CancelledError:
             self.abort()
-            raise
+            if cancelled_from_outside():
+                raise
+            raise self._closed() from None
         if call.done():
             raise await self._refusal(None)
         try:
@@ -141,9 +144,11 @@ class Appender:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._state = _State.ENDED
             raise await self._failed_commit(call, error) from error
-        except BaseException:
+        except asyncio.CancelledError:
             self.abort()
-            raise
+            if cancelled_from_outside():
+                raise
+            raise self._unknown(self._closed()) from None
         self._state = _State.ENDED
         result = self._checked(response)
         self._state = _State.COMMITTED
@@ -180,7 +185,7 @@ class Appender:
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            return Unavailable(f"{self._subject}: the connection to {self._connection.endpoint} was closed")
+            return self._closed()
         finally:
             call.cancel()
         refusal = append_failure(response, self._subject)
@@ -193,8 +198,14 @@ class Appender:
             return await self._refusal(error)
         assert isinstance(error, grpc.aio.AioRpcError)
         failure = self._connection.failure(self._subject, error)
-        if isinstance(failure, RpcFailed):
+        if error.code() in REFUSALS:
             return failure
+        return self._unknown(failure)
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"{self._subject}: the connection to {self._connection.endpoint} was closed")
+
+    def _unknown(self, failure: CorantoError) -> AppendOutcomeUnknown:
         return AppendOutcomeUnknown(
             f"{self._subject}: the answer to its commit of {self._length} bytes was lost ({failure}). "
             "Read the journal to learn whether it was applied, or append again if readers discard duplicates."

@@ -137,9 +137,14 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.requests: list[Any] = []
         """First message of each call, in order."""
         self.chunk_bytes: Callable[[], int] = lambda: 32736
+        self.tamper: Callable[[Any], None] = lambda response: None
+        """Changes responses of Append and Read before they are sent."""
+        self.content_sizes: list[int] = []
+        """Bytes in each message of appended content, in order."""
         self.endpoint = ""
         self._revision = 1
         self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
+        self._reached: defaultdict[Point, asyncio.Event] = defaultdict(asyncio.Event)
         self._written = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._proxy = _Proxy()
@@ -149,6 +154,10 @@ class FakeBroker(pb_grpc.JournalServicer):
     def at(self, point: Point, *actions: Action | None) -> None:
         """The next calls that reach `point` meet these actions in turn; None lets one pass."""
         self._actions[point].extend(actions)
+
+    async def reached(self, point: Point) -> None:
+        """Return once any call has reached `point`."""
+        await self._reached[point].wait()
 
     def create(self, name: str, **fields: Any) -> FakeJournal:
         """Add a journal; `fields` are those of a JournalSpec."""
@@ -287,6 +296,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 committing = True
                 continue
             content += message.content
+            self.content_sizes.append(len(message.content))
             status = await self._reach(Point.APPEND_CONTENT, context)
             if status is not None:
                 return pb.AppendResponse(status=_status(status), header=self._header(), registers=journal.registers)
@@ -302,7 +312,9 @@ class FakeBroker(pb_grpc.JournalServicer):
             self._written.notify_all()
         await self._reach(Point.APPEND_APPLIED, context)
         commit = Fragment(first.journal, begin, begin + len(content), sum_of(bytes(content)), Codec.NONE)
-        return pb.AppendResponse(header=self._header(), commit=commit.to_wire(), registers=journal.registers)
+        response = pb.AppendResponse(header=self._header(), commit=commit.to_wire(), registers=journal.registers)
+        self.tamper(response)
+        return response
 
     def _refusal(self, journal: FakeJournal | None, request: pb.AppendRequest) -> int | None:
         if journal is None:
@@ -345,13 +357,15 @@ class FakeBroker(pb_grpc.JournalServicer):
                 return
             offset, item = found
             fragment = item.fragment
-            yield pb.ReadResponse(
+            metadata = pb.ReadResponse(
                 header=header,
                 offset=offset,
                 write_head=journal.head,
                 fragment=fragment.to_wire(),
                 fragment_url=item.url,
             )
+            self.tamper(metadata)
+            yield metadata
             header = None
             end = min(fragment.end, request.end_offset or fragment.end)
             if request.metadata_only or offset >= end or (request.do_not_proxy and fragment.mod_time):
@@ -361,7 +375,9 @@ class FakeBroker(pb_grpc.JournalServicer):
                 begin = offset - fragment.begin
                 if await self._reach(Point.READ_CONTENT, context) is not None:
                     return
-                yield pb.ReadResponse(offset=offset, content=item.content[begin : begin + size])
+                chunk = pb.ReadResponse(offset=offset, content=item.content[begin : begin + size])
+                self.tamper(chunk)
+                yield chunk
                 offset += size
             if offset == request.end_offset:
                 await self._reach(Point.READ_END, context)
@@ -385,6 +401,7 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def _reach(self, point: Point, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
         """Do what is due here. A status to answer with is returned, `Break.END` as OK."""
+        self._reached[point].set()
         actions = self._actions[point]
         action = actions.popleft() if actions else None
         if isinstance(action, grpc.StatusCode):

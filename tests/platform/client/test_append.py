@@ -1,0 +1,388 @@
+"""Appends: what is sent, what comes of each way to fail, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import grpc
+import pytest
+from coranto.client import Appender, JournalClient
+from coranto.client.connection import REFUSALS
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CorruptData,
+    InsufficientBrokers,
+    InvalidInput,
+    JournalNotFound,
+    NoPrimaryBroker,
+    NotAllowed,
+    Outcome,
+    RegisterMismatch,
+    RpcFailed,
+    StatusError,
+    Unavailable,
+    WrongAppendOffset,
+    status_error,
+)
+from coranto.fragments import ZERO_SUM
+from coranto.labels import label_selector, label_set
+from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.wire import protocol_pb2 as pb
+
+NAME = "test/journal"
+
+
+class HurriedClock(Protocol):
+    slept: float
+
+
+async def test_content_is_committed_and_described(client: JournalClient, journal: FakeJournal) -> None:
+    first = await client.append(NAME, b"hello ")
+    second = await client.append(NAME, b"world")
+    assert journal.content == b"hello world"
+    assert (first.begin, first.end, second.begin, second.end) == (0, 6, 6, 11)
+    assert second.sum == hashlib.sha1(b"world").digest()
+    assert second.header.etcd.revision > 0
+    assert second.journal == NAME
+
+
+async def test_a_barrier_commits_nothing(client: JournalClient, journal: FakeJournal) -> None:
+    await client.append(NAME, b"before")
+    barrier = await client.append(NAME, b"")
+    assert (barrier.begin, barrier.end, barrier.sum) == (6, 6, ZERO_SUM)
+    assert journal.content == b"before"
+
+
+async def test_large_content_is_sent_in_messages_of_at_most_a_mebibyte(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    content = bytes(range(256)) * (14 << 10)
+    await client.append(NAME, [b"", b"head", content])
+    assert broker.content_sizes == [4, 1 << 20, 1 << 20, 1 << 20, 1 << 19]
+    assert journal.content == b"head" + content
+
+
+async def test_an_iterable_is_one_append(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    result = await client.append(NAME, _pieces(b"a", b"b", b"c"))
+    assert (result.end, journal.content, broker.count("Append")) == (3, b"abc", 1)
+
+
+async def _pieces(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+# -- Rolling back --------------------------------------------------------------------------------------------------
+
+
+async def test_leaving_without_a_commit_rolls_back(client: JournalClient, journal: FakeJournal) -> None:
+    async with client.appender(NAME) as append:
+        await append.write(b"never")
+    with pytest.raises(ZeroDivisionError):
+        await _write_and_fail(client)
+    assert (await client.append(NAME, b"yes")).begin == 0
+    assert journal.content == b"yes"
+
+
+async def _write_and_fail(client: JournalClient) -> None:
+    async with client.appender(NAME) as append:
+        await append.write(b"never")
+        raise ZeroDivisionError
+
+
+async def _write_for(seconds: float, append: Appender, piece: bytes) -> None:
+    """Write until something stops it."""
+    async with asyncio.timeout(seconds):
+        while True:
+            await append.write(piece)
+
+
+async def test_an_ended_appender_says_so(client: JournalClient, journal: FakeJournal) -> None:
+    append = client.appender(NAME)
+    append.abort()
+    with pytest.raises(InvalidInput, match="rolled back"):
+        await append.write(b"late")
+    append = client.appender(NAME)
+    await append.commit()
+    with pytest.raises(InvalidInput, match="committed"):
+        await append.commit()
+
+
+async def test_cancelling_a_write_rolls_back(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    append = client.appender(NAME)
+    with pytest.raises(TimeoutError):
+        await _write_for(0.2, append, bytes(1 << 20))
+    with pytest.raises(InvalidInput, match="rolled back"):
+        await append.commit()
+    await client.append(NAME, b"next")
+    assert journal.content == b"next"
+
+
+async def test_cancelling_a_commit_is_a_cancellation(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_HALF_CLOSED, Break.HANG)
+    append = asyncio.create_task(client.append(NAME, b"content", retry_unknown=True))
+    await broker.reached(Point.APPEND_HALF_CLOSED)
+    append.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await append
+    assert broker.count("Append") == 1
+    assert journal.content == b""
+
+
+# -- Failing -------------------------------------------------------------------------------------------------------
+
+TURNED_AWAY = sorted(REFUSALS, key=lambda code: code.name)
+STATUSES = [status for status in pb.Status.values() if status != pb.OK]
+
+
+@pytest.mark.parametrize("status", STATUSES, ids=pb.Status.Name)
+@pytest.mark.parametrize("point", [Point.APPEND_BEGUN, Point.APPEND_CONTENT], ids=lambda point: point.name)
+async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: pb.Status.ValueType, point: Point
+) -> None:
+    broker.at(point, status)
+    with pytest.raises(type(status_error(status, ""))) as caught:
+        await client.append(NAME, b"content", patience=0)
+    assert caught.value.status == status
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert caught.value.header is not None
+    assert NAME in str(caught.value)
+    assert journal.content == b""
+
+
+async def test_a_status_of_a_newer_broker_is_an_error(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_BEGUN, 99)
+    with pytest.raises(StatusError, match="99"):
+        await client.append(NAME, b"content")
+    assert journal.content == b""
+
+
+async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_CONTENT, None, pb.NOT_ALLOWED)
+    append = client.appender(NAME)
+    with pytest.raises(NotAllowed):
+        await _write_for(30, append, bytes(1 << 18))
+    assert journal.content == b""
+
+
+async def test_nothing_listens(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    await broker.refuse()
+    with pytest.raises(Unavailable) as caught:
+        await client.append(NAME, b"content", patience=0)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert broker.endpoint in str(caught.value)
+
+
+async def test_a_connection_that_breaks_before_the_commit_applies_nothing(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_CONTENT, Break.CUT)
+    append = client.appender(NAME)
+    with pytest.raises(Unavailable) as caught:
+        await _write_for(30, append, bytes(1000))
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert journal.content == b""
+    assert broker.count("Append") == 1
+
+
+UNKNOWN = [Break.CUT, *(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK and code not in TURNED_AWAY)]
+
+
+@pytest.mark.parametrize("action", UNKNOWN, ids=lambda action: action.name)
+@pytest.mark.parametrize("applied", [False, True], ids=["not applied", "applied"])
+async def test_an_answer_that_is_lost_after_the_commit_leaves_the_outcome_unknown(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, action: Break | grpc.StatusCode, applied: bool
+) -> None:
+    broker.at(Point.APPEND_APPLIED if applied else Point.APPEND_HALF_CLOSED, action)
+    with pytest.raises(AppendOutcomeUnknown, match="append again if readers discard duplicates") as caught:
+        await client.append(NAME, b"content")
+    assert caught.value.outcome is Outcome.UNKNOWN
+    assert journal.content == (b"content" if applied else b"")
+    assert broker.count("Append") == 1
+
+
+@pytest.mark.parametrize("code", TURNED_AWAY, ids=lambda code: code.name)
+@pytest.mark.parametrize("point", [Point.APPEND_BEGUN, Point.APPEND_HALF_CLOSED], ids=lambda point: point.name)
+async def test_a_call_that_is_turned_away_was_not_applied(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, code: grpc.StatusCode, point: Point
+) -> None:
+    broker.at(point, code)
+    with pytest.raises(RpcFailed, match=code.name) as caught:
+        await client.append(NAME, b"content", retry_unknown=True)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert caught.value.code == code.name
+    assert journal.content == b""
+    assert broker.count("Append") == 1
+
+
+async def test_closing_the_client_fails_a_commit_whose_outcome_is_then_unknown(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_HALF_CLOSED, Break.HANG)
+    append = asyncio.create_task(client.append(NAME, b"content"))
+    await broker.reached(Point.APPEND_HALF_CLOSED)
+    await client.close()
+    with pytest.raises(AppendOutcomeUnknown):
+        await append
+
+
+async def test_closing_the_client_ends_an_append_before_its_commit(client: JournalClient, journal: FakeJournal) -> None:
+    append = client.appender(NAME)
+    await append.write(b"content")
+    await client.close()
+    with pytest.raises(Unavailable):
+        await append.commit()
+    assert journal.content == b""
+
+
+# -- What the broker answers is checked ----------------------------------------------------------------------------
+
+
+def _other_sum(response: pb.AppendResponse) -> None:
+    response.commit.sum.part1 ^= 1
+
+
+def _other_length(response: pb.AppendResponse) -> None:
+    response.commit.end += 1
+
+
+def _no_commit(response: pb.AppendResponse) -> None:
+    response.ClearField("commit")
+
+
+def _no_registers(response: pb.AppendResponse) -> None:
+    response.ClearField("registers")
+
+
+def _no_etcd(response: pb.AppendResponse) -> None:
+    response.header.ClearField("etcd")
+
+
+@pytest.mark.parametrize("tamper", [_other_sum, _other_length, _no_commit, _no_registers, _no_etcd])
+async def test_an_answer_that_contradicts_what_was_sent_is_refused(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, tamper: Callable[[pb.AppendResponse], None]
+) -> None:
+    broker.tamper = tamper
+    with pytest.raises(CorruptData, match=NAME):
+        await client.append(NAME, b"content", retry_unknown=True)
+    assert broker.count("Append") == 1
+
+
+@pytest.mark.parametrize("name", ["", "/rooted", "a//b", "abc", "with space"])
+async def test_names_that_no_broker_accepts_are_not_sent(client: JournalClient, broker: FakeBroker, name: str) -> None:
+    with pytest.raises(InvalidInput):
+        await client.append(name, b"content")
+    with pytest.raises(InvalidInput):
+        client.appender("good/name", offset=-1)
+    assert broker.calls == []
+
+
+# -- Conditions ----------------------------------------------------------------------------------------------------
+
+
+async def test_registers_are_checked_and_changed(client: JournalClient, journal: FakeJournal) -> None:
+    mine = label_selector(include={"author": "me"}.items())
+    first = await client.append(NAME, b"1", check_registers=mine, union_registers=label_set(author="me", more="x"))
+    assert first.registers == label_set(author="me", more="x")
+    await client.append(NAME, b"2", check_registers=mine, subtract_registers=label_set(more="x"))
+    with pytest.raises(RegisterMismatch) as caught:
+        await client.append(NAME, b"3", check_registers=label_selector(include={"author": "you"}.items()))
+    assert caught.value.registers == label_set(author="me")
+    assert journal.content == b"12"
+
+
+async def test_an_offset_makes_an_append_happen_at_most_once(client: JournalClient, journal: FakeJournal) -> None:
+    await client.append(NAME, b"12345")
+    await client.append(NAME, b"6", offset=5)
+    with pytest.raises(WrongAppendOffset):
+        await client.append(NAME, b"6", offset=5)
+    assert journal.content == b"123456"
+
+
+# -- Trying again --------------------------------------------------------------------------------------------------
+
+TRANSIENT = [pb.NO_JOURNAL_PRIMARY_BROKER, pb.NOT_JOURNAL_PRIMARY_BROKER, pb.INSUFFICIENT_JOURNAL_BROKERS]
+
+
+@pytest.mark.parametrize("status", TRANSIENT, ids=pb.Status.Name)
+async def test_content_is_appended_again_while_brokers_cannot_serve(
+    client: JournalClient,
+    broker: FakeBroker,
+    journal: FakeJournal,
+    clock: HurriedClock,
+    status: pb.Status.ValueType,
+) -> None:
+    broker.at(Point.APPEND_BEGUN, *[status] * 7)
+    await client.append(NAME, [b"con", b"tent"])
+    assert journal.content == b"content"
+    assert broker.count("Append") == 8
+    assert clock.slept == pytest.approx(0.05 * 2 + 0.1 * 2 + 1 * 2 + 5)
+
+
+async def test_patience_runs_out(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
+) -> None:
+    broker.at(Point.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * 10)
+    with pytest.raises(NoPrimaryBroker):
+        await client.append(NAME, b"content", patience=2)
+    assert clock.slept <= 2
+    assert broker.count("Append") == 6
+
+
+async def test_a_broker_that_comes_back_is_found(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    await client.append(NAME, b"before ")
+    await broker.refuse()
+    with pytest.raises(Unavailable):
+        await client.append(NAME, b"never", patience=0)
+    await broker.accept()
+    async with JournalClient(broker.endpoint, patience=30) as patient:
+        await patient.append(NAME, b"after")
+    assert journal.content == b"before after"
+
+
+async def test_other_refusals_are_not_repeated(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    with pytest.raises(JournalNotFound):
+        await client.append("no/such/journal", b"content")
+    assert broker.count("Append") == 1
+
+
+async def test_an_unknown_outcome_is_repeated_only_on_request(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_APPLIED, Break.CUT)
+    broker.at(Point.APPEND_HALF_CLOSED, None, grpc.StatusCode.UNAVAILABLE)
+    result = await client.append(NAME, b"once or twice;", retry_unknown=True)
+    assert broker.count("Append") == 3
+    assert journal.content == b"once or twice;once or twice;"
+    assert result.begin == 14
+
+
+async def test_an_iterable_is_not_asked_again_for_what_it_gave(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    with pytest.raises(InsufficientBrokers):
+        await client.append(NAME, _pieces(b"a", b"b"), retry_unknown=True)
+    assert (journal.content, broker.count("Append")) == (b"", 1)
+
+
+async def test_an_iterable_is_kept_while_no_broker_listens(broker: FakeBroker, journal: FakeJournal) -> None:
+    await broker.refuse()
+    async with JournalClient(broker.endpoint, patience=30) as client:
+        append = asyncio.create_task(client.append(NAME, _pieces(b"a", b"b")))
+        await asyncio.sleep(0.01)
+        await broker.accept()
+        await append
+    assert journal.content == b"ab"
