@@ -1,0 +1,62 @@
+"""Journals as Dagster assets.
+
+::
+
+    journals = JournalResource()                                   # finds the embedded cluster, or takes an endpoint
+    specs    = build_journal_specs_asset(Path("journals.yaml"))    # applies journal specs
+    events   = build_journal_group_asset(JournalGroup("shop/orders"), publish, deps=[specs])
+    check    = build_fragment_check(JournalGroup("shop/orders"))   # stores agree with the brokers' index
+    sensor   = build_journal_polling_sensor(group=JournalGroup("shop/orders"), job=consume)
+
+Importing this package does not import Spark.
+"""
+
+from __future__ import annotations
+
+from dagster import DagsterLibraryRegistry
+
+from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.groups import JournalGroup
+from dagster_coranto.instance import dagster_environment, prepare_home
+from dagster_coranto.journal_assets import (
+    Publication,
+    PublishContext,
+    PublishFunction,
+    build_journal_group_asset,
+    journal_assets,
+)
+from dagster_coranto.metadata import JournalMetadataSet
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
+from dagster_coranto.specs_asset import build_journal_specs_asset
+from dagster_coranto.translator import (
+    DagsterJournalTranslator,
+    JournalTranslatorData,
+    build_group_spec,
+    build_journal_asset_specs,
+)
+from dagster_coranto.version import __version__
+
+DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
+
+__all__ = [
+    "DagsterJournalTranslator",
+    "JournalGroup",
+    "JournalMetadataSet",
+    "JournalPollingSensorCursor",
+    "JournalResource",
+    "JournalTranslatorData",
+    "Publication",
+    "PublishContext",
+    "PublishFunction",
+    "__version__",
+    "build_fragment_check",
+    "build_group_spec",
+    "build_journal_asset_specs",
+    "build_journal_group_asset",
+    "build_journal_polling_sensor",
+    "build_journal_specs_asset",
+    "dagster_environment",
+    "journal_assets",
+    "prepare_home",
+]

@@ -1,0 +1,168 @@
+"""An asset check: do the objects in the fragment stores agree with the brokers' index, and is every byte covered?"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import dagster as dg
+from coranto.audit import FragmentAudit, JournalAudit, Verdict, audit_journal
+from coranto.client import JournalClient
+from coranto.client.loop import shared_loop
+from coranto.client.values import JournalInfo
+from coranto.errors import CorruptFragment, StoreError
+from coranto.fragments import Fragment
+from coranto.stores import StoreRegistry
+
+from dagster_coranto.groups import JournalGroup
+from dagster_coranto.metadata import table
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.translator import DagsterJournalTranslator, JournalTranslatorData
+
+_COLUMNS = {
+    "journal": "string",
+    "first": "int",
+    "persisted_head": "int",
+    "head": "int",
+    "persisted_fragments": "int",
+    "live_bytes": "int",
+    "problems": "int",
+}
+_SHOWN_PROBLEMS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFindings:
+    """One journal: the audit of its index, and objects of its stores that no fragment of the index covers.
+
+    `contradictions` are objects, in the index or not, whose content is not what their names say.
+    """
+
+    audit: JournalAudit
+    unindexed: tuple[Fragment, ...]
+    contradictions: tuple[FragmentAudit, ...]
+
+    @property
+    def errors(self) -> list[str]:
+        return [
+            *self.audit.problems,
+            *(f"{found.fragment.content_path}: {found.problem}" for found in self.contradictions),
+        ]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            f"{fragment.content_path}: {fragment.backing_store} holds it, but the brokers' index covers none of it"
+            for fragment in self.unindexed
+        ]
+
+
+def outside_index(objects: Iterable[Fragment], index: Iterable[Fragment]) -> tuple[list[Fragment], list[Fragment]]:
+    """Objects that the index does not name, parted in two: those within one of its fragments, and those beyond it.
+
+    The first kind is usual: an index forgets what a larger fragment covers, and names a fragment as the brokers' own
+    until it has listed the store again.
+    """
+    fragments = list(index)
+    named = {(fragment.backing_store, fragment.content_path) for fragment in fragments}
+    covered, beyond = [], []
+    for candidate in objects:
+        if (candidate.backing_store, candidate.content_path) in named:
+            continue
+        within = any(fragment.begin <= candidate.begin and candidate.end <= fragment.end for fragment in fragments)
+        (covered if within else beyond).append(candidate)
+    return covered, beyond
+
+
+async def examine(client: JournalClient, stores: StoreRegistry, journal: JournalInfo) -> FragmentFindings:
+    """Audit a journal from its index to its stores, and from its stores to its index."""
+    # The stores are listed first, so that what is persisted meanwhile cannot seem unknown to the index.
+    objects = [
+        fragment for url in journal.spec.fragment.stores async for fragment in stores.get(url).list(journal.name)
+    ]
+    audit = await audit_journal(client, stores, journal.name)
+    covered, beyond = outside_index(objects, [found.fragment for found in audit.fragments])
+    contradictions = []
+    for fragment in (*covered, *beyond):
+        try:
+            await stores.get(fragment.backing_store).read(fragment)
+        except CorruptFragment as error:
+            contradictions.append(FragmentAudit(fragment, Verdict.CORRUPT, str(error)))
+        except StoreError as error:
+            contradictions.append(FragmentAudit(fragment, Verdict.UNREADABLE, str(error)))
+    return FragmentFindings(audit, tuple(beyond), tuple(contradictions))
+
+
+def build_fragment_check(
+    group: JournalGroup,
+    *,
+    name: str = "fragments_agree",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+    dagster_journal_translator: DagsterJournalTranslator | None = None,
+    resource_key: str = "journals",
+) -> dg.AssetChecksDefinition:
+    """A check of every journal of a group, on the group's asset.
+
+    It passes when each object that the index names is in its store and has the length and SHA-1 of its name; when those
+    objects and the brokers' live spools cover the journal without a gap, from its first retained offset to its head;
+    and when no object in the stores contradicts its own name. Objects that the index knows nothing of are reported as
+    a warning. All content is read: run it as often as that is worth it.
+    """
+    translator = dagster_journal_translator or DagsterJournalTranslator()
+    key = translator.get_asset_key(JournalTranslatorData(group.name))
+
+    @dg.asset_check(
+        asset=key,
+        name=name,
+        blocking=blocking,
+        description="Persisted fragments and live spools cover the journals, and agree with the brokers' index.",
+        required_resource_keys={resource_key},
+    )
+    def fragments_agree(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resource: JournalResource = getattr(context.resources, resource_key)
+        return as_result(shared_loop().run(_examine_all(resource, resource.group(group))), severity)
+
+    return fragments_agree
+
+
+async def _examine_all(resource: JournalResource, group: JournalGroup) -> list[FragmentFindings]:
+    stores = resource.stores()
+    async with JournalClient.of(resource.client_config()) as client:
+        journals = (await client.list(group.selector)).journals
+        return [await examine(client, stores, journal) for journal in journals]
+
+
+def as_result(findings: list[FragmentFindings], severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+    """The check's result: failed with `severity` for errors, failed with a warning for nothing but warnings."""
+    errors = [problem for found in findings for problem in found.errors]
+    warnings = [problem for found in findings for problem in found.warnings]
+    audits = [found.audit for found in findings]
+    rows: list[dict[str, str | int | float | bool | None]] = [
+        {
+            "journal": found.audit.journal,
+            "first": found.audit.first,
+            "persisted_head": found.audit.persisted_head,
+            "head": found.audit.head,
+            "persisted_fragments": sum(1 for a in found.audit.fragments if a.fragment.backing_store),
+            "live_bytes": found.audit.live_bytes,
+            "problems": len(found.errors) + len(found.warnings),
+        }
+        for found in findings
+    ]
+    metadata: dict[str, object] = {
+        "journals": table(rows, _COLUMNS),
+        "persisted_bytes": sum(audit.persisted_head - audit.first for audit in audits),
+        "live_bytes": sum(audit.live_bytes for audit in audits),
+        "fragments": sum(len(audit.fragments) for audit in audits),
+    }
+    problems = errors + warnings
+    if problems:
+        shown = "\n".join(f"- {problem}" for problem in problems[:_SHOWN_PROBLEMS])
+        if len(problems) > _SHOWN_PROBLEMS:
+            shown += f"\n- and {len(problems) - _SHOWN_PROBLEMS} more"
+        metadata["findings"] = dg.MetadataValue.md(shown)
+    return dg.AssetCheckResult(
+        passed=not problems,
+        severity=severity if errors else dg.AssetCheckSeverity.WARN,
+        metadata=metadata,
+        description=problems[0] if problems else f"{len(findings)} journals are sound",
+    )

@@ -1,0 +1,41 @@
+"""A home for Dagster beside a cluster's data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_TEMPLATE = """\
+# Written by Coranto when it starts Dagster; changes are kept as long as this file exists.
+telemetry:
+  enabled: false
+# Runs start at once, without the daemon: a consumer's fence, not a queue, keeps two of them apart.
+run_coordinator:
+  module: dagster._core.run_coordinator
+  class: DefaultRunCoordinator
+"""
+
+
+def prepare_home(data_dir: Path) -> Path:
+    """Make `data_dir`/dagster a DAGSTER_HOME, telemetry off, and return its absolute path.
+
+    A dagster.yaml that is there already is left as it is.
+    """
+    home = (data_dir / "dagster").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
+    if not settings.exists():
+        settings.write_text(_TEMPLATE)
+    return home
+
+
+def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for processes of Dagster that use the cluster below `data_dir`, from `base` (this process's)."""
+    return {
+        **(os.environ if base is None else base),
+        "DAGSTER_HOME": str(prepare_home(data_dir)),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
+        "CORANTO_DATA": str(data_dir.absolute()),
+    }

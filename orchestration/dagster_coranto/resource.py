@@ -1,0 +1,104 @@
+"""The resource through which assets, checks and sensors reach a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+from coranto.client import ClientConfig, JournalClient, SyncJournalClient
+from coranto.client.loop import shared_loop
+from coranto.client.values import JournalInfo
+from coranto.cluster import locate
+from coranto.stores import StoreRegistry
+from pydantic import Field
+
+from dagster_coranto.groups import JournalGroup, check_prefix
+
+_CONCURRENT_CALLS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """A journal's write head, and the etcd revision that created it: a journal made anew begins again at 0."""
+
+    head: int
+    create_revision: int
+
+
+class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+    """A cluster of brokers.
+
+    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is asked for, because
+    its ports change from start to start.
+    """
+
+    endpoint: str = Field(
+        default="", description="Brokers, as host:port or a URL. Empty: those of the cluster below data_dir."
+    )
+    file_root: str = Field(
+        default="",
+        description="Folder that file:/// fragment stores are rooted at, when readable here. Empty: look up.",
+    )
+    data_dir: str = Field(
+        default="", description="Folder of an embedded cluster. Empty: $CORANTO_DATA, otherwise ./.coranto."
+    )
+    prefix: str = Field(
+        default="",
+        description="Put in front of every journal name that assets speak of (such as 'rerun/'), so that the same "
+        "assets can run over another set of journals.",
+    )
+
+    def client_config(self) -> ClientConfig:
+        """Where the cluster is now. Raises ClusterError when it is to be looked up and does not run."""
+        if self.endpoint:
+            return ClientConfig(self.endpoint, Path(self.file_root) if self.file_root else None)
+        found = locate(Path(self.data_dir) if self.data_dir else None)
+        return ClientConfig(found.endpoint, Path(self.file_root) if self.file_root else found.file_root)
+
+    def located_data_dir(self) -> Path:
+        """Folder of the embedded cluster that assets use, and where they keep what belongs beside it."""
+        return Path(self.data_dir or os.environ.get("CORANTO_DATA") or ".coranto")
+
+    def client(self) -> SyncJournalClient:
+        """A client of the cluster. Close it, or use it as a context manager."""
+        return SyncJournalClient.of(self.client_config())
+
+    def stores(self) -> StoreRegistry:
+        """The fragment stores, as brokers of the cluster name them."""
+        return StoreRegistry(self.client_config().file_root)
+
+    def name(self, name: str) -> str:
+        """A journal's full name."""
+        return check_prefix(self.prefix) + name
+
+    def group(self, group: JournalGroup) -> JournalGroup:
+        """A group, below this resource's prefix."""
+        return group.under(self.prefix)
+
+    def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
+        """Heads of a group's journals, by full name and in its order. The prefix applies."""
+        return shared_loop().run(self._positions(self.group(group)))
+
+    async def _positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
+        async with JournalClient.of(self.client_config()) as client:
+            journals: Sequence[JournalInfo] = (await client.list(group.selector)).journals
+            limit = asyncio.Semaphore(_CONCURRENT_CALLS)
+
+            async def head(name: str) -> int:
+                async with limit:
+                    return await client.head(name)
+
+            heads = await asyncio.gather(*(head(journal.name) for journal in journals))
+        return {
+            journal.name: JournalPosition(head, journal.create_revision)
+            for journal, head in zip(journals, heads, strict=True)
+        }
+
+
+def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
+    """The offset vector of positions."""
+    return {journal: position.head for journal, position in positions.items()}

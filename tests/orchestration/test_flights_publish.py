@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pandas as pd
+import pytest
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput, RegisterMismatch
+from coranto.labels import label_set
+from coranto.messages import Flags, JsonLines, iter_messages
+from coranto.messages.sequencer import Sequencer, read_committed
+from coranto.testing.fake_broker import Break, FakeBroker, Point
+from dagster_coranto import JournalResource
+from dagster_coranto.flights import publish
+from dagster_coranto.flights.data import IDENTITY, Flight, iter_flights, load_flights
+from dagster_coranto.flights.publish import FlightsPublisher, Source, Standing
+
+JOURNALS = [f"flights/events/part-{index:03}" for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def flights() -> pd.DataFrame:
+    return load_flights(1000)
+
+
+@pytest.fixture
+def client(broker: FakeBroker, journals: JournalResource) -> SyncJournalClient:
+    for name in JOURNALS:
+        broker.create(name)
+    return journals.client()
+
+
+def publisher(client: SyncJournalClient) -> FlightsPublisher:
+    return FlightsPublisher(client, JOURNALS, transaction_rows=150, altered=40, rng=random.Random(1))
+
+
+def committed(broker: FakeBroker) -> list[Flight]:
+    """What read-committed readers of all journals see."""
+    found: list[Flight] = []
+    for name in JOURNALS:
+        envelopes = iter_messages(JsonLines(), name, [broker.journals[name].content], 0)
+        for envelope in read_committed(envelopes, Sequencer(ring_size=1 << 20), lambda _: []):
+            message = dict(envelope.message)
+            message.pop("_meta")
+            found.append(message)
+    return found
+
+
+def keys(flights: list[Flight]) -> Counter[tuple[object, ...]]:
+    return Counter(tuple(flight[column] for column in (*IDENTITY, "arr_delay", "tailnum")) for flight in flights)
+
+
+def raw_count(broker: FakeBroker, flag: Flags) -> int:
+    return sum(
+        envelope.flags == flag
+        for name in JOURNALS
+        for envelope in iter_messages(JsonLines(), name, [broker.journals[name].content], 0)
+    )
+
+
+def test_readers_see_every_flight_once_in_spite_of_repeated_batches_and_a_rolled_back_transaction(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    report = publisher(client).publish(flights)
+    assert (report.flights, report.transactions, report.rolled_back) == (1000, 7, 40)
+    assert report.repeated_batches >= 1
+    assert keys(committed(broker)) == keys(list(iter_flights(flights)))
+    assert raw_count(broker, Flags.CONTINUE_TXN) > 1040
+
+
+def test_a_tail_number_stays_in_one_journal(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    publisher(client).publish(flights)
+    homes: dict[object, set[str]] = {}
+    for name in JOURNALS:
+        for envelope in iter_messages(JsonLines(), name, [broker.journals[name].content], 0):
+            if tail := envelope.message.get("tailnum"):
+                homes.setdefault(tail, set()).add(name)
+    assert all(len(found) == 1 for found in homes.values())
+    assert {name for found in homes.values() for name in found} == set(JOURNALS)
+
+
+def test_publishing_again_does_nothing_and_a_larger_slice_adds_the_rest(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    publisher(client).publish(flights.head(600))
+    heads = {name: broker.journals[name].head for name in JOURNALS}
+    assert publisher(client).publish(flights.head(600)).flights == 0
+    assert {name: broker.journals[name].head for name in JOURNALS} == heads
+    assert publisher(client).publish(flights).flights == 400
+    assert keys(committed(broker)) == keys(list(iter_flights(flights)))
+
+
+class Crash(Exception):
+    """Stands for the death of the publishing process."""
+
+
+@pytest.mark.parametrize("survives", [*range(0, 24, 2), 25, 31])
+def test_after_a_crash_anywhere_a_second_run_completes_the_publication(
+    broker: FakeBroker,
+    client: SyncJournalClient,
+    flights: pd.DataFrame,
+    monkeypatch: pytest.MonkeyPatch,
+    survives: int,
+) -> None:
+    """The first publisher dies at its acknowledgement number `survives`; what it appended before stays."""
+    real, left = SyncJournalClient.append, survives + len(JOURNALS)
+
+    def append(self: SyncJournalClient, journal: str, *args: object, **options: object) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Crash
+        return real(self, journal, *args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SyncJournalClient, "append", append)
+        try:
+            publisher(client).publish(flights)
+        except Crash:
+            crashed = True
+        else:
+            crashed = False
+    assert crashed is (survives < 28)
+    publisher(client).publish(flights)
+    assert keys(committed(broker)) == keys(list(iter_flights(flights)))
+
+
+def test_an_acknowledgement_whose_answer_was_lost_counts_once(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    # After the four barriers: cut connections behind appends that were applied, acknowledgements among them.
+    broker.at(Point.APPEND_APPLIED, *[None] * 4, *[Break.CUT, None, None] * 8)
+    report = publisher(client).publish(flights)
+    assert report.flights == 1000
+    assert keys(committed(broker)) == keys(list(iter_flights(flights)))
+
+
+def test_of_two_publishers_at_once_one_is_let_through(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    publisher(client).publish(flights.head(300))
+    slow = publisher(client)
+    standing = {name: Standing.of(broker.journals[name].registers) for name in JOURNALS}
+    publisher(client).publish(flights.head(600))
+    stale = iter(standing.values())
+    original = Standing.of
+    with pytest.MonkeyPatch.context() as patched:
+        # The slow one looked before the other published.
+        patched.setattr(publish.Standing, "of", lambda registers: next(stale, None) or original(registers))
+        with pytest.raises(RegisterMismatch):
+            slow.publish(flights)
+    publisher(client).publish(flights)
+    assert keys(committed(broker)) == keys(list(iter_flights(flights)))
+
+
+def test_journals_that_hold_other_data_are_refused(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    broker.journals[JOURNALS[2]].registers = label_set({publish.SOURCE: "other.0123456789ab.5", publish.ROWS: "10"})
+    with pytest.raises(InvalidInput, match="already hold flights of another file or publisher"):
+        publisher(client).publish(flights)
+
+
+def test_a_source_survives_its_text_form() -> None:
+    source = Source.fresh("0123456789abcdef")
+    assert Source.parse(str(source)) == source
+    with pytest.raises(InvalidInput, match="is not digest"):
+        Source.parse("nonsense")

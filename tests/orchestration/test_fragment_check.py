@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from coranto.client.loop import shared_loop
+from coranto.codecs import compress
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
+from coranto.wire import protocol_pb2 as pb
+from dagster_coranto import JournalGroup, JournalResource, build_fragment_check
+from dagster_coranto.checks import outside_index
+
+EVENTS = JournalGroup("flights/events")
+PART = "flights/events/part-000"
+
+
+@pytest.fixture
+def journal(broker: FakeBroker, tmp_path: Path) -> FakeJournal:
+    """Three persisted fragments and a live spool."""
+    made = broker.create(PART, fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.ZSTANDARD))
+    for index in range(3):
+        shared_loop().run(broker.write(PART, f"fragment {index}\n".encode() * 100))
+        made.roll(tmp_path, Codec.ZSTANDARD)
+    shared_loop().run(broker.write(PART, b"live\n"))
+    return made
+
+
+def file_of(root: Path, fragment: Fragment) -> Path:
+    return root / "fragments" / fragment.content_path
+
+
+def run_check(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluation:
+    @dg.asset(key=["flights", "events"])
+    def events() -> None: ...
+
+    result = dg.materialize(
+        [events, build_fragment_check(EVENTS, **options)], resources={"journals": journals}, raise_on_error=False
+    )
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation
+
+
+def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
+    (record,) = evaluation.metadata["journals"].records
+    return dict(record.data)
+
+
+def findings(evaluation: dg.AssetCheckEvaluation) -> str:
+    return str(evaluation.metadata["findings"].value)
+
+
+def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: FakeJournal) -> None:
+    evaluation = run_check(journals)
+    assert evaluation.passed
+    assert evaluation.description == "1 journals are sound"
+    assert row_of(evaluation) == {
+        "journal": PART,
+        "first": 0,
+        "persisted_head": 3300,
+        "head": 3305,
+        "persisted_fragments": 3,
+        "live_bytes": 5,
+        "problems": 0,
+    }
+
+
+def test_a_missing_object_fails_it_and_leaves_a_gap(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    lost = journal.stored[1].fragment
+    file_of(tmp_path, lost).unlink()
+    evaluation = run_check(journals)
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.ERROR
+    assert f"no content covers [{lost.begin}, {lost.end})" in findings(evaluation)
+    assert lost.content_path in findings(evaluation)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "longer", "garbage"])
+def test_content_that_is_not_what_its_name_says_fails_it(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path, damage: str
+) -> None:
+    broken = journal.stored[2].fragment
+    content = bytearray(b"fragment 2\n" * 100)
+    if damage == "flipped":
+        content[500] ^= 1
+    elif damage == "truncated":
+        del content[-1:]
+    elif damage == "longer":
+        content += b"x"
+    stored = b"not zstandard" if damage == "garbage" else compress(Codec.ZSTANDARD, bytes(content))
+    file_of(tmp_path, broken).write_bytes(stored)
+    evaluation = run_check(journals)
+    assert not evaluation.passed
+    assert broken.content_path in findings(evaluation)
+
+
+def test_a_gap_in_the_index_fails_it(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+    forgotten = journal.stored.pop(1).fragment
+    file_of(tmp_path, forgotten).unlink()
+    evaluation = run_check(journals)
+    assert not evaluation.passed
+    assert f"no content covers [{forgotten.begin}, {forgotten.end})" in findings(evaluation)
+
+
+def test_what_retention_removed_from_the_front_is_no_gap(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    first = journal.stored[0].fragment
+    file_of(tmp_path, first).unlink()
+    journal.drop_before(first.end)
+    evaluation = run_check(journals)
+    assert evaluation.passed
+    assert row_of(evaluation)["first"] == first.end
+
+
+def test_a_spool_that_brokers_serve_otherwise_than_they_index_it_fails_it(
+    broker: FakeBroker, journals: JournalResource, journal: FakeJournal
+) -> None:
+    item = journal.stored[2]
+    local = Fragment(PART, item.fragment.begin, item.fragment.end, item.fragment.sum, Codec.ZSTANDARD)
+    journal.stored[2] = type(item)(local, b"x" * item.fragment.length, "")
+    evaluation = run_check(journals)
+    assert not evaluation.passed
+    assert local.content_path in findings(evaluation)
+
+
+def put(root: Path, fragment: Fragment, content: bytes) -> Fragment:
+    path = file_of(root, fragment)
+    path.write_bytes(compress(fragment.codec, content))
+    return fragment
+
+
+def test_an_object_beyond_the_index_is_a_warning(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    stray = put(tmp_path, Fragment(PART, 9000, 9005, sum_of(b"stray"), Codec.NONE), b"stray")
+    evaluation = run_check(journals)
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert f"{stray.content_path}: {STORE} holds it, but the brokers' index covers none of it" in findings(evaluation)
+
+
+def test_an_object_within_an_indexed_fragment_is_usual_but_its_content_counts(
+    journals: JournalResource, journal: FakeJournal, tmp_path: Path
+) -> None:
+    inner = put(tmp_path, Fragment(PART, 0, 11, sum_of(b"fragment 0\n"), Codec.NONE), b"fragment 0\n")
+    assert run_check(journals).passed
+    put(tmp_path, inner, b"fragment x\n")
+    evaluation = run_check(journals)
+    assert evaluation.severity is dg.AssetCheckSeverity.ERROR
+    assert inner.content_path in findings(evaluation)
+
+
+def test_severity_is_the_authors_choice(journals: JournalResource, journal: FakeJournal, tmp_path: Path) -> None:
+    file_of(tmp_path, journal.stored[1].fragment).unlink()
+    evaluation = run_check(journals, severity=dg.AssetCheckSeverity.WARN)
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+
+
+def test_objects_are_parted_by_whether_the_index_covers_them() -> None:
+    def fragment(begin: int, end: int, store: str = STORE) -> Fragment:
+        return Fragment(PART, begin, end, bytes(20), Codec.NONE, store)
+
+    index = [fragment(0, 10), fragment(10, 20, "")]
+    covered, beyond = outside_index(
+        [fragment(0, 10), fragment(2, 5), fragment(10, 20), fragment(18, 22), fragment(30, 40)], index
+    )
+    assert covered == [fragment(2, 5), fragment(10, 20)]
+    assert beyond == [fragment(18, 22), fragment(30, 40)]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.run_coordinator import DefaultRunCoordinator
+from dagster_coranto import dagster_environment, prepare_home
+
+
+def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = prepare_home(tmp_path)
+    assert home == tmp_path / "dagster"
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.get() as instance:
+        assert instance.telemetry_enabled is False
+        assert isinstance(instance.run_coordinator, DefaultRunCoordinator)
+        assert Path(instance.root_directory) == home
+
+
+def test_settings_that_are_there_are_kept(tmp_path: Path) -> None:
+    settings = prepare_home(tmp_path) / "dagster.yaml"
+    settings.write_text("telemetry: {enabled: false}\nretention: {}\n")
+    prepare_home(tmp_path)
+    assert settings.read_text() == "telemetry: {enabled: false}\nretention: {}\n"
+
+
+def test_processes_of_dagster_are_told_of_home_and_cluster(tmp_path: Path) -> None:
+    environment = dagster_environment(tmp_path, {"PATH": "/bin", "CORANTO_DATA": "elsewhere"})
+    assert environment == {
+        "PATH": "/bin",
+        "CORANTO_DATA": str(tmp_path),
+        "DAGSTER_HOME": str(tmp_path / "dagster"),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
+    }

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from coranto.errors import JournalNotFound
+from coranto.testing.fake_broker import FakeBroker
+from dagster_coranto import JournalGroup, JournalResource, Publication, PublishContext, journal_assets
+
+EVENTS = JournalGroup("shop/orders")
+
+
+@journal_assets(EVENTS, deps=["specs"], group_name="shop")
+def orders(context: PublishContext) -> Publication:
+    """Orders, as they are placed."""
+    for index, journal in enumerate(context.journals):
+        context.client.append(journal, b"x" * (index + 1))
+    return Publication(messages=len(context.journals), metadata={"note": context.group.name})
+
+
+def materialize(journals: JournalResource) -> dg.AssetMaterialization:
+    result = dg.materialize([orders], resources={"journals": journals})
+    (materialization,) = result.asset_materializations_for_node("shop__orders")
+    return materialization
+
+
+def test_the_asset_is_that_of_the_group() -> None:
+    spec = orders.get_asset_spec()
+    assert spec.key == dg.AssetKey(["shop", "orders"])
+    assert spec.kinds == {"journal"}
+    assert spec.group_name == "shop"
+    assert spec.description == "Orders, as they are placed."
+    assert spec.metadata["dagster-coranto/journal"] == "shop/orders"
+    assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey("specs")]
+
+
+def test_it_reports_what_publishing_did_to_the_journals(broker: FakeBroker, journals: JournalResource) -> None:
+    for name in ("shop/orders/b", "shop/orders/a", "shop/other/a"):
+        broker.create(name)
+    materialize(journals)
+    materialization = materialize(journals)
+    metadata: dict[str, Any] = {key: value.value for key, value in materialization.metadata.items()}
+    assert metadata["messages"] == 2
+    assert metadata["bytes"] == 3
+    assert metadata["heads"] == {"shop/orders/a": 2, "shop/orders/b": 4}
+    assert metadata["note"] == "shop/orders"
+    rows = [dict(record.data) for record in materialization.metadata["journals"].records]
+    assert rows == [
+        {"journal": "shop/orders/a", "head_before": 1, "head": 2, "bytes": 1},
+        {"journal": "shop/orders/b", "head_before": 2, "head": 4, "bytes": 2},
+    ]
+    assert (materialization.tags or {})["dagster/data_version"] == '{"shop/orders/a":2,"shop/orders/b":4}'
+
+
+def test_the_prefix_of_the_resource_chooses_other_journals(broker: FakeBroker, journals: JournalResource) -> None:
+    for name in ("shop/orders/a", "rerun/shop/orders/a"):
+        broker.create(name)
+    materialization = materialize(JournalResource(endpoint=journals.endpoint, prefix="rerun/"))
+    assert materialization.metadata["heads"].value == {"rerun/shop/orders/a": 1}
+    assert broker.journals["shop/orders/a"].head == 0
+
+
+def test_a_group_without_journals_fails_the_run(broker: FakeBroker, journals: JournalResource) -> None:
+    with pytest.raises(JournalNotFound, match=r"no journal shop/orders/… exists.*coranto journals apply"):
+        materialize(journals)
