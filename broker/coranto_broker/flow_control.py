@@ -75,6 +75,12 @@ class FlowControl:
         if self._min_rate and self._credit <= 0:
             raise AppendUnderflow(self._min_rate)
 
+    def forgive(self, now: float) -> None:
+        """Let time pass without charging the client: it was ours."""
+        if self._at is not None and now > self._at:
+            self._earn(now)
+            self._at = now
+
     def chunk(self, size: int) -> None:
         """Account for a received chunk. It may be used at once unless `throttled` now holds."""
         self.total_chunks += 1

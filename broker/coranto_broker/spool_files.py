@@ -118,7 +118,7 @@ class DurableSpool:
         """An empty spool, or (from recovery) `spool` with its open commit log of that generation."""
         self._folder = folder
         self._observer = observer
-        self._fsync = fsync
+        self.fsync = fsync
         self._spool = spool or Spool(folder.journal)
         self._content = folder.content(self._spool.fragment.begin)
         self._log = log
@@ -163,7 +163,7 @@ class DurableSpool:
         self._spool.extend(content)
 
     def propose(self, proposal: Fragment, registers: pb.LabelSet, *, primary: bool) -> Decision:
-        """Answer a proposal, durably. What it commits is not visible to readers before `settle`."""
+        """Answer a proposal, durably. What it commits is not visible to readers before `publish`."""
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
         if decision.rolled:
             self._roll(decision, primary)
@@ -183,32 +183,33 @@ class DurableSpool:
             self._spool.roll_back()
             self._content.truncate(self._spool.fragment.length)
 
-    async def settle(self) -> None:
-        """Return once everything committed so far satisfies the fsync policy; readers then see it.
+    async def flush_commits(self) -> None:
+        """Return once everything committed so far satisfies the fsync policy.
 
-        Cancelling the wait does not undo the commit.
+        Cancelling the wait does not undo the commit. Commits that wait at the same time share one flush.
         """
-        if self._fsync is Fsync.COMMIT:
-            version = self._version
-            while self._synced < version:
-                if self._syncing is None:
-                    self._syncing = asyncio.create_task(self._sync())
-                    self._syncing.add_done_callback(self._sync_done)
-                await asyncio.shield(self._syncing)
-        self.publish()
+        if self.fsync is not Fsync.COMMIT:
+            return
+        version = self._version
+        while self._synced < version:
+            if self._syncing is None:
+                self._syncing = asyncio.create_task(self._sync())
+                self._syncing.add_done_callback(self._sync_done)
+            await asyncio.shield(self._syncing)
 
     async def flush(self) -> None:
         """Force everything committed so far to the disk, whatever the policy."""
         if self._synced < self._version:
             await self._sync()
 
-    def publish(self) -> None:
-        """Let readers see what has committed (under the COMMIT policy: what is also on the disk)."""
-        if self._published == self._spool.end or (self._fsync is Fsync.COMMIT and self._synced < self._version):
-            return
-        self._published = self._spool.end
-        if self._spool.fragment.length:
-            self._observer.spool_commit(self._spool.fragment, self._content)
+    def publish(self, fragment: Fragment) -> None:
+        """Let readers see this committed extent of the fragment under construction.
+
+        It does nothing when they see it already, or when a roll has shown it since.
+        """
+        if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
+            self._published = fragment.end
+            self._observer.spool_commit(fragment, self._content)
 
     def close(self) -> None:
         """Close the files. The spool can be recovered from them."""
@@ -228,7 +229,7 @@ class DurableSpool:
         old_content, old_log, old_generation = self._content, self._log, self._generation
         if self._spool.delta:
             old_content.truncate(before.fragment.length)
-        if self._fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
+        if self.fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
             _sync_all([old_content, old_log])  # A completed fragment is visible at once.
         try:
             self._log = None
@@ -247,7 +248,7 @@ class DurableSpool:
             return
         old_content.seal()
         old_log.seal()
-        if self._fsync is Fsync.INTERVAL:
+        if self.fsync is Fsync.INTERVAL:
             self._retired += [old_content, old_log]
         self._published = after.begin
         sealed = Sealed(
@@ -272,7 +273,7 @@ class DurableSpool:
             old = self._log
             new = self._folder.log(begin, self._generation + 1)
             new.write_at(0, record)
-            if self._fsync is Fsync.COMMIT:
+            if self.fsync is Fsync.COMMIT:
                 new.sync()
             self._log, self._generation = new, self._generation + 1
             old.discard()

@@ -1,0 +1,518 @@
+"""The append state machine: every append is driven through these states (seed 001 "Append State Machine").
+
+`TRANSITIONS` is the whole graph and `_HANDLERS` says who acts in each state. A handler does one state's work and names
+the next; going anywhere else than the table allows is a bug and raises. Every blocking state also ends in ERROR: when
+it fails, or (by cancellation of the task) when the client goes away.
+
+What an append holds on its way: nothing until it has acquired the replica's pipeline; then the pipeline, through
+synchronization and streaming; then, having sent its commit or roll-back, only its turn to read acknowledgements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
+from coranto.effects import Clock
+from coranto.errors import CorantoError, InvalidInput
+from coranto.fragments import ZERO_SUM, Fragment
+from coranto.specs import may_write, routes_equivalent
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker import preconditions
+from coranto_broker.ownership import Invalidated
+from coranto_broker.pipeline import Pipeline
+from coranto_broker.resolver import Resolution, Resolver
+from coranto_broker.spool import Hash, new_sum
+from coranto_broker.spool_files import DurableSpool
+
+
+class State(enum.Enum):
+    """Where an append is."""
+
+    RESOLVE = "resolve"
+    ACQUIRE_PIPELINE = "acquire pipeline"
+    START_PIPELINE = "start pipeline"
+    SEND_PIPELINE_SYNC = "send pipeline sync"
+    RECV_PIPELINE_SYNC = "receive pipeline sync"
+    UPDATE_ASSIGNMENTS = "update assignments"
+    AWAIT_DESIRED_REPLICAS = "await desired replicas"
+    VALIDATE_PRECONDITIONS = "validate preconditions"
+    STREAM_CONTENT = "stream content"
+    READ_ACKNOWLEDGEMENTS = "read acknowledgements"
+    ERROR = "error"
+    PROXY = "proxy"
+    FINISHED = "finished"
+
+
+TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.RESOLVE: frozenset(
+        {
+            State.ACQUIRE_PIPELINE,  # We are the primary.
+            State.START_PIPELINE,  # We are, and own the pipeline already.
+            State.AWAIT_DESIRED_REPLICAS,  # We are not, and shall proxy.
+            State.ERROR,
+        }
+    ),
+    State.ACQUIRE_PIPELINE: frozenset(
+        {
+            State.START_PIPELINE,
+            State.RESOLVE,  # The resolution was invalidated meanwhile.
+            State.ERROR,
+        }
+    ),
+    State.START_PIPELINE: frozenset(
+        {
+            State.UPDATE_ASSIGNMENTS,  # The pipeline is good as it is.
+            State.SEND_PIPELINE_SYNC,  # There was none, or it was of an older Route.
+            State.RESOLVE,  # The resolution was invalidated meanwhile.
+            State.ERROR,
+        }
+    ),
+    State.SEND_PIPELINE_SYNC: frozenset({State.RECV_PIPELINE_SYNC}),
+    State.RECV_PIPELINE_SYNC: frozenset(
+        {
+            State.UPDATE_ASSIGNMENTS,  # All replicas agree.
+            State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: roll, and propose again.
+            State.RESOLVE,  # One knows a later Route.
+            State.ERROR,
+        }
+    ),
+    State.UPDATE_ASSIGNMENTS: frozenset(
+        {
+            State.AWAIT_DESIRED_REPLICAS,  # etcd says already that the Route is consistent.
+            State.RESOLVE,  # It does now, at a later revision.
+            State.ERROR,
+        }
+    ),
+    State.AWAIT_DESIRED_REPLICAS: frozenset(
+        {
+            State.VALIDATE_PRECONDITIONS,
+            State.PROXY,  # The Route is as it should be, and another broker is its primary.
+            State.RESOLVE,  # Too many replicas: the allocator is about to remove some.
+            State.ERROR,  # Too few.
+        }
+    ),
+    State.VALIDATE_PRECONDITIONS: frozenset(
+        {
+            State.STREAM_CONTENT,
+            State.SEND_PIPELINE_SYNC,  # An explicit offset has the replicas roll to it.
+            State.RESOLVE,  # The resolution was invalidated while the stores were being listed.
+            State.ERROR,
+        }
+    ),
+    State.STREAM_CONTENT: frozenset({State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}),
+    State.READ_ACKNOWLEDGEMENTS: frozenset({State.FINISHED, State.ERROR}),
+    State.ERROR: frozenset(),
+    State.PROXY: frozenset(),
+    State.FINISHED: frozenset(),
+}
+
+
+class AppendEnvironment(Protocol):
+    """What appends need of their broker."""
+
+    clock: Clock
+    coordinator: Coordinator
+    resolver: Resolver
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+        """A pipeline of the resolution's Route around the broker's own spool."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work that outlives the call that needs it."""
+        ...
+
+
+class UnexpectedEnd(CorantoError):
+    """A client closed its stream without the empty message that commits."""
+
+
+class AppendFsm:
+    """One append. `run` until content may stream, feed it what the client sends, then `finish`; `release` at the end.
+
+    `status` and `error` say what became of it: a status other than OK is for the response, an error is of the RPC.
+    """
+
+    def __init__(self, environment: AppendEnvironment, request: pb.AppendRequest) -> None:
+        """`request` is the first message of the stream, already validated."""
+        self._env = environment
+        self.request = request
+        self.state = State.RESOLVE
+        self.status: pb.Status.ValueType = pb.OK
+        self.error: CorantoError | None = None
+        self.resolution: Resolution | None = None
+        self.registers = pb.LabelSet()
+        self.commit: Fragment | None = None
+        self.store_health_error = ""
+        self._read_through = request.min_etcd_revision
+        self._await_change = False  # Resolve only from a later state of the key space than `resolution`'s.
+        self._pipeline: Pipeline | None = None
+        self._owner: Resolution | None = None  # Whose replica's pipeline we own.
+        self._roll_to = 0
+        self._synchronizing = False
+        self._begin = self._end = 0
+        self._sum: Hash | None = None
+        self._committing = False
+        self._proposal: Fragment | None = None
+
+    # -- Driving it ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> bool:
+        """Go on until content may stream (True) or a terminal state is reached (False)."""
+        while self.state is not State.STREAM_CONTENT:
+            if self.state in TERMINAL:
+                return False
+            await self._step()
+        return True
+
+    def client_sent(self, message: pb.AppendRequest) -> bool:
+        """In STREAM_CONTENT, a message of the client. False when no more are wanted; then `finish`."""
+        problem: CorantoError | None = None
+        if self._committing:
+            problem = InvalidInput("expected the end of the stream after the empty message that commits")
+        elif _has_parameters(message):
+            problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
+        elif not message.content:
+            self._committing = True
+        elif not may_write(self._resolved.spec):
+            self.status = pb.NOT_ALLOWED
+            return self._end_of_input(None)
+        else:
+            self._write(message.content)
+        if problem is not None or self._owned.error is not None:
+            return self._end_of_input(problem)
+        self._to(State.STREAM_CONTENT)
+        return True
+
+    def client_ended(self) -> bool:
+        """In STREAM_CONTENT, the client has closed its side. Returns False; then `finish`."""
+        if not self._committing:
+            return self._end_of_input(UnexpectedEnd("unexpected EOF: the stream ended without a message that commits"))
+        if self._begin == self._end and (
+            self.request.HasField("union_registers") or self.request.HasField("subtract_registers")
+        ):
+            return self._end_of_input(
+                InvalidInput("registers change only with content: append at least one byte", field="union_registers")
+            )
+        return self._end_of_input(None)
+
+    def client_failed(self, problem: CorantoError) -> bool:
+        """In STREAM_CONTENT, the client broke a rule or the stream. Returns False; then `finish`."""
+        return self._end_of_input(problem)
+
+    async def drain(self) -> None:
+        """Let slow replicas catch up with what was sent to them."""
+        if not self._owned.local_only:
+            await self._owned.drain()
+
+    @property
+    def local_only(self) -> bool:
+        """Whether there are no peers to wait for."""
+        return self._owned.local_only
+
+    async def prepare_stream(self) -> None:
+        """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
+        pipeline = self._owned
+        spool = pipeline.spool
+        proposal = preconditions.propose(
+            spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
+        )
+        if proposal != spool.fragment:
+            # A fragment that completes is visible at once, so it must be acknowledged by then.
+            await pipeline.settled()
+            pipeline.propose(proposal, spool.registers, acknowledge=False)
+        self._begin = self._end = spool.end
+        self._sum = new_sum()
+
+    async def finish(self) -> None:
+        """Read the acknowledgements. Cancelling it does not stop the reading."""
+        await asyncio.shield(self._env.spawn(self._step())) if self._must_outlive else await self._step()
+
+    def release(self) -> None:
+        """Give up what is still owned. Content that was streamed but not proposed is rolled back."""
+        pipeline, owner = self._pipeline, self._owner
+        self._pipeline = self._owner = None
+        if owner is None:
+            return
+        if pipeline is not None and self._synchronizing:
+            self._shut_down(pipeline, owner)
+            pipeline = None
+        elif pipeline is not None and self.state is State.STREAM_CONTENT:
+            pipeline.propose(pipeline.spool.fragment, pipeline.spool.registers, acknowledge=False)
+            if pipeline.error is not None:
+                self._shut_down(pipeline, owner)
+                pipeline = None
+        owner.require_replica.pipeline.put(pipeline)
+
+    # -- The states ----------------------------------------------------------------------------------------------------
+
+    async def _resolve(self) -> State:
+        """Find out who is primary, from a key space that is recent enough."""
+        if self._await_change:
+            self._await_change = False
+            await self._env.resolver.wait_for_change(self._resolved)
+        resolution = await self._env.resolver.resolve(
+            self.request.journal,
+            may_proxy=not self.request.do_not_proxy,
+            require_primary=True,
+            min_revision=self._read_through,
+            proxy_header=self.request.header if self.request.HasField("header") else None,
+        )
+        self.resolution = resolution
+        if resolution.status != pb.OK:
+            self.status = resolution.status
+            return State.ERROR
+        if not resolution.is_local:
+            self.release()
+            return State.AWAIT_DESIRED_REPLICAS
+        if self._owner is not None and self._owner.replica is not resolution.replica:
+            self.release()
+        if self._owner is not None:
+            return State.START_PIPELINE
+        return State.ACQUIRE_PIPELINE
+
+    async def _acquire_pipeline(self) -> State:
+        """Wait for exclusive ownership of the replica's pipeline."""
+        resolution = self._resolved
+        try:
+            self._pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
+        except Invalidated:
+            return State.RESOLVE
+        self._owner = resolution
+        return State.START_PIPELINE
+
+    async def _start_pipeline(self) -> State:
+        """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
+        resolution, owner, pipeline = self._resolved, self._require_owner, self._pipeline
+        if pipeline is not None:
+            if pipeline.error is None and routes_equivalent(pipeline.route, resolution.header.route):
+                self.registers = pipeline.spool.registers
+                return State.UPDATE_ASSIGNMENTS
+            self._pipeline = None
+            self._shut_down(pipeline, owner)
+        try:
+            spool = await resolution.require_replica.spool.take(resolution.invalidated)
+        except Invalidated:
+            return State.RESOLVE
+        self.registers = spool.registers
+        self._pipeline = self._env.build_pipeline(resolution, spool)
+        self._synchronizing = True
+        return State.SEND_PIPELINE_SYNC
+
+    async def _send_pipeline_sync(self) -> State:
+        """Propose the current fragment (perhaps rolled) to every replica."""
+        self._synchronizing = True
+        pipeline = self._owned
+        await pipeline.settled()
+        proposal = preconditions.propose(
+            pipeline.spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
+        )
+        pipeline.propose(proposal, self.registers, acknowledge=True)
+        return State.RECV_PIPELINE_SYNC
+
+    async def _recv_pipeline_sync(self) -> State:
+        """Read what the replicas say to the proposal."""
+        pipeline, owner = self._owned, self._require_owner
+        result = await pipeline.gather_sync()
+        problem = pipeline.error
+        if problem is not None:
+            self._pipeline = None
+            self._synchronizing = False
+            self._shut_down(pipeline, owner)
+            raise problem
+        if result.roll_to is not None:
+            self._roll_to = result.roll_to
+            if result.registers is not None:
+                self.registers = result.registers
+            return State.SEND_PIPELINE_SYNC
+        self._roll_to = 0
+        self._synchronizing = False
+        if result.read_through:
+            self._read_through = result.read_through
+            self._pipeline = None
+            self._shut_down(pipeline, owner)
+            return State.RESOLVE
+        return State.UPDATE_ASSIGNMENTS
+
+    async def _update_assignments(self) -> State:
+        """Tell etcd that the Route is consistent, unless it says so already."""
+        resolution = self._resolved
+        route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
+        stale: list[KeyValue] = [each.kv for each in resolution.assignments if not routes_equivalent(each.value, route)]
+        if not stale:
+            return State.AWAIT_DESIRED_REPLICAS
+        value = route.SerializeToString(deterministic=True)
+        # This may lose against the allocator. Then the later revision shows what it did, and we try again.
+        result = await self._env.coordinator.txn(
+            [unmodified(each.kv) for each in resolution.assignments],
+            [Put(kv.key, value, keep_lease=True) for kv in stale],
+        )
+        self._read_through = result.header.revision
+        return State.RESOLVE
+
+    async def _await_desired_replicas(self) -> State:
+        """Go on only with as many replicas as the journal is to have."""
+        resolution = self._resolved
+        members = len(resolution.header.route.members)
+        if members > resolution.replication:
+            self._await_change = True
+            return State.RESOLVE
+        if members < resolution.replication:
+            self.status = pb.INSUFFICIENT_JOURNAL_BROKERS
+            return State.ERROR
+        if not resolution.is_local:
+            return State.PROXY
+        return State.VALIDATE_PRECONDITIONS
+
+    async def _validate_preconditions(self) -> State:
+        """Check registers and offsets, once the stores have been listed for the first time."""
+        resolution, pipeline = self._resolved, self._owned
+        replica = resolution.require_replica
+        if not replica.index.refreshed:
+            try:
+                await replica.wait_refreshed(resolution.invalidated)
+            except Invalidated:
+                return State.RESOLVE
+        verdict = preconditions.check(
+            self.request, resolution.spec, pipeline.spool.committed, replica.index.begin, replica.index.head
+        )
+        self._roll_to = verdict.roll_to
+        if verdict.status != pb.OK:
+            self.status = verdict.status
+            return State.ERROR
+        return State.SEND_PIPELINE_SYNC if verdict.resync else State.STREAM_CONTENT
+
+    async def _read_acknowledgements(self) -> State:
+        """Give the pipeline on, await our turn, and read what every replica says to our proposal."""
+        pipeline, owner, proposal = self._owned, self._require_owner, self._proposal
+        assert proposal is not None
+        broken = pipeline.error is not None
+        turn = pipeline.turn()
+        self._pipeline = self._owner = None
+        replica = owner.require_replica
+        if not broken:
+            replica.pipeline.put(pipeline)
+        else:
+            replica.spool.put(pipeline.close_send())
+            replica.pipeline.put(None)
+        try:
+            await turn.wait()
+            await pipeline.gather_ok(proposal)
+            if broken:
+                await pipeline.gather_end()
+        finally:
+            turn.done()
+        if self.error is not None or self.status != pb.OK:
+            return State.ERROR
+        if pipeline.error is not None:
+            raise pipeline.error
+        return State.FINISHED
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _resolved(self) -> Resolution:
+        assert self.resolution is not None  # Every state but the first follows a resolution.
+        return self.resolution
+
+    @property
+    def _owned(self) -> Pipeline:
+        assert self._pipeline is not None  # States that use the pipeline come after those that acquire it.
+        return self._pipeline
+
+    @property
+    def _require_owner(self) -> Resolution:
+        assert self._owner is not None
+        return self._owner
+
+    @property
+    def _must_outlive(self) -> bool:
+        return self._pipeline is not None and not self._pipeline.answers_at_once
+
+    async def _step(self) -> None:
+        try:
+            self._to(await _HANDLERS[self.state](self))
+        except CorantoError as error:
+            self.error = self.error or error
+            self.state = State.ERROR
+
+    def _to(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"append state machine: {self.state.value} must not go to {state.value}")
+        self.state = state
+
+    def _write(self, content: bytes) -> None:
+        assert self._sum is not None
+        self._owned.write(self._end - self._begin, content)
+        self._sum.update(content)
+        self._end += len(content)
+
+    def _end_of_input(self, problem: CorantoError | None) -> bool:
+        """Propose to commit what the client has sent, or to roll it back."""
+        pipeline = self._owned
+        spool = pipeline.spool
+        if problem is None and self.status == pb.OK and pipeline.error is None:
+            assert self._sum is not None
+            digest = self._sum.digest() if self._end > self._begin else ZERO_SUM
+            self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
+            self._proposal = spool.next_fragment()
+            self.registers = preconditions.next_registers(spool.registers, self.request)
+        else:
+            self.error = problem
+            self._proposal = spool.fragment
+            self.registers = spool.registers
+        pipeline.propose(self._proposal, self.registers, acknowledge=True)
+        self._to(State.READ_ACKNOWLEDGEMENTS)
+        return False
+
+    def _shut_down(self, pipeline: Pipeline, owner: Resolution) -> None:
+        """Close a pipeline and give back its spool; its replicas' good-byes are read in the background."""
+        turn = pipeline.turn()
+        owner.require_replica.spool.put(pipeline.close_send())
+        if pipeline.local_only:
+            turn.done()
+            return
+
+        async def read_good_byes() -> None:
+            try:
+                await turn.wait()
+                await pipeline.gather_end()
+            finally:
+                turn.done()
+
+        self._env.spawn(read_good_byes())
+
+
+_HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
+    State.RESOLVE: AppendFsm._resolve,
+    State.ACQUIRE_PIPELINE: AppendFsm._acquire_pipeline,
+    State.START_PIPELINE: AppendFsm._start_pipeline,
+    State.SEND_PIPELINE_SYNC: AppendFsm._send_pipeline_sync,
+    State.RECV_PIPELINE_SYNC: AppendFsm._recv_pipeline_sync,
+    State.UPDATE_ASSIGNMENTS: AppendFsm._update_assignments,
+    State.AWAIT_DESIRED_REPLICAS: AppendFsm._await_desired_replicas,
+    State.VALIDATE_PRECONDITIONS: AppendFsm._validate_preconditions,
+    State.READ_ACKNOWLEDGEMENTS: AppendFsm._read_acknowledgements,
+}
+
+
+def _has_parameters(message: pb.AppendRequest) -> bool:
+    """Whether a message of the stream holds anything but content."""
+    return bool(
+        message.journal
+        or message.offset
+        or message.do_not_proxy
+        or message.suspend
+        or message.min_etcd_revision
+        or message.HasField("header")
+        or message.HasField("check_registers")
+        or message.HasField("union_registers")
+        or message.HasField("subtract_registers")
+    )

@@ -1,0 +1,223 @@
+"""A broker, put together: what its parts share, and how it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from coranto.coordination.allocator import AllocatorLoop, may_drain
+from coranto.coordination.etcd import Coordinator
+from coranto.coordination.keyspace import Item
+from coranto.coordination.layout import MemberId
+from coranto.coordination.lease import MemberSession
+from coranto.effects import Clock, Disk
+from coranto.errors import CorantoError, StatusError, status_error
+from coranto.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.fragment_cache import FragmentCache
+from coranto_broker.metrics import Metrics
+from coranto_broker.ownership import Signal
+from coranto_broker.peers import Peers, PeerStream
+from coranto_broker.persister import FragmentPersister
+from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
+from coranto_broker.replica import PULSE_SECONDS, Replica
+from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
+
+_log = structlog.get_logger(__name__)
+
+_QUIET = frozenset(
+    {
+        pb.JOURNAL_NOT_FOUND,
+        pb.NOT_JOURNAL_PRIMARY_BROKER,
+        pb.NO_JOURNAL_PRIMARY_BROKER,
+        pb.INSUFFICIENT_JOURNAL_BROKERS,
+        pb.SUSPENDED,
+    }
+)
+"""Statuses of a pulse that are nothing to worry about, because a change of the Route will follow."""
+
+
+class Broker:
+    """The effects and long-lived parts of one broker process."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        clock: Clock,
+        disk: Disk,
+        coordinator: Coordinator,
+        keyspace: JournalKeySpace,
+        stores: StoreRegistry,
+    ) -> None:
+        """The key space has been loaded, and shows this broker's member key."""
+        self.settings = settings
+        self.clock = clock
+        self.coordinator = coordinator
+        self.keyspace = keyspace
+        self.stores = stores
+        self.member = MemberId(settings.zone, settings.id)
+        self.metrics = Metrics()
+        self.peers = Peers(settings.zone)
+        self.fragments = FragmentCache(stores, settings.cache_bytes)
+        self.proxied: set[Any] = set()
+        self._disk = disk
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics)
+        self.resolver = Resolver(keyspace, self.member, self)
+        self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
+
+    def start(self) -> None:
+        """Serve the journals that are assigned to us, and take part in assigning."""
+        self.resolver.start()
+        self.spawn(self._allocate())
+        if self.settings.fsync is Fsync.INTERVAL:
+            self.spawn(self._keep_flushed())
+
+    async def exit_gracefully(self, session: MemberSession) -> None:
+        """Hand over what others can take, then store what is only here. Each takes `exit_seconds` at most."""
+        spec = pb.BrokerSpec()
+        state = self.keyspace.state
+        member = state.member(self.member)
+        if member is not None and may_drain(state, self.member):
+            spec.CopyFrom(member.spec)
+            spec.exiting = True
+            try:
+                await session.update(spec.SerializeToString(deterministic=True))
+                await self.keyspace.wait_until(
+                    lambda now: not now.by_member.get(self.member), timeout=self.settings.exit_seconds
+                )
+            except TimeoutError:
+                _log.warning("journals were not taken over in time", journals=len(self.resolver.local_replicas))
+            except CorantoError as error:
+                _log.warning("journals could not be handed over", error=str(error))
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop serving local replicas, and store what is only here, in bounded time."""
+        self.resolver.stop()
+        for call in list(self.proxied):
+            call.cancel()
+        if self._stopping:
+            await asyncio.wait(set(self._stopping), timeout=self.settings.exit_seconds)
+        left = await self.persister.close(self.settings.exit_seconds)
+        if left:
+            _log.warning("fragments remain in local files; the next start stores them", fragments=left)
+        for task in [*self._background, *self._stopping]:
+            task.cancel()
+        await asyncio.gather(*self._background, *self._stopping, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the connections to peers."""
+        await self.peers.close()
+
+    def unrouted_header(self, state: JournalState) -> pb.Header:
+        """A header of a response that is not about one journal."""
+        return pb.Header(
+            process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
+            route=pb.Route(primary=-1),
+            etcd=state.header.to_wire(),
+        )
+
+    # -- For the append state machine ----------------------------------------------------------------------------------
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+        route = resolution.header.route
+        streams: list[ReplicaStream] = []
+        for index, member in enumerate(route.members):
+            if index == route.primary:
+                streams.append(LocalStream(spool))
+            else:
+                streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member))
+        names = [f"{member.zone}#{member.suffix}" for member in route.members]
+        return Pipeline(resolution.header, spool, streams, names)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work until the broker stops."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # -- For the resolver ----------------------------------------------------------------------------------------------
+
+    def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica:
+        _log.info("starting replica", journal=item.id, primary=primary, create_revision=item.create_revision)
+        replica = Replica(
+            SpoolFolder(
+                folder_of(self.settings.data_dir / "spools", item.id, item.create_revision),
+                item.id,
+                item.create_revision,
+                self._disk,
+                self.clock,
+            ),
+            fsync=self.settings.fsync,
+            spec=self._spec_reader(item.id, item.create_revision),
+            stores=self.stores,
+            persister=self.persister,
+            pulse=self._pulse,
+        )
+        replica.start(after=self._stopping_of(item.id))
+        return replica
+
+    def stop_replica(self, replica: Replica, *, drop: bool) -> None:
+        _log.info("stopping replica", journal=replica.journal, drop=drop)
+        task = asyncio.create_task(replica.stop(drop=drop), name=f"stop {replica.journal}")
+        self._stopping.add(task)
+        task.add_done_callback(self._stopped)
+
+    def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
+        """Replicas of a journal that are still stopping: the next one must not touch their files before that."""
+        return [task for task in self._stopping if task.get_name() == f"stop {journal}"]
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        self._stopping.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("replica did not stop cleanly", task=task.get_name(), exc_info=error)
+
+    # -- In the background ---------------------------------------------------------------------------------------------
+
+    async def _allocate(self) -> None:
+        await self._allocator.run()
+
+    async def _keep_flushed(self) -> None:
+        while True:
+            await self.clock.sleep(self.settings.fsync_interval)
+            for replica in self.resolver.local_replicas:
+                await replica.flush()
+
+    async def _pulse(self, replica: Replica) -> Signal | None:
+        """Append nothing to a journal, as its primary. Returns what tells that its Route has changed since.
+
+        Raises CorantoError when it failed and should be repeated before long.
+        """
+        fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True))
+        try:
+            async with asyncio.timeout(PULSE_SECONDS):
+                if await fsm.run():
+                    await fsm.prepare_stream()
+                    fsm.client_sent(pb.AppendRequest())
+                    fsm.client_ended()
+                    await fsm.finish()
+        finally:
+            fsm.release()
+        if fsm.error is not None:
+            raise fsm.error
+        if fsm.state is State.ERROR and fsm.status not in _QUIET:
+            failure: StatusError = status_error(fsm.status, f"pulse of {replica.journal}")
+            raise failure
+        return fsm.resolution.invalidated if fsm.resolution is not None else None
+
+    def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
+        item = self.keyspace.state.item(journal)
+        return item.spec if item is not None and item.create_revision == create_revision else None
+
+    def _spec_reader(self, journal: str, create_revision: int) -> Callable[[], pb.JournalSpec | None]:
+        return lambda: self._spec_of(journal, create_revision)

@@ -1,0 +1,223 @@
+"""The fragment index of a replica: where the content of each offset can be had.
+
+It joins what lies in local spool files with what the fragment stores list. A local fragment keeps its file until a
+listing that was begun after the fragment was stored shows that the stores cover it.
+
+Which entry answers an offset (`find` is pure):
+
+* -1 stands for the write head.
+* The covering entry that reaches furthest.
+* Where nothing covers the offset but a *stored* fragment begins above it, the read jumps there if that fragment is the
+  first of all, or was stored more than six hours ago. A younger one may be preceded by a fragment that another broker
+  is still uploading, so the read waits.
+* Stored fragments older than the read's `begin_mod_time` are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from coranto.cover_set import CoverSet
+from coranto.effects import Clock
+from coranto.errors import Unavailable
+from coranto.fragments import Fragment
+
+from coranto_broker.shared_file import SharedFile
+from coranto_broker.spool_files import Sealed
+
+JUMP_AGE_SECONDS = 6 * 60 * 60
+FIRST_REFRESH_PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A fragment of the index; `content` is its local file, None when it is only in a store."""
+
+    fragment: Fragment
+    content: SharedFile | None = None
+
+    @property
+    def begin(self) -> int:
+        return self.fragment.begin
+
+    @property
+    def end(self) -> int:
+        return self.fragment.end
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
+
+    offset: int
+    write_head: int
+    entry: Entry | None
+
+
+def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time: int, now: float) -> Found:
+    """Where to read `offset`; see the module's rules. `now` is wall time in seconds."""
+    if offset == -1:
+        offset = write_head
+    while True:
+        index, covered = entries.query(offset)
+        if not covered:
+            if index == len(entries):
+                return Found(offset, write_head, None)
+            mod_time = entries[index].fragment.mod_time
+            if not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
+                return Found(offset, write_head, None)
+            offset = entries[index].begin
+        entry = entries[index]
+        if entry.fragment.mod_time and entry.fragment.mod_time < begin_mod_time:
+            offset = entry.end
+            continue
+        return Found(offset, write_head, entry)
+
+
+class FragmentIndex:
+    """All known fragments of one replica. Implements `SpoolObserver` except for handing fragments to the persister."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._all: CoverSet[Entry] = CoverSet()
+        self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
+        self._sealed: dict[int, tuple[Sealed, Entry, float]] = {}  # By begin; when it was stored (inf: not yet).
+        self._noted_head = 0
+        self._refreshed = asyncio.Event()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def entries(self) -> CoverSet[Entry]:
+        """All entries; to be read, not changed."""
+        return self._all
+
+    @property
+    def begin(self) -> int:
+        """Lowest offset of any known fragment, 0 when there is none."""
+        return self._all.begin_offset
+
+    @property
+    def head(self) -> int:
+        """One past the highest offset that is known to have been written."""
+        return max(self._all.end_offset, self._noted_head)
+
+    @property
+    def refreshed(self) -> bool:
+        """Whether the stores have been listed at least once."""
+        return self._refreshed.is_set()
+
+    def note_head(self, offset: int) -> None:
+        """Content up to `offset` was written, even if no fragment shows it any more."""
+        if offset > self._noted_head:
+            self._noted_head = offset
+            self._wake()
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        """Show this extent of the fragment under construction."""
+        self._current = Entry(fragment, content)
+        self._all.add(self._current)
+        self._wake()
+
+    def spool_complete(self, sealed: Sealed) -> None:
+        """Keep a completed fragment's file until a listing covers it."""
+        entry = Entry(sealed.fragment, sealed.content)
+        self._sealed[sealed.fragment.begin] = (sealed, entry, float("inf"))
+        if self._current is not None and self._current.begin == entry.begin:
+            self._current = None
+        self._all.add(entry)
+        self._wake()
+
+    def stored(self, sealed: Sealed, fragment: Fragment) -> None:
+        """A local fragment is in a store now, as `fragment`. Its file is still used."""
+        found = self._sealed.get(sealed.fragment.begin)
+        if found is None or found[0] is not sealed:
+            return
+        entry = Entry(fragment, sealed.content)
+        self._sealed[fragment.begin] = (sealed, entry, self._clock.monotonic())
+        self._all.add(entry)
+        self._wake()
+
+    def refresh(self, listed: Iterable[Fragment], begun_at: float) -> None:
+        """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`."""
+        entries: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in listed)
+        for begin, (sealed, _, _) in list(self._sealed.items()):
+            if entries.covers(sealed.fragment.begin, sealed.fragment.end):
+                del self._sealed[begin]
+                sealed.drop()
+        for _, known, stored_at in self._sealed.values():
+            entry = known
+            # Stored but absent from a later listing: somebody removed it, so it is only here again.
+            if stored_at < begun_at:
+                entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
+            entries.add(entry)
+        if self._current is not None:
+            entries.add(self._current)
+        self._all = entries
+        self._refreshed.set()
+        self._wake()
+
+    def sealed_files(self) -> list[Sealed]:
+        """Completed fragments whose files are still kept."""
+        return [sealed for sealed, _, _ in self._sealed.values()]
+
+    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
+        """Where to read `offset` (-1: the write head). With `block`, wait until there is something to read.
+
+        Before the first listing nobody knows what the stores hold, so even a read that does not block waits a little.
+        Raises Unavailable when the replica is closed.
+        """
+        deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
+        if offset == -1 and not self.refreshed:
+            await self.wait_refreshed(FIRST_REFRESH_PATIENCE_SECONDS)
+        while True:
+            self._check_open()
+            found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
+            if found.entry is not None:
+                return found
+            if offset == -1:
+                offset = found.offset  # The head as it was at first, not one that moves on.
+            if block:
+                await self.changed()
+            elif not self.refreshed and self._clock.monotonic() < deadline:
+                await self.wait_refreshed(deadline - self._clock.monotonic())
+            else:
+                return found
+
+    async def wait_refreshed(self, timeout: float | None = None) -> bool:
+        """Wait for the first listing of the stores; False when `timeout` seconds have passed before it."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.refreshed:
+                    self._check_open()
+                    await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    async def changed(self) -> None:
+        """Return at the next change of the index, or when it is closed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """The replica is gone; everyone who waits is told."""
+        self._closed = True
+        self._wake()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this broker no longer holds the journal; ask again to be routed to one that does")
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, set()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

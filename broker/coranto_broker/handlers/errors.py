@@ -1,0 +1,61 @@
+"""From our errors to gRPC status codes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from coranto.errors import (
+    CoordinationError,
+    CorantoError,
+    CorruptData,
+    InvalidInput,
+    StatusError,
+    StoreError,
+    Unavailable,
+)
+
+from coranto_broker.flow_control import AppendUnderflow
+
+_log = structlog.get_logger(__name__)
+MessageT = TypeVar("MessageT")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (AppendUnderflow, grpc.StatusCode.ABORTED),
+    (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CorruptData, grpc.StatusCode.DATA_LOSS),
+    (StoreError, grpc.StatusCode.UNAVAILABLE),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (CoordinationError, grpc.StatusCode.UNAVAILABLE),
+    (CorantoError, grpc.StatusCode.UNKNOWN),
+    (OSError, grpc.StatusCode.INTERNAL),
+)
+
+
+async def next_message(context: Context, kind: type[MessageT]) -> MessageT | None:
+    """The next message of a client's stream, or None at its end."""
+    message = await context.read()
+    return message if isinstance(message, kind) else None
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The gRPC status code that says what kind of error it is."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+@asynccontextmanager
+async def reported(method: str, context: Context) -> AsyncIterator[None]:
+    """End the call with a status code, and log, when its work raises one of our errors."""
+    try:
+        yield
+    except (CorantoError, OSError) as error:
+        code = code_of(error)
+        report = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
+        report("call failed", method=method, client=context.peer(), code=code.name, error=str(error))
+        await context.abort(code, str(error))

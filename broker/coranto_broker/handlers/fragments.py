@@ -1,0 +1,71 @@
+"""ListFragments: pages through the fragment index of a journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.cover_set import CoverSet
+from coranto.specs import may_read, validate
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.fragment_index import Entry
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+DEFAULT_PAGE = 1000
+
+
+async def serve(broker: Broker, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
+    """List fragments, once the stores have been listed for the first time."""
+    validate(request)
+    resolution = await broker.resolver.resolve(
+        request.journal,
+        may_proxy=not request.do_not_proxy,
+        require_primary=False,
+        proxy_header=request.header if request.HasField("header") else None,
+    )
+    response = pb.FragmentsResponse(status=resolution.status, header=resolution.header)
+    if resolution.status != pb.OK:
+        return response
+    if not may_read(resolution.spec):
+        response.status = pb.NOT_ALLOWED
+        return response
+    if not resolution.is_local:
+        forwarded = pb.FragmentsRequest()
+        forwarded.CopyFrom(request)
+        forwarded.header.CopyFrom(resolution.header)
+        with broker.peers.calling(resolution.header):
+            answer: pb.FragmentsResponse = await broker.peers.stub(resolution.header).ListFragments(forwarded)
+            return answer
+    index = resolution.require_replica.index
+    await index.wait_refreshed()
+    page, response.next_page_token = select(index.entries, request)
+    for entry in page:
+        listed = response.fragments.add(spec=entry.fragment.to_wire())
+        if request.HasField("signatureTTL") and entry.fragment.backing_store:
+            store = broker.stores.get(entry.fragment.backing_store)
+            seconds = request.signatureTTL.ToNanoseconds() / 1e9
+            listed.signed_url = await store.sign_async(entry.fragment, seconds)
+    return response
+
+
+def select(entries: CoverSet[Entry], request: pb.FragmentsRequest) -> tuple[list[Entry], int]:
+    """The entries of one page, and the token of the next (0: there is none). The token is an offset to go on from.
+
+    Times are inclusive. A fragment that is in no store has no time: it is listed unless there is an end time.
+    """
+    limit = request.page_limit or DEFAULT_PAGE
+    page: list[Entry] = []
+    for entry in entries:
+        if entry.begin < request.next_page_token:
+            continue
+        if len(page) == limit:
+            return page, entry.begin
+        mod_time = entry.fragment.mod_time
+        if mod_time and mod_time < request.begin_mod_time:
+            continue
+        if request.end_mod_time and (not mod_time or mod_time > request.end_mod_time):
+            continue
+        page.append(entry)
+    return page, 0

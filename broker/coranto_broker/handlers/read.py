@@ -1,0 +1,112 @@
+"""Read: serves content from local spools and, for those who cannot fetch it themselves, from fragment stores.
+
+A response stream is a metadata message for each fragment (the first with the header), followed by its content in
+chunks.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from coranto.fragments import Fragment
+from coranto.specs import may_read, validate
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.fragment_index import Entry
+from coranto_broker.handlers.errors import Context
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+    from coranto_broker.resolver import Resolution
+
+URL_TTL_SECONDS = 60.0
+
+
+async def serve(broker: Broker, request: pb.ReadRequest, context: Context) -> None:
+    """Answer a read, here or through a broker that holds the journal."""
+    validate(request)
+    resolution = await broker.resolver.resolve(
+        request.journal,
+        may_proxy=not request.do_not_proxy,
+        require_primary=False,
+        min_revision=request.min_etcd_revision,
+        proxy_header=request.header if request.HasField("header") else None,
+    )
+    status = resolution.status
+    if status == pb.OK and not may_read(resolution.spec):
+        status = pb.NOT_ALLOWED
+    if status != pb.OK:
+        await context.write(pb.ReadResponse(status=status, header=resolution.header))
+    elif resolution.is_local:
+        await _serve_local(broker, resolution, request, context)
+    else:
+        await _proxy(broker, resolution, request, context)
+
+
+async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Context) -> None:
+    index = resolution.require_replica.index
+    broker.metrics.reads.inc()
+    header: pb.Header | None = resolution.header
+    offset = request.offset
+    end = request.end_offset
+    while True:
+        found = await index.query(offset, block=request.block, begin_mod_time=request.begin_mod_time)
+        metadata = pb.ReadResponse(offset=found.offset, write_head=found.write_head, header=header)
+        header = None
+        entry = found.entry
+        if entry is None:
+            metadata.status = pb.OFFSET_NOT_YET_AVAILABLE
+            await context.write(metadata)
+            return
+        metadata.fragment.CopyFrom(entry.fragment.to_wire())
+        with ExitStack() as loans:
+            if entry.content is not None:
+                # Before anything suspends us: from now on the file stays, whatever becomes of the fragment.
+                loans.enter_context(entry.content.borrow())
+            if entry.fragment.backing_store:
+                metadata.fragment_url = await _signed_url(broker, entry.fragment)
+            await context.write(metadata)
+            offset = found.offset
+            if request.metadata_only or (entry.content is None and request.do_not_proxy) or (end and offset >= end):
+                return
+            stop = min(entry.end, end) if end else entry.end
+            await _send(broker, entry, offset, stop, context)
+        offset = stop
+        if offset == end:
+            return
+
+
+async def _send(broker: Broker, entry: Entry, offset: int, stop: int, context: Context) -> None:
+    """Send the content of [offset, stop) in chunks."""
+    size = broker.settings.chunk_bytes
+    content = entry.content
+    stored = b"" if content is not None else await broker.fragments.content(entry.fragment)
+    while offset < stop:
+        position, length = offset - entry.begin, min(size, stop - offset)
+        data = content.read_at(position, length) if content is not None else stored[position : position + length]
+        if len(data) != length:
+            raise OSError(f"fragment {entry.fragment.content_name} ends before offset {offset + length}")
+        await context.write(pb.ReadResponse(offset=offset, content=data))
+        broker.metrics.read_bytes.inc(length)
+        offset += length
+
+
+async def _signed_url(broker: Broker, fragment: Fragment) -> str:
+    return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
+
+
+async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Context) -> None:
+    """Forward a read to a broker that holds the journal."""
+    forwarded = pb.ReadRequest()
+    forwarded.CopyFrom(request)
+    forwarded.header.CopyFrom(resolution.header)
+    with broker.peers.calling(resolution.header):
+        call = broker.peers.stub(resolution.header).Read(forwarded)
+        broker.proxied.add(call)
+        try:
+            async for response in call:
+                await context.write(response)
+        finally:
+            broker.proxied.discard(call)
+            call.cancel()

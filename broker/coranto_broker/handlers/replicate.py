@@ -1,0 +1,77 @@
+"""Replicate: a primary's pipeline drives our spool for as long as its stream lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.errors import InvalidInput
+from coranto.fragments import Fragment
+from coranto.specs import routes_equivalent, validate
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.handlers.errors import Context, next_message
+from coranto_broker.ownership import Invalidated
+from coranto_broker.pipeline import ReplicationFailed
+from coranto_broker.spool_files import DurableSpool
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+
+async def serve(broker: Broker, context: Context) -> None:
+    """Own the replica's spool until the primary closes the stream or fails; then roll back what did not commit."""
+    request = await next_message(context, pb.ReplicateRequest)
+    if request is None:
+        raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
+    validate(request)
+    if not request.HasField("header") or not request.HasField("proposal"):
+        raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
+    while True:
+        resolution = await broker.resolver.resolve(
+            request.proposal.journal, may_proxy=False, require_primary=False, proxy_header=request.header
+        )
+        status = resolution.status
+        if status == pb.OK and not routes_equivalent(resolution.header.route, request.header.route):
+            status = pb.WRONG_ROUTE
+        if status != pb.OK:
+            await context.write(pb.ReplicateResponse(status=status, header=resolution.header))
+            return
+        replica = resolution.require_replica
+        try:
+            spool = await replica.spool.take(resolution.invalidated)
+            break
+        except Invalidated:
+            continue
+    try:
+        await _drive(spool, request, resolution.header, context)
+    finally:
+        spool.roll_back()
+        replica.spool.put(spool)
+
+
+async def _drive(spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context) -> None:
+    first: pb.Header | None = header
+    while True:
+        if request.HasField("proposal"):
+            decision = spool.propose(Fragment.from_wire(request.proposal), request.registers, primary=False)
+            response = decision.response()
+            if response.status == pb.OK:
+                await spool.flush_commits()
+                spool.publish(spool.fragment)
+            if request.acknowledge:
+                if first is not None:
+                    response.header.CopyFrom(first)
+                    first = None
+                await context.write(response)
+            elif response.status != pb.OK:
+                raise ReplicationFailed(
+                    f"a proposal that needs no acknowledgement does not fit: it is [{request.proposal.begin}, "
+                    f"{request.proposal.end}), our fragment is [{spool.fragment.begin}, {spool.fragment.end})"
+                )
+        else:
+            spool.write(request.content_delta, request.content)
+        following = await next_message(context, pb.ReplicateRequest)
+        if following is None:
+            return
+        request = following
+        validate(request)

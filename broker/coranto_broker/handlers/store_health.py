@@ -1,0 +1,29 @@
+"""FragmentStoreHealth: whether a fragment store does all that a broker will ask of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coranto.errors import CorantoError
+from coranto.specs import validate
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.store_probe import probe, probe_delete
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+
+async def serve(broker: Broker, request: pb.FragmentStoreHealthRequest) -> pb.FragmentStoreHealthResponse:
+    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed."""
+    validate(request)
+    response = pb.FragmentStoreHealthResponse(status=pb.OK, header=broker.unrouted_header(broker.keyspace.state))
+    try:
+        store = broker.stores.get(request.fragment_store)
+        await probe(store)
+        if request.check_delete:
+            await probe_delete(store, request.check_delete_prefix)
+    except CorantoError as error:
+        response.status = pb.FRAGMENT_STORE_UNHEALTHY
+        response.store_health_error = str(error)
+    return response

@@ -1,0 +1,29 @@
+"""What a broker counts, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+
+class Metrics:
+    """Counters of one broker, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.appends = Counter("coranto_appends", "Appends by outcome.", ["outcome"], registry=self.registry)
+        self.append_bytes = Counter("coranto_append_bytes", "Content of committed appends.", registry=self.registry)
+        self.append_seconds = Histogram(
+            "coranto_append_seconds",
+            "Time from an append's first message to its response.",
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            registry=self.registry,
+        )
+        self.reads = Counter("coranto_reads", "Reads that were begun.", registry=self.registry)
+        self.read_bytes = Counter("coranto_read_bytes", "Content sent to readers.", registry=self.registry)
+        self.persisted = Counter("coranto_fragments_stored", "Fragments stored.", registry=self.registry)
+        self.persisted_bytes = Counter(
+            "coranto_fragment_bytes_stored", "Uncompressed content of stored fragments.", registry=self.registry
+        )
+        self.persist_failures = Counter(
+            "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
+        )

@@ -1,0 +1,191 @@
+"""Other brokers: channels to them, and the streams that replicate to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+from coranto.errors import InvalidInput, Unavailable
+from coranto.fragments import Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+from coranto_broker.pipeline import ReplicationFailed
+
+MAX_MESSAGE_BYTES = 16 << 20
+HIGH_WATER_BYTES = 8 << 20
+"""Content waiting to be sent to one peer, above which an append is made to wait."""
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Peers:
+    """Channels to brokers, by endpoint."""
+
+    def __init__(self, zone: str) -> None:
+        """`zone` is ours: where any member may serve, those nearby are preferred."""
+        self._zone = zone
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
+        """A stub of the broker that `header` names; of any member of its Route when it names none."""
+        route = header.route
+        members = list(route.members)
+        if header.HasField("process_id") and header.process_id in members:
+            index = members.index(header.process_id)
+        else:
+            index = next((i for i, member in enumerate(members) if member.zone == self._zone), 0)
+        return self.stub_at(route.endpoints[index] if index < len(route.endpoints) else "")
+
+    def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
+        """A stub of the broker at an endpoint. Raises Unavailable when it is empty: that broker is gone."""
+        if not endpoint:
+            raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(_target(endpoint), options=_OPTIONS)
+            self._channels[endpoint] = channel
+        stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(channel)
+        return stub
+
+    @contextmanager
+    def calling(self, header: pb.Header) -> Iterator[None]:
+        """Turn a peer's failure into ours, saying whose it was."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            peer = f"{header.process_id.zone}#{header.process_id.suffix}"
+            detail = f"broker {peer} answered {error.code().name}: {error.details()}"
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidInput(detail) from error
+            raise Unavailable(detail) from error
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+def _target(endpoint: str) -> str:
+    url = urlsplit(endpoint)
+    if url.scheme == "unix":
+        return f"unix:{url.path}"
+    if url.scheme != "http" or url.hostname is None:
+        raise Unavailable(f"peer endpoint {endpoint!r} is not http://host:port or unix://host/path")
+    return f"{url.hostname}:{url.port or 80}"
+
+
+class PeerStream:
+    """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
+
+    Requests are queued and written by a task of its own, so that sending does not suspend.
+    """
+
+    def __init__(self, stub: pb_grpc.JournalAsyncStub, member: pb.ProcessSpec.ID) -> None:
+        self._member = member
+        self._call: Any = stub.Replicate()
+        self._queue: deque[pb.ReplicateRequest] = deque()
+        self._queued_bytes = 0
+        self._more = asyncio.Event()
+        self._less = asyncio.Event()
+        self._closing = False
+        self._failed = False
+        self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        self._send(pb.ReplicateRequest(content=content, content_delta=content_delta), len(content))
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        request = pb.ReplicateRequest(proposal=proposal.to_wire(), acknowledge=acknowledge)
+        request.registers.CopyFrom(registers)
+        if header is not None:
+            request.header.CopyFrom(header)
+            request.header.process_id.CopyFrom(self._member)
+            # Gazette's brokers of the previous release look for the journal here.
+            request.deprecated_journal = proposal.journal
+        self._send(request, 0)
+
+    async def drain(self) -> None:
+        while self._queued_bytes > HIGH_WATER_BYTES and not self._failed:
+            self._less.clear()
+            await self._less.wait()
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        response = await self._read()
+        if response is None:
+            raise ReplicationFailed("the peer ended the stream")
+        return response
+
+    def close_send(self) -> None:
+        self._closing = True
+        self._more.set()
+
+    async def closed(self) -> None:
+        try:
+            response = await self._read()
+            if response is not None:
+                raise ReplicationFailed("the peer sent a response that was not asked for")
+        finally:
+            self._writer.cancel()
+            self._call.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    def _send(self, request: pb.ReplicateRequest, size: int) -> None:
+        if self._failed:
+            raise ReplicationFailed("the stream is broken")
+        self._queue.append(request)
+        self._queued_bytes += size
+        self._more.set()
+
+    async def _read(self) -> pb.ReplicateResponse | None:
+        try:
+            response = await self._call.read()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise ReplicationFailed(_describe(error)) from error
+        if response is grpc.aio.EOF:
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                raise ReplicationFailed(f"{code.name}: {await self._call.details()}")
+            return None
+        answer: pb.ReplicateResponse = response
+        return answer
+
+    async def _write_queue(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    request = self._queue.popleft()
+                    await self._call.write(request)
+                    self._queued_bytes -= len(request.content)
+                    if self._queued_bytes <= HIGH_WATER_BYTES:
+                        self._less.set()
+                if self._closing:
+                    await self._call.done_writing()
+                    return
+                self._more.clear()
+                await self._more.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self._failed = True  # Reading the stream tells why.
+            self._less.set()
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

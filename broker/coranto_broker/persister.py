@@ -1,0 +1,193 @@
+"""The persister: takes completed fragments from local files to the journal's fragment store.
+
+The broker that drove a journal's appends stores its fragments at once. Other replicas hold back for some minutes, by
+which time the primary has normally done it, and then only look whether the fragment is there. What fails is tried
+again, ever more slowly, until it succeeds or the journal is gone. Local files are the queue: what has not been stored
+when the broker ends is found again by the next one.
+
+New fragments go to the first store of the journal's spec, as of the time of the attempt. While the broker shuts down,
+a store that denies access is passed over for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+import structlog
+from coranto.codecs import Compressor
+from coranto.effects import Clock
+from coranto.errors import CorantoError, StoreDenied
+from coranto.fragments import Fragment
+from coranto.postfix import PostfixTemplate
+from coranto.stores import FragmentStore, StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.metrics import Metrics
+from coranto_broker.spool_files import Sealed
+
+REPLICA_DELAY_SECONDS = 150.0
+MAX_PARALLEL = 8
+ATTEMPT_SECONDS = 300.0
+_PIECE_BYTES = 1 << 20
+_BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+_LATER_SECONDS = 60.0
+_log = structlog.get_logger(__name__)
+
+OnStored = Callable[[Sealed, Fragment], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    sealed: Sealed
+    on_stored: OnStored
+    delay: float
+    failures: int = 0
+
+
+class FragmentPersister:
+    """Stores fragments in the background. `close` it when no more come."""
+
+    def __init__(
+        self,
+        spec_of: Callable[[str, int], pb.JournalSpec | None],
+        stores: StoreRegistry,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        max_parallel: int = MAX_PARALLEL,
+    ) -> None:
+        """`spec_of` gives the present spec of a journal with that create revision, None when it is gone."""
+        self._spec_of = spec_of
+        self._stores = stores
+        self._clock = clock
+        self._metrics = metrics
+        self._parallel = asyncio.Semaphore(max_parallel)
+        self._draining = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pending(self) -> int:
+        """Fragments that are not stored yet."""
+        return len(self._tasks)
+
+    def add(self, sealed: Sealed, on_stored: OnStored, *, primary: bool) -> None:
+        """Store this fragment; `on_stored` is called with it as it is in the store."""
+        job = _Job(sealed, on_stored, 0.0 if primary else REPLICA_DELAY_SECONDS)
+        task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, timeout: float) -> int:
+        """Try everything that is left once more without delay, for at most `timeout` seconds.
+
+        Returns how many fragments remain only in local files.
+        """
+        self._draining.set()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        left = set(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        return len(left)
+
+    async def _work(self, job: _Job) -> None:
+        sealed = job.sealed
+        while not sealed.content.discarded:
+            await self._pause(job.delay)
+            spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
+            if spec is None:
+                _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
+                sealed.drop()
+                return
+            if not spec.fragment.stores:
+                return  # Nothing to do: it is served from its local file.
+            try:
+                async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):
+                    stored = await self._attempt(sealed, spec)
+            except (CorantoError, OSError) as error:
+                self._metrics.persist_failures.inc()
+                job.delay = _BACKOFF_SECONDS[job.failures] if job.failures < len(_BACKOFF_SECONDS) else _LATER_SECONDS
+                job.failures += 1
+                _log.warning(
+                    "fragment could not be stored; trying again",
+                    fragment=sealed.fragment.content_path,
+                    error=str(error) or type(error).__name__,
+                    seconds=job.delay,
+                )
+                continue
+            job.on_stored(sealed, stored)
+            return
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, or go ahead as soon as the broker drains; failures are then repeated after a second at most."""
+        if seconds <= 0:
+            return
+        if self._draining.is_set():
+            await self._clock.sleep(min(seconds, 1.0))
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+        except TimeoutError:
+            return
+
+    async def _attempt(self, sealed: Sealed, spec: pb.JournalSpec) -> Fragment:
+        postfix = ""
+        if spec.fragment.path_postfix_template:
+            template = PostfixTemplate(spec.fragment.path_postfix_template)
+            postfix = template.render(sealed.fragment, sealed.first_append_time, sealed.registers, spec)
+        fragment = replace(sealed.fragment, path_postfix=postfix)
+        urls = list(spec.fragment.stores)
+        for url in urls:
+            store = self._stores.get(url)
+            try:
+                if not await store.exists(fragment):
+                    await self._put(store, fragment, sealed)
+            except StoreDenied:
+                if not self._draining.is_set() or url == urls[-1]:
+                    raise
+                continue
+            self._metrics.persisted.inc()
+            self._metrics.persisted_bytes.inc(fragment.length)
+            return replace(fragment, backing_store=url, mod_time=int(self._clock.now()))
+        raise AssertionError("a journal with stores has a first one")
+
+    async def _put(self, store: FragmentStore, fragment: Fragment, sealed: Sealed) -> None:
+        with sealed.content.borrow():
+            if fragment.length <= _PIECE_BYTES:
+                data = await asyncio.to_thread(_compress_whole, sealed)
+                await store.put(fragment, data)
+            else:
+                await store.put(fragment, _compressed(sealed))
+        _log.debug("stored", fragment=fragment.content_path, store=store.url)
+
+
+def _compress_whole(sealed: Sealed) -> bytes:
+    compressor = Compressor(sealed.fragment.codec)
+    head = compressor.write(_read(sealed, 0, sealed.fragment.length))
+    return head + compressor.finish()
+
+
+async def _compressed(sealed: Sealed) -> AsyncIterator[bytes]:
+    """The fragment's file, piece by piece; reading and compressing go on in threads."""
+    compressor = Compressor(sealed.fragment.codec)
+    for position in range(0, sealed.fragment.length, _PIECE_BYTES):
+        data = await asyncio.to_thread(_compress_piece, compressor, sealed, position)
+        if data:
+            yield data
+    if data := await asyncio.to_thread(compressor.finish):
+        yield data
+
+
+def _compress_piece(compressor: Compressor, sealed: Sealed, position: int) -> bytes:
+    return compressor.write(_read(sealed, position, min(_PIECE_BYTES, sealed.fragment.length - position)))
+
+
+def _read(sealed: Sealed, position: int, length: int) -> bytes:
+    data = sealed.content.read_at(position, length)
+    if len(data) != length:
+        raise OSError(f"{sealed.content.path} ends at {position + len(data)}, before its fragment does")
+    return data

@@ -1,0 +1,301 @@
+"""The replication pipeline: one append's content and proposals, scattered to every replica's spool.
+
+A pipeline is an ordered list of `ReplicaStream`s, in the order of its Route's members. The broker's own spool is one of
+them (`LocalStream`); the others reach peers over Replicate RPCs (`coranto_broker.peers`). Sending never suspends:
+streams to peers queue, and `drain` waits until their queues are short again. Responses come back in the order in which
+they were asked for.
+
+The two ends have owners of their own (seed 001): whoever holds the pipeline owns the *send* end. Having sent its
+proposal an append takes a `Turn` for the *receive* end, gives the pipeline on, and reads its acknowledgements when all
+turns before it are done. So several appends are in flight at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coranto.errors import CorantoError
+from coranto.fragments import Fragment
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.spool_files import DurableSpool, Fsync
+
+
+class ReplicationFailed(CorantoError):
+    """A replica broke, or answered what it should not. Whether the append will be part of the journal is not known."""
+
+    retriable = True
+
+
+class ReplicaStream(Protocol):
+    """One replica of a pipeline. The first failure of a method is the last call of it."""
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        """Send content."""
+        ...
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        """Send a proposal. With `acknowledge` its response will be read."""
+        ...
+
+    async def drain(self) -> None:
+        """Return once little enough is waiting to be sent."""
+        ...
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        """The next response that was asked for."""
+        ...
+
+    def close_send(self) -> None:
+        """Nothing more will be sent."""
+        ...
+
+    async def closed(self) -> None:
+        """Return once the replica, too, has closed; any further response is an error."""
+        ...
+
+
+class LocalStream:
+    """The broker's own spool as a replica of the pipeline."""
+
+    def __init__(self, spool: DurableSpool) -> None:
+        self._spool = spool
+        self._responses: deque[pb.ReplicateResponse] = deque()
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        self._spool.write(content_delta, content)
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        response = self._spool.propose(proposal, registers, primary=True).response()
+        if acknowledge:
+            self._responses.append(response)
+        elif response.status != pb.OK:
+            raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
+
+    async def drain(self) -> None:
+        return
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        if not self._responses:
+            raise ReplicationFailed("the proposal could not be made durable")
+        response = self._responses.popleft()
+        await self._spool.flush_commits()
+        return response
+
+    def close_send(self) -> None:
+        self._spool.roll_back()
+
+    async def closed(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """What the replicas answered to a synchronizing proposal.
+
+    `roll_to` not None: propose again, rolled to that offset, with `registers` of the replica that is ahead (if one is).
+    `read_through` not 0: a peer knows a different Route at that etcd revision. Neither: all agree.
+    """
+
+    roll_to: int | None = None
+    registers: pb.LabelSet | None = None
+    read_through: int = 0
+
+
+class Turn:
+    """A place in the order in which acknowledgements are read."""
+
+    def __init__(self, before: Turn | None) -> None:
+        self._before = before
+        self._waiters: list[asyncio.Future[None]] = []
+        self.is_done = False
+
+    async def wait(self) -> None:
+        """Return once all earlier turns are done."""
+        before, self._before = self._before, None  # Do not keep the whole history alive.
+        if before is not None:
+            await before.finished()
+
+    async def finished(self) -> None:
+        """Return once this turn is done."""
+        if not self.is_done:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def done(self) -> None:
+        """Let the next one read."""
+        self.is_done = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+class Pipeline:
+    """A started pipeline. It owns the replica's spool until `close_send`."""
+
+    def __init__(
+        self, header: pb.Header, spool: DurableSpool, streams: Sequence[ReplicaStream], names: Sequence[str]
+    ) -> None:
+        """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given."""
+        self.header = header
+        self.spool = spool
+        self._streams = list(zip(names, streams, strict=True))
+        self._send_error: ReplicationFailed | None = None
+        self._receive_errors: dict[str, ReplicationFailed] = {}
+        self._last_turn: Turn | None = None
+        self._header_sent = False
+
+    @property
+    def route(self) -> pb.Route:
+        return self.header.route
+
+    @property
+    def local_only(self) -> bool:
+        """Whether this broker's spool is the only replica."""
+        return len(self._streams) == 1
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether acknowledgements are there without waiting for another broker or the disk."""
+        return self.local_only and self.spool.fsync is not Fsync.COMMIT
+
+    @property
+    def error(self) -> ReplicationFailed | None:
+        """A failure to receive, or else to send. Once there is one the pipeline is of no further use.
+
+        What was received says more: a peer that breaks the stream first tells why.
+        """
+        return next(iter(self._receive_errors.values()), self._send_error)
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        """Scatter content. Failures are found in `error`."""
+        for name, stream in self._streams:
+            if self._send_error is not None:
+                return
+            try:
+                stream.write(content_delta, content)
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool) -> None:
+        """Scatter a proposal, the pipeline's header with the first. Failures are found in `error`.
+
+        Replicas that can still be reached get it even when another has failed, so that they may roll back.
+        """
+        header = None if self._header_sent else self.header
+        self._header_sent = True
+        for name, stream in self._streams:
+            try:
+                stream.propose(proposal, registers, header=header, acknowledge=acknowledge)
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+
+    async def drain(self) -> None:
+        """Wait until every stream can take more."""
+        for name, stream in self._streams:
+            try:
+                await stream.drain()
+            except CorantoError as error:
+                self._failed_to_send(name, error)
+
+    def turn(self) -> Turn:
+        """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""
+        before = self._last_turn
+        self._last_turn = Turn(None if before is None or before.is_done else before)
+        return self._last_turn
+
+    async def settled(self) -> None:
+        """Return once every acknowledgement that was asked for has been read."""
+        if self._last_turn is not None:
+            await self._last_turn.finished()
+
+    async def gather_ok(self, proposal: Fragment) -> None:
+        """Read an acknowledgement of every replica; anything but OK is a failure, found in `error`.
+
+        Once every replica holds the proposal, this broker's readers see it.
+        """
+        for name, response in await self._gather():
+            if response.status != pb.OK:
+                self._failed_to_receive(name, f"answered {pb.Status.Name(response.status)}")
+        if self.error is None:
+            self.spool.publish(proposal)
+
+    async def gather_sync(self) -> SyncResult:
+        """Read the answers to a synchronizing proposal."""
+        roll_to: int | None = None
+        registers: pb.LabelSet | None = None
+        read_through = 0
+        for name, response in await self._gather():
+            theirs = response.fragment
+            if response.status == pb.WRONG_ROUTE:
+                revision = response.header.etcd.revision
+                if revision > self.header.etcd.revision:
+                    read_through = max(read_through, revision)
+                else:
+                    self._failed_to_receive(name, f"disputes the route, but only at etcd revision {revision}")
+            elif response.status == pb.PROPOSAL_MISMATCH and theirs.end > self.spool.end:
+                if roll_to is None or theirs.end > roll_to:
+                    roll_to, registers = theirs.end, response.registers
+            elif (
+                response.status == pb.PROPOSAL_MISMATCH
+                and theirs.begin == theirs.end == self.spool.end
+                and self.spool.fragment.length
+            ):
+                # It lacks the content of our fragment and cannot extend it: begin a new one.
+                if roll_to is None:
+                    roll_to = theirs.end
+            elif response.status != pb.OK:
+                self._failed_to_receive(
+                    name,
+                    f"answered {pb.Status.Name(response.status)} with [{theirs.begin}, {theirs.end}) "
+                    f"to the proposal of {self.spool.fragment}",
+                )
+        result = SyncResult(roll_to, registers, read_through)
+        if result == SyncResult() and self.error is None:
+            self.spool.publish(self.spool.fragment)
+        return result
+
+    def close_send(self) -> DurableSpool:
+        """Tell every replica that nothing follows, roll back what has not committed, and give up the spool. Once."""
+        for name, stream in self._streams:
+            try:
+                stream.close_send()
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+        return self.spool
+
+    async def gather_end(self) -> None:
+        """Wait until every replica has closed its stream."""
+        for name, stream in self._streams:
+            if name not in self._receive_errors:
+                try:
+                    await stream.closed()
+                except CorantoError as error:
+                    self._failed_to_receive(name, str(error))
+
+    async def _gather(self) -> list[tuple[str, pb.ReplicateResponse]]:
+        responses = []
+        for name, stream in self._streams:
+            if name not in self._receive_errors:
+                try:
+                    responses.append((name, await stream.acknowledgement()))
+                except (OSError, CorantoError) as error:
+                    self._failed_to_receive(name, str(error))
+        return responses
+
+    def _failed_to_send(self, name: str, error: Exception) -> None:
+        if self._send_error is None:
+            self._send_error = ReplicationFailed(f"sending to {name}: {error}")
+
+    def _failed_to_receive(self, name: str, problem: str) -> None:
+        self._receive_errors.setdefault(name, ReplicationFailed(f"answer of {name}: {problem}"))

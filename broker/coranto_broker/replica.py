@@ -1,0 +1,233 @@
+"""A replica: this broker's part of one journal.
+
+It holds the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and the
+balance of flow control. While it runs it lists the journal's stores from time to time, and (as primary) *pulses* the
+journal: an append of nothing, at each change of the Route and once a minute, which re-synchronizes the replicas and
+lets etcd know that they are consistent, whether or not anyone appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import structlog
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+from coranto.fragments import Fragment
+from coranto.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.flow_control import FlowControl
+from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.ownership import Invalidated, Signal, Slot
+from coranto_broker.pipeline import Pipeline
+from coranto_broker.shared_file import SharedFile
+from coranto_broker.spool import empty_at
+from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
+from coranto_broker.spool_recovery import recover
+
+PULSE_SECONDS = 60.0
+DEFAULT_REFRESH_SECONDS = 300.0
+REFRESH_AFTER_STORING_SECONDS = 2.0
+_log = structlog.get_logger(__name__)
+
+
+class Persister(Protocol):
+    """Takes completed fragments to their stores."""
+
+    def add(self, sealed: Sealed, on_stored: Callable[[Sealed, Fragment], None], *, primary: bool) -> None: ...
+
+
+class Replica:
+    """One journal's replica. `start` it once, `stop` it once."""
+
+    def __init__(
+        self,
+        folder: SpoolFolder,
+        *,
+        fsync: Fsync,
+        spec: Callable[[], pb.JournalSpec | None],
+        stores: StoreRegistry,
+        persister: Persister,
+        pulse: Callable[[Replica], Awaitable[Signal | None]],
+    ) -> None:
+        """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route."""
+        self.folder = folder
+        self.journal = folder.journal
+        self.index = FragmentIndex(folder.clock)
+        self.spool: Slot[DurableSpool] = Slot()
+        self.pipeline: Slot[Pipeline | None] = Slot()
+        self.flow_control = FlowControl()
+        self.stopped = asyncio.Event()
+        self._clock: Clock = folder.clock
+        self._fsync = fsync
+        self._spec = spec
+        self._stores = stores
+        self._persister = persister
+        self._pulse = pulse
+        self._refresh_soon = asyncio.Event()
+        self._recovering: asyncio.Task[None] | None = None
+        self._daemons: list[asyncio.Task[None]] = []
+        self._spool: DurableSpool | None = None
+
+    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""
+        self.pipeline.put(None)
+        self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
+        self._daemons = [
+            asyncio.create_task(self._keep_refreshed(), name=f"refresh {self.journal}"),
+            asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
+        ]
+
+    async def stop(self, *, drop: bool) -> None:
+        """Give up the journal: complete its fragment for the persister or, with `drop`, remove all local content.
+
+        Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
+        """
+        for daemon in self._daemons:
+            daemon.cancel()
+        await asyncio.gather(*self._daemons, return_exceptions=True)
+        try:
+            if self._recovering is not None:
+                await self._recovering
+            if self._spool is not None:
+                await self._stop_spool(drop)
+        finally:
+            self.index.close()
+            self.stopped.set()
+
+    async def flush(self) -> None:
+        """Force what has committed to the disk."""
+        if self._spool is not None:
+            await self._spool.flush()
+
+    async def wait_refreshed(self, until: Signal | None) -> None:
+        """Wait for the first listing of the stores. Raises Invalidated when `until` fires first."""
+        refreshed = asyncio.ensure_future(self.index.wait_refreshed())
+        given_up = asyncio.ensure_future((until or Signal()).wait())
+        try:
+            await asyncio.wait((refreshed, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if not refreshed.done():
+                raise Invalidated
+            refreshed.result()
+        finally:
+            refreshed.cancel()
+            given_up.cancel()
+            await asyncio.gather(refreshed, given_up, return_exceptions=True)
+
+    # -- What the spool tells ------------------------------------------------------------------------------------------
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        self.index.spool_commit(fragment, content)
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        self.index.spool_complete(sealed)
+        self._persister.add(sealed, self._stored, primary=primary)
+
+    def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
+        self.index.stored(sealed, fragment)
+        self._refresh_soon.set()  # To free its file.
+
+    # -- What goes on in the background --------------------------------------------------------------------------------
+
+    async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
+        if after:
+            await asyncio.wait(after)
+        try:
+            recovered = await asyncio.to_thread(recover, self.folder)
+        except OSError:
+            # The journal cannot be served from this disk; appends time out here, and the log says why.
+            _log.exception("spool cannot be read", journal=self.journal, folder=str(self.folder.path))
+            return
+        self._spool = recovered.durable(self.folder, self, self._fsync)
+        for sealed in recovered.sealed:
+            self.index.spool_complete(sealed)
+            self._persister.add(sealed, self._stored, primary=True)
+        if self._spool.fragment.length:
+            self.index.spool_commit(self._spool.fragment, self._spool.content_file)
+        self.index.note_head(max(self._spool.end, recovered.lost_end))
+        if self._spool.end or recovered.sealed:
+            _log.info(
+                "took up spool",
+                journal=self.journal,
+                end=self._spool.end,
+                fragment_bytes=self._spool.fragment.length,
+                unpersisted_fragments=len(recovered.sealed),
+            )
+        self.spool.put(self._spool)
+
+    async def _stop_spool(self, drop: bool) -> None:
+        pipeline = await self.pipeline.take()
+        if pipeline is not None:
+            turn = pipeline.turn()
+            self.spool.put(pipeline.close_send())
+            await turn.wait()
+            await pipeline.gather_end()
+            turn.done()
+        spool = await self.spool.take()
+        if drop:
+            spool.close()
+            for sealed in self.index.sealed_files():
+                sealed.drop()
+            await asyncio.to_thread(self.folder.disk.remove_tree, self.folder.path)
+            return
+        fragment = spool.fragment
+        if fragment.length and self._has_stores():
+            spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
+        await spool.flush()
+        spool.close()
+
+    def _has_stores(self) -> bool:
+        spec = self._spec()
+        return spec is not None and len(spec.fragment.stores) > 0
+
+    async def _keep_refreshed(self) -> None:
+        failures = 0
+        while True:
+            spec = self._spec()
+            if spec is None:
+                return  # The journal is gone, and soon this replica.
+            interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
+            begun_at = self._clock.monotonic()
+            self._refresh_soon.clear()
+            try:
+                listed = [
+                    fragment
+                    for url in spec.fragment.stores
+                    async for fragment in self._stores.get(url).list(self.journal)
+                ]
+                self.index.refresh(listed, begun_at)
+                failures = 0
+            except CorantoError as error:
+                _log.warning("stores could not be listed; trying again", journal=self.journal, error=str(error))
+                # Appends wait for the first listing.
+                interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
+                failures += 1
+            await self._pause_refresh(interval)
+
+    async def _pause_refresh(self, interval: float) -> None:
+        """Wait for `interval` seconds, or shortly after a fragment has been stored."""
+        try:
+            async with asyncio.timeout(interval):
+                await self._refresh_soon.wait()
+                await self._clock.sleep(min(interval, REFRESH_AFTER_STORING_SECONDS))
+        except TimeoutError:
+            return
+
+    async def _keep_pulsing(self) -> None:
+        failures = 0
+        while True:
+            try:
+                changed = await self._pulse(self)
+                failures, pause = 0, PULSE_SECONDS
+            except (CorantoError, OSError, TimeoutError) as error:
+                changed, pause = None, min(PULSE_SECONDS, 0.25 * 2 ** min(failures, 8))
+                failures += 1
+                _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(error) or "timeout")
+            try:
+                async with asyncio.timeout(pause):
+                    await (changed or Signal()).wait()
+            except TimeoutError:
+                continue

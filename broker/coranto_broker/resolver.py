@@ -1,0 +1,266 @@
+"""Resolution: from a journal's name to who is responsible for it now.
+
+The resolver layers on the mirrored key space. It answers with the journal's spec, its Route, the etcd revision of both,
+and (when this broker is part of the Route) the local replica, together with a signal that fires once that answer is no
+longer current. It also starts and stops the local replicas as assignments come and go:
+
+=========================================  =============================================================================
+a journal is assigned to this broker       start a replica
+the primary is demoted to a plain replica  start a new replica in its place
+the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
+it is no longer assigned, or was deleted   stop the replica
+assignments or stores change               the replica stays; resolutions are invalidated
+=========================================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
+from coranto.coordination.layout import MemberId
+from coranto.errors import InvalidInput, Unavailable
+from coranto.names import strip_metadata
+from coranto.wire import protocol_pb2 as pb
+
+from coranto_broker.ownership import Signal
+from coranto_broker.replica import Replica
+
+JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+JournalState = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """An answer of the resolver; valid as of `state`, and until `invalidated` fires (None without a local replica).
+
+    `header` names the Route, the etcd revision, and the broker that shall serve: ourselves if we answer with an error
+    status or serve locally, the primary if one is required, otherwise nobody in particular.
+    """
+
+    status: pb.Status.ValueType
+    state: JournalState = field(repr=False)
+    local_id: pb.ProcessSpec.ID
+    header: pb.Header
+    item: Item[pb.JournalSpec] | None
+    assignments: Sequence[Assignment[pb.Route]]
+    replica: Replica | None
+    invalidated: Signal | None
+
+    @property
+    def spec(self) -> pb.JournalSpec:
+        assert self.item is not None  # Only JOURNAL_NOT_FOUND comes without.
+        return self.item.spec
+
+    @property
+    def replication(self) -> int:
+        """How many replicas the journal is to have."""
+        return self.state.entities.replication(self.spec)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this broker is the one to serve."""
+        return self.header.process_id == self.local_id
+
+    @property
+    def require_replica(self) -> Replica:
+        """The local replica of a resolution that has one."""
+        assert self.replica is not None
+        return self.replica
+
+
+class ReplicaFactory(Protocol):
+    """Starts and stops replicas."""
+
+    def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica: ...
+
+    def stop_replica(self, replica: Replica, *, drop: bool) -> None:
+        """Stop in the background. With `drop` its local content is of a deleted journal, and goes too."""
+        ...
+
+
+@dataclass(slots=True)
+class _Local:
+    """A local replica and what its current resolutions rest on."""
+
+    replica: Replica
+    create_revision: int
+    primary: bool
+    basis: tuple[object, ...]
+    signal: Signal = field(default_factory=Signal)
+
+
+class Resolver:
+    """Resolves journals, and keeps local replicas in line with assignments."""
+
+    def __init__(self, keyspace: JournalKeySpace, member: MemberId, factory: ReplicaFactory) -> None:
+        self._keyspace = keyspace
+        self._member = member
+        self._factory = factory
+        self._locals: dict[str, _Local] = {}
+        self._stopped = False
+        self._cache: dict[tuple[str, bool, bool], Resolution] = {}
+        self._stop_observing = keyspace.observe(self._update)
+
+    def start(self) -> None:
+        """Take up what is assigned already. The key space has been loaded."""
+        self._update(self._keyspace.state)
+
+    @property
+    def local_replicas(self) -> list[Replica]:
+        return [local.replica for local in self._locals.values()]
+
+    async def resolve(
+        self,
+        journal: str,
+        *,
+        may_proxy: bool,
+        require_primary: bool,
+        min_revision: int = 0,
+        proxy_header: pb.Header | None = None,
+    ) -> Resolution:
+        """Resolve as of `min_revision` or later (and that of `proxy_header`, what a peer resolved who sent us this).
+
+        Raises InvalidInput for a header that is not meant for us.
+        """
+        if proxy_header is not None:
+            self._check_header(proxy_header)
+            min_revision = max(min_revision, proxy_header.etcd.revision)
+        if min_revision > self._keyspace.known_revision:
+            await self._keyspace.wait_for_revision(min_revision)
+        key = strip_metadata(journal), may_proxy, require_primary
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = self._cache[key] = self._resolve(*key)
+        return cached
+
+    async def wait_for_change(self, resolution: Resolution) -> None:
+        """Return once the key space has moved on from what `resolution` saw."""
+        await self._keyspace.wait_for_change(resolution.state)
+
+    def stop(self) -> None:
+        """Stop all local replicas, and answer no more for them."""
+        self._stop_observing()
+        self._stopped = True
+        self._cache.clear()
+        stopped, self._locals = self._locals, {}
+        for local in stopped.values():
+            self._stop_local(local, drop=False)
+
+    def _check_header(self, header: pb.Header) -> None:
+        ours = self._keyspace.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise InvalidInput(
+                f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this broker is of {ours:#x}",
+                field="header.etcd.cluster_id",
+            )
+        wanted = header.process_id
+        if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != self._member:
+            raise InvalidInput(
+                f"the request is meant for broker {wanted.zone}#{wanted.suffix}, but this is {self._member}",
+                field="header.process_id",
+            )
+
+    def _resolve(self, journal: str, may_proxy: bool, require_primary: bool) -> Resolution:
+        state = self._keyspace.state
+        # A broker whose member key is gone may still proxy; it must only not be taken for one without a name.
+        present = state.member(self._member) is not None
+        local_id = (
+            pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
+            if present
+            else pb.ProcessSpec.ID(zone="this-broker", suffix="missing-from-etcd")
+        )
+        item = state.item(journal)
+        route = state.route_of(journal)
+        header = pb.Header(route=route, etcd=state.header.to_wire())
+        if require_primary and route.primary != -1:
+            header.process_id.CopyFrom(route.members[route.primary])
+        elif not require_primary and local_id in route.members:
+            header.process_id.CopyFrom(local_id)
+        local = self._locals.get(journal)
+        status = self._status(item, route, header.process_id == local_id, may_proxy, require_primary)
+        if status == pb.OK and self._stopped and header.process_id == local_id:
+            # We are shutting down, or have lost our lease: as good as gone.
+            status = pb.NO_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
+        if status == pb.OK and header.process_id == local_id and local is None:
+            # The journal's entry could not be decoded when it was assigned: nobody serves it here.
+            raise Unavailable(f"this broker has no replica of {journal}; see its log")
+        if status != pb.OK:
+            header.process_id.CopyFrom(local_id)
+        return Resolution(
+            status,
+            state,
+            local_id,
+            header,
+            item,
+            state.assignments_in_key_order(journal),
+            local.replica if local else None,
+            local.signal if local else None,
+        )
+
+    @staticmethod
+    def _status(
+        item: Item[pb.JournalSpec] | None, route: pb.Route, is_local: bool, may_proxy: bool, require_primary: bool
+    ) -> pb.Status.ValueType:
+        if item is None:
+            return pb.JOURNAL_NOT_FOUND
+        if item.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
+            return pb.SUSPENDED
+        if require_primary and route.primary == -1:
+            return pb.NO_JOURNAL_PRIMARY_BROKER
+        if not route.members:
+            return pb.INSUFFICIENT_JOURNAL_BROKERS
+        if not may_proxy and not is_local:
+            return pb.NOT_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
+        return pb.OK
+
+    def _update(self, state: JournalState) -> None:
+        """Bring local replicas in line with the key space. An observer: it must not block."""
+        self._cache.clear()
+        if self._stopped:
+            return
+        assigned = {each.item: each for each in state.by_member.get(self._member, [])}
+        for journal, local in list(self._locals.items()):
+            item = state.item(journal)
+            mine = assigned.get(journal)
+            recreated = item is None or item.create_revision != local.create_revision
+            if mine is None or recreated or (local.primary and mine.slot != 0):
+                del self._locals[journal]
+                self._stop_local(local, drop=recreated)
+        for journal, mine in assigned.items():
+            item = state.item(journal)
+            if item is None:
+                continue  # The allocator is about to remove the assignment.
+            basis = self._basis(state, item)
+            found = self._locals.get(journal)
+            if found is None:
+                replica = self._factory.start_replica(item, primary=mine.slot == 0)
+                self._locals[journal] = _Local(replica, item.create_revision, mine.slot == 0, basis)
+                continue
+            found.primary = mine.slot == 0
+            if found.basis != basis:
+                found.basis = basis
+                stale, found.signal = found.signal, Signal()
+                stale.fire()
+
+    @staticmethod
+    def _basis(state: JournalState, item: Item[pb.JournalSpec]) -> tuple[object, ...]:
+        """What a resolution rests on: assignments, by key and revision, and the stores."""
+        return (
+            tuple((each.key, each.kv.mod_revision) for each in state.assignments_in_key_order(item.id)),
+            tuple(item.spec.fragment.stores),
+        )
+
+    def _stop_local(self, local: _Local, *, drop: bool) -> None:
+        local.signal.fire()
+        self._factory.stop_replica(local.replica, drop=drop)
+
+
+async def closing(replicas: Sequence[Replica]) -> None:
+    """Return once all of these replicas have stopped."""
+    await asyncio.gather(*(replica.stopped.wait() for replica in replicas))

@@ -1,0 +1,152 @@
+"""A broker process: from its settings to a served port, until it is told to end or loses its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+
+import structlog
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.dirlock import DirectoryLock
+from coranto.effects import LocalDisk, SystemClock
+from coranto.errors import ClusterError
+from coranto.specs import validate_broker_spec
+from coranto.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+from prometheus_client import start_http_server
+
+from coranto_broker.broker import Broker
+from coranto_broker.service import make_server
+from coranto_broker.settings import BrokerSettings
+
+GRACE_SECONDS = 3.0
+"""How long calls in progress may go on once the broker has stopped serving."""
+_log = structlog.get_logger(__name__)
+
+
+async def run(settings: BrokerSettings) -> int:
+    """Run a broker until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
+    raise_file_limit()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    with DirectoryLock(settings.data_dir):
+        async with BrokerProcess(settings) as process:
+            _log.info(
+                "ready",
+                endpoint=process.endpoint,
+                broker=f"{settings.zone}#{settings.id}",
+                etcd=settings.etcd,
+                data_dir=str(settings.data_dir),
+            )
+            return await process.serve_until(stop)
+
+
+class BrokerProcess:
+    """A running broker with its own etcd connection, lease and port; also for tests, within their process."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._exits = contextlib.AsyncExitStack()
+        self.endpoint = ""
+        self.broker: Broker
+        self.session: MemberSession
+
+    async def __aenter__(self) -> BrokerProcess:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def serve_until(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` (exits gracefully, 0) or until lease or key space are lost (1)."""
+        waits = [
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(self.session.lost.wait()),
+            asyncio.create_task(self._fail_of_keyspace()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if stop.is_set():
+            await self.exit_gracefully()
+            return 0
+        _log.error("this broker can no longer know what is assigned to it, and ends")
+        await self.broker.stop()
+        return 1
+
+    async def exit_gracefully(self) -> None:
+        """Hand over, store, and give up the lease."""
+        _log.info("exiting")
+        await self.broker.exit_gracefully(self.session)
+
+    async def _fail_of_keyspace(self) -> None:
+        await self.broker.keyspace.wait_failed()
+
+    async def _start(self) -> None:
+        settings = self._settings
+        clock, disk = SystemClock(), LocalDisk()
+        coordinator = EtcdCoordinator(settings.etcd, clock=clock)
+        self._exits.push_async_callback(coordinator.close)
+        layout = Layout(settings.etcd_prefix)
+        keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)
+        stores = StoreRegistry(settings.file_root)
+        self.broker = Broker(
+            settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores
+        )
+        self._exits.push_async_callback(self.broker.close)
+        server = make_server(self.broker)
+        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+        if port == 0:
+            raise ClusterError(f"cannot listen on {settings.host}:{settings.port}; is the port taken?")
+        self.endpoint = settings.advertise or f"http://{settings.host}:{port}"
+        self.session = await open_session(
+            coordinator,
+            ttl_seconds=settings.lease_seconds,
+            record=LeaseRecord.within(settings.data_dir, disk),
+            clock=clock,
+        )
+        self._exits.push_async_callback(self.session.close)
+        spec = pb.BrokerSpec(
+            process_spec=pb.ProcessSpec(
+                id=pb.ProcessSpec.ID(zone=settings.zone, suffix=settings.id), endpoint=self.endpoint
+            ),
+            journal_limit=settings.journal_limit,
+        )
+        validate_broker_spec(spec)
+        key = layout.member_key(MemberId(settings.zone, settings.id))
+        await self.session.announce(key, spec.SerializeToString(deterministic=True))
+        await keyspace.start()
+        self._exits.push_async_callback(keyspace.close)
+        self.broker.start()
+        self._exits.push_async_callback(self.broker.stop)
+        await server.start()
+        self._exits.push_async_callback(server.stop, GRACE_SECONDS)
+        if settings.metrics_port:
+            http, thread = start_http_server(
+                settings.metrics_port, addr=settings.host, registry=self.broker.metrics.registry
+            )
+            self._exits.callback(thread.join)
+            self._exits.callback(http.server_close)
+            self._exits.callback(http.shutdown)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system grants: every journal that is written to needs two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,43 @@
+"""Settings of a broker process.
+
+Every setting can be given in the environment as CORANTO_BROKER_<NAME>; the command line wins over it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from coranto_broker.spool_files import Fsync
+
+
+class BrokerSettings(BaseSettings):
+    """How one broker runs. Sizes are in bytes, times in seconds, rates in bytes per second."""
+
+    model_config = SettingsConfigDict(env_prefix="CORANTO_BROKER_", frozen=True)
+
+    etcd: str = Field("127.0.0.1:2379", description="Endpoint of etcd: host:port.")
+    etcd_prefix: str = Field("/gazette/cluster", description="Where the cluster's keys live in etcd.")
+    host: str = Field("127.0.0.1", description="Address to listen on, and to tell others.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
+    advertise: str = Field("", description="Endpoint to tell others, when it differs: http://host:port.")
+    zone: str = Field("local", description="Failure zone of this broker.")
+    id: str = Field("broker-0", description="Name of this broker, unique within its zone.")
+    data_dir: Path = Field(Path(".coranto/broker-0"), description="Folder for spools; one broker only.")
+    file_root: Path | None = Field(None, description="Folder that file:/// stores are rooted at.")
+    lease_seconds: float = Field(20.0, gt=0, description="How long a dead broker goes unnoticed.")
+    journal_limit: int = Field(1024, ge=0, le=131072, description="Most journals that this broker takes.")
+    max_replication: int = Field(9, ge=1, description="Caps the replication of every journal.")
+    fsync: Fsync = Field(Fsync.NEVER, description="When spools are forced to the disk: never, commit or interval.")
+    fsync_interval: float = Field(1.0, gt=0, description="For fsync=interval.")
+    min_append_rate: int = Field(1 << 16, ge=0, description="Slower clients are cut off; 0 allows any rate.")
+    max_append_rate: int = Field(0, ge=0, description="Caps every journal's append rate; 0 is unlimited.")
+    max_message_bytes: int = Field(4 << 20, ge=1 << 16, description="Largest message to accept.")
+    chunk_bytes: int = Field(1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers.")
+    cache_bytes: int = Field(256 << 20, ge=0, description="Memory for content read from fragment stores.")
+    exit_seconds: float = Field(20.0, gt=0, description="Most time for a graceful exit, each for draining and storing.")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port for Prometheus; 0 is none.")
+    log_level: str = Field("info", description="debug, info, warning or error.")
+    log_json: bool = Field(False, description="Log lines as JSON.")
