@@ -8,6 +8,7 @@ from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prun
 from coranto.messages.framing import Envelope, Framing, IncompleteTail, JsonLines, iter_messages
 from coranto.messages.mapping import ModuloMapping, RandomMapping, RendezvousMapping, modulo, rendezvous
 from coranto.messages.publisher import Publisher, SyncPublisher, TransactionBuilder
+from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import (
     Clock,
     Flags,
@@ -29,11 +30,14 @@ __all__ = [
     "IncompleteTail",
     "JsonLines",
     "ModuloMapping",
+    "Outcome",
     "ProducerId",
     "ProducerState",
     "Publisher",
     "RandomMapping",
     "RendezvousMapping",
+    "ReplayRange",
+    "Sequencer",
     "Source",
     "SyncPublisher",
     "TransactionBuilder",
@@ -46,5 +50,7 @@ __all__ = [
     "parse_uuid",
     "parse_uuid_text",
     "prune",
+    "read_committed",
+    "read_committed_async",
     "rendezvous",
 ]

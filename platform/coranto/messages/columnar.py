@@ -1,0 +1,357 @@
+"""Sequencing whole columns of messages, split over as many workers as there are.
+
+The rules are those of `sequencer.py`; this module applies them without looking at messages one by one, and in an order
+that lets workers read parts of one journal at the same time:
+
+1.  Each worker **scans** the rows of its range: one contiguous piece of a journal, in offset order. What a producer's
+    rows mean depends on what came before the range, which the worker does not know. What it can do is to compress them
+    to *segments*, in order: a run of CONTINUE_TXN or of OUTSIDE_TXN rows with growing clocks, or one ACK_TXN. Within a
+    run a row whose clock does not exceed the run's largest is a duplicate whatever came before, and is dropped.
+2.  The driver **resolves** the segments of all ranges in order, starting from the checkpoint's producer states. Each
+    segment gets a window of clocks, and the producers their next states.
+3.  The workers apply the windows: a row is committed when its clock lies within its segment's window.
+
+Scanning is a fold: `merge(scan(x), scan(y))` equals the segments of `scan(x + y)`, and `merge` is associative. So a
+range may be scanned in any batches (`RangeScanner`), and scanning again yields the same segment numbers.
+
+**Replay.** Messages that were pending at the checkpoint stand before its `read_through`. They are needed only when an
+acknowledgement commits them: `Resolution.replay` then names their producers. Scan the journal from the least of their
+`begin` offsets up to `read_through`, through `replay_mask`, put those ranges before the others, and resolve again.
+
+A producer is a `uint64` here: the six bytes of its id as a big-endian number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coranto.messages.checkpoints import ProducerState
+from coranto.messages.uuids import Flags, ProducerId
+
+UInt64s: TypeAlias = NDArray[np.uint64]
+UInt16s: TypeAlias = NDArray[np.uint16]
+Int64s: TypeAlias = NDArray[np.int64]
+Int32s: TypeAlias = NDArray[np.int32]
+Mask: TypeAlias = NDArray[np.bool_]
+
+DROPPED: Final = -1
+"""In `row_segment`: a duplicate or an acknowledgement, never a content row."""
+ALWAYS: Final = -2
+"""In `row_segment`: a message with a zero clock, committed whatever else there is."""
+
+_FLAGS_OF: Final = (Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN)
+
+
+class Segment(NamedTuple):
+    """A run of one producer's rows. An ACK_TXN is a run of its own."""
+
+    producer: ProducerId
+    flags: Flags
+    first_clock: int
+    last_clock: int
+    """The largest clock, which is that of the last row not dropped."""
+    first_offset: int
+    """Where the first row begins in the journal."""
+
+
+class RangeScan(NamedTuple):
+    """A scanned range: its segments by first offset, and for each row the index of its segment (or a value below 0)."""
+
+    segments: list[Segment]
+    row_segment: Int32s
+
+
+class Verdicts(NamedTuple):
+    """What is committed of one range: of segment i, the rows whose clock lies in (lo[i], hi[i]]."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+
+class ClockReset(NamedTuple):
+    """An acknowledgement below an earlier one: its producer recovered an outdated checkpoint.
+
+    Messages that it publishes again are delivered again: for them exactly-once semantics are lost.
+    """
+
+    producer: ProducerId
+    offset: int
+    clock: int
+    last_ack: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the ranges amount to.
+
+    When `replay` is not empty, the rest is not final: it holds the entry states of producers whose messages from before
+    the checkpoint are committed by an acknowledgement in these ranges, and must be part of them.
+    """
+
+    verdicts: tuple[Verdicts, ...]
+    """One for each range."""
+    states: dict[ProducerId, ProducerState]
+    """The producer states after the last range.
+
+    `begin` is the offset of the first pending message, or an earlier one of the same segment when duplicates of
+    acknowledged messages stand right before it; reading again from there comes to the same.
+    """
+    replay: dict[ProducerId, ProducerState]
+    resets: tuple[ClockReset, ...]
+
+
+def producer_number(producer: ProducerId) -> int:
+    """The number that stands for a producer in columns."""
+    return int.from_bytes(producer, "big")
+
+
+def scan(producers: UInt64s, clocks: UInt64s, flags: UInt16s, offsets: Int64s) -> RangeScan:
+    """Scan a range of rows in offset order."""
+    scanner = RangeScanner()
+    row_segment = scanner.feed(producers, clocks, flags, offsets)
+    return RangeScan(scanner.segments(), row_segment)
+
+
+class RangeScanner:
+    """Scans one range batch by batch. The result does not depend on where batches end."""
+
+    def __init__(self) -> None:
+        # The segments' columns; a few values change while a segment goes on in a later batch.
+        self._producers: list[int] = []
+        self._flags: list[int] = []
+        self._first_clocks: list[int] = []
+        self._last_clocks: list[int] = []
+        self._first_offsets: list[int] = []
+        self._open: dict[int, int] = {}  # By producer, the index of its last segment.
+
+    def feed(self, producers: UInt64s, clocks: UInt64s, flags: UInt16s, offsets: Int64s) -> Int32s:
+        """The next rows, in offset order. Returns the segment of each, numbered from the range's begin."""
+        row_segment = np.full(len(clocks), DROPPED, dtype=np.int32)
+        zero = clocks == 0
+        if zero.any():
+            row_segment[zero] = ALWAYS
+            rows = np.flatnonzero(~zero)
+        else:
+            rows = np.arange(len(clocks))
+        if not len(rows):
+            return row_segment
+
+        # Each producer's rows together, in offset order.
+        if len(rows) != len(clocks) or not (producers == producers[0]).all():
+            rows = rows[np.argsort(producers[rows], kind="stable")]
+            producers, clocks, flags, offsets = producers[rows], clocks[rows], flags[rows], offsets[rows]
+        known = np.where(flags <= Flags.ACK_TXN, flags, np.uint16(Flags.OUTSIDE_TXN))
+
+        # Runs: of one producer and with equal flags, acknowledgements alone.
+        new_producer = np.ones(len(rows), dtype=np.bool_)
+        new_producer[1:] = producers[1:] != producers[:-1]
+        starts = new_producer.copy()
+        starts[1:] |= (known[1:] != known[:-1]) | (known[1:] == Flags.ACK_TXN)
+        run_of_row = np.cumsum(starts) - 1
+        first_row = np.flatnonzero(starts)
+        kept, largest = _keep_growing(clocks, starts, run_of_row, first_row)
+
+        # Number the runs by where they begin, so that numbers do not depend on batches, and join runs that go on.
+        continued, floor = self._continued(new_producer, first_row, producers, known, clocks, largest, offsets)
+        number = np.empty(len(first_row), dtype=np.int32)
+        number[continued >= 0] = continued[continued >= 0]
+        new = np.flatnonzero(continued < 0)
+        new = new[np.argsort(rows[first_row[new]])]
+        number[new] = np.arange(len(self._flags), len(self._flags) + len(new), dtype=np.int32)
+        heads = first_row[new]
+        self._producers += producers[heads].tolist()
+        self._flags += known[heads].tolist()
+        self._first_clocks += clocks[heads].tolist()
+        self._last_clocks += largest[new].tolist()
+        self._first_offsets += offsets[heads].tolist()
+        last_run = np.flatnonzero(np.append(new_producer[first_row[1:]], True))
+        self._open.update(zip(producers[first_row[last_run]].tolist(), number[last_run].tolist(), strict=True))
+
+        kept &= (clocks > floor[run_of_row]) & (known != Flags.ACK_TXN)
+        row_segment[rows[kept]] = number[run_of_row[kept]]
+        return row_segment
+
+    def _continued(
+        self,
+        new_producer: Mask,
+        first_row: Int64s,
+        producers: UInt64s,
+        known: UInt16s,
+        clocks: UInt64s,
+        largest: UInt64s,
+        offsets: Int64s,
+    ) -> tuple[Int32s, UInt64s]:
+        """For each run, the segment of an earlier batch that it continues, or -1, and that segment's largest clock."""
+        continued = np.full(len(first_row), -1, dtype=np.int32)
+        floor = np.zeros(len(first_row), dtype=np.uint64)
+        for run in np.flatnonzero(new_producer[first_row]).tolist():
+            row = first_row[run]
+            index = self._open.get(int(producers[row]))
+            if index is None or self._flags[index] != known[row] or known[row] == Flags.ACK_TXN:
+                continue
+            continued[run] = index
+            floor[run] = self._last_clocks[index]
+            self._last_clocks[index] = max(self._last_clocks[index], int(largest[run]))
+        return continued, floor
+
+    def segments(self) -> list[Segment]:
+        """The segments of all rows so far, by first offset."""
+        ids = {number: ProducerId(number.to_bytes(6, "big")) for number in self._open}
+        return [
+            Segment(ids[producer], _FLAGS_OF[flags], first_clock, last_clock, first_offset)
+            for producer, flags, first_clock, last_clock, first_offset in zip(
+                self._producers,
+                self._flags,
+                self._first_clocks,
+                self._last_clocks,
+                self._first_offsets,
+                strict=True,
+            )
+        ]
+
+
+def merge(first: Sequence[Segment], second: Sequence[Segment]) -> list[Segment]:
+    """The segments of two adjacent ranges taken as one. Associative; no segments are its identity."""
+    merged = list(first)
+    last_of = {segment.producer: index for index, segment in enumerate(first)}
+    for segment in second:
+        index = last_of.pop(segment.producer, None)  # Only a producer's first segment can join.
+        if index is not None and segment.flags is merged[index].flags and segment.flags is not Flags.ACK_TXN:
+            last_clock = max(merged[index].last_clock, segment.last_clock)
+            merged[index] = merged[index]._replace(last_clock=last_clock)
+        else:
+            merged.append(segment)
+    return merged
+
+
+def resolve(
+    ranges: Iterable[Sequence[Segment]],
+    entry: Mapping[ProducerId, ProducerState],
+    *,
+    replayed: Collection[ProducerId],
+) -> Resolution:
+    """Decide what adjacent ranges of one journal commit, from the producer states before them.
+
+    `replayed` are the pending producers of `entry` whose messages from before the checkpoint are part of the ranges.
+    """
+    tracks = {
+        producer: _Track(
+            state.last_ack, -1 if producer in replayed else state.begin, state.newest, producer not in replayed
+        )
+        for producer, state in entry.items()
+    }
+    windows: list[tuple[list[int], list[int]]] = []
+    replay: dict[ProducerId, ProducerState] = {}
+    resets: list[ClockReset] = []
+
+    for segments in ranges:
+        lo, hi = [0] * len(segments), [0] * len(segments)
+        windows.append((lo, hi))
+        for index, segment in enumerate(segments):
+            track = tracks.get(segment.producer)
+            if track is None:
+                track = tracks[segment.producer] = _Track(segment.first_clock - 1, -1, 0, False)
+            if segment.flags is Flags.CONTINUE_TXN:
+                if segment.last_clock > track.top:
+                    track.pending.append((lo, hi, index, track.top))
+                    track.top = segment.last_clock
+                    if track.begin == -1:
+                        track.begin = segment.first_offset
+            elif segment.flags is Flags.OUTSIDE_TXN:
+                if segment.last_clock > track.last_ack:
+                    lo[index], hi[index] = track.last_ack, segment.last_clock
+                    track.decide(segment.last_clock)
+            else:
+                clock = segment.first_clock
+                if clock > track.last_ack:
+                    if track.is_unread and track.begin != -1:
+                        replay[segment.producer] = entry[segment.producer]
+                    for part_lo, part_hi, part, above in track.pending:
+                        if above < clock:
+                            part_lo[part], part_hi[part] = above, clock
+                elif clock < track.last_ack:
+                    resets.append(ClockReset(segment.producer, segment.first_offset, clock, track.last_ack))
+                track.decide(clock)
+
+    verdicts = tuple(Verdicts(tuple(lo), tuple(hi)) for lo, hi in windows)
+    states = {producer: track.state() for producer, track in tracks.items()}
+    return Resolution(verdicts, states, replay, tuple(resets))
+
+
+class _Track:
+    """One producer while segments are resolved."""
+
+    __slots__ = ("begin", "is_unread", "last_ack", "newest", "pending", "top")
+
+    def __init__(self, last_ack: int, begin: int, newest: int, is_unread: bool) -> None:
+        self.last_ack = last_ack
+        self.begin = begin
+        self.newest = newest
+        self.is_unread = is_unread and begin != -1  # Pending messages of the entry state are not in the ranges.
+        self.top = last_ack  # The largest clock among pending messages in the ranges.
+        # Segments that hold pending messages: their range's lo and hi, their index, the clock above which they begin.
+        self.pending: list[tuple[list[int], list[int], int, int]] = []
+
+    def decide(self, clock: int) -> None:
+        """Everything up to `clock` is committed or dropped, and nothing is pending."""
+        self.last_ack = self.top = clock
+        self.begin = -1
+        self.is_unread = False
+        self.newest = 0
+        self.pending.clear()
+
+    def state(self) -> ProducerState:
+        age_known = not self.is_unread or self.top > self.last_ack or self.newest
+        return ProducerState(self.last_ack, self.begin, max(self.top, self.newest) if age_known else 0)
+
+
+def committed_mask(row_segment: Int32s, verdicts: Verdicts, clocks: UInt64s) -> Mask:
+    """Which rows of a range are committed content, from their segments (`scan`) and the range's verdicts."""
+    # DROPPED and ALWAYS are negative indices: they find the two windows added here, which hold no clock.
+    lo = np.array([*verdicts.lo, 0, 0], dtype=np.uint64)
+    hi = np.array([*verdicts.hi, 0, 0], dtype=np.uint64)
+    committed: Mask = (clocks > lo[row_segment]) & (clocks <= hi[row_segment])
+    committed |= row_segment == ALWAYS
+    return committed
+
+
+def replay_mask(
+    producers: UInt64s,
+    clocks: UInt64s,
+    offsets: Int64s,
+    replay: Mapping[ProducerId, ProducerState],
+    read_through: int,
+) -> Mask:
+    """Which rows count: those from `read_through` on, and before it those of `replay` from where they were pending.
+
+    Rows that do not count must be left out before scanning.
+    """
+    counts: Mask = offsets >= read_through
+    if not counts.all():
+        for producer, state in replay.items():
+            if state.is_pending:
+                counts |= (producers == producer_number(producer)) & (offsets >= state.begin) & (clocks != 0)
+    return counts
+
+
+def _keep_growing(clocks: UInt64s, starts: Mask, run_of_row: Int64s, first_row: Int64s) -> tuple[Mask, UInt64s]:
+    """Which rows exceed all clocks before them in their run, and each run's largest clock."""
+    kept = np.ones(len(clocks), dtype=np.bool_)
+    falls = np.flatnonzero(~starts[1:] & (clocks[1:] <= clocks[:-1])) + 1
+    if not len(falls):
+        return kept, clocks[np.append(first_row[1:], len(clocks)) - 1]
+
+    # A running maximum that begins anew with each run: rank the clocks and lift each run's ranks above the last one's.
+    affected = np.zeros(len(first_row), dtype=np.bool_)
+    affected[run_of_row[falls]] = True
+    rows = np.flatnonzero(affected[run_of_row])
+    ranks = np.unique(clocks[rows], return_inverse=True)[1].astype(np.int64)
+    lifted = run_of_row[rows] * len(rows) + ranks
+    highest = np.maximum.accumulate(lifted)
+    kept[rows[1:]] = lifted[1:] > highest[:-1]
+    return kept, np.maximum.reduceat(clocks, first_row)

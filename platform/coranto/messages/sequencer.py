@@ -1,0 +1,322 @@
+"""Sequencing: from every message of a journal to its committed messages, each once.
+
+Journals hold messages of producers, duplicates of them, transactions that are still open, and ones that were rolled
+back. For each producer of each journal a reader keeps the clock L through which its messages are decided, and its
+pending messages P. A producer that is met for the first time with clock c has L = c - 1. A message with clock c is then
+
+==============  ======================================================================================================
+clock is 0      committed, and no state changes
+OUTSIDE_TXN     when c <= L a duplicate; else committed, P is dropped and L = c. Unknown flags count as OUTSIDE_TXN.
+CONTINUE_TXN    when c does not exceed L and all of P a duplicate; else it joins P
+ACK_TXN, c > L  commits those of P up to c, drops the others, and L = c
+ACK_TXN, c = L  drops P: a rollback, or an acknowledgement appended again
+ACK_TXN, c < L  drops P and L = c: the producer recovered an outdated checkpoint and will publish messages again
+==============  ======================================================================================================
+
+`Sequencer` holds the most recent messages in a ring buffer, so an acknowledgement usually delivers from memory, no
+matter what other producers have interleaved. Otherwise the caller reads the missing piece of the journal once more (a
+replay). `columnar.py` applies the same rules to whole columns.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import ProducerState, Source, prune
+from coranto.messages.framing import Envelope
+from coranto.messages.uuids import Flags, ProducerId
+
+M = TypeVar("M")
+
+DEFAULT_RING_SIZE: Final = 8192
+
+
+class Outcome(enum.Enum):
+    """What became of a message given to `Sequencer.queue`."""
+
+    OUTSIDE_DUPLICATE = "outside, seen before"
+    OUTSIDE_COMMIT = "outside, committed"
+    CONTINUE_DUPLICATE = "continue, decided before"
+    CONTINUE_CLOCK_LARGER = "continue, its transaction has a larger clock"
+    CONTINUE_BEGIN = "continue, begins a transaction"
+    CONTINUE_EXTEND = "continue, extends a transaction"
+    ACK_ROLLBACK = "acknowledgement, rolls back"
+    ACK_RESET = "acknowledgement below an earlier one, rolls back"
+    """Exactly-once semantics are lost for what the producer publishes again."""
+    ACK_EMPTY = "acknowledgement, commits nothing"
+    ACK_COMMIT_RING = "acknowledgement, commits messages of the ring"
+    ACK_COMMIT_REPLAY = "acknowledgement, commits messages to be replayed"
+
+
+class ReplayRange(NamedTuple):
+    """Journal content [begin, end) to be read again."""
+
+    journal: str
+    begin: int
+    end: int
+
+
+class _Partial(Generic[M]):
+    """One producer of one journal."""
+
+    __slots__ = ("begin", "generation", "held", "last_ack", "newest", "top")
+
+    def __init__(self, last_ack: int, begin: int = -1, newest: int = 0) -> None:
+        self.last_ack = last_ack
+        self.begin = begin  # Of the first pending message, -1 without one.
+        self.newest = newest
+        self.top = last_ack  # The largest clock that is decided, or pending and known.
+        self.held: deque[Envelope[M]] = deque()  # The pending messages that are in the ring.
+        self.generation = 0  # Counts up as `held` is emptied, so that older entries of the ring are known for stale.
+
+    def decide(self, clock: int) -> None:
+        self.last_ack = self.top = clock
+        self.begin = -1
+        self.newest = 0
+        self.held.clear()
+        self.generation += 1
+
+    def state(self) -> ProducerState:
+        restored = self.begin != -1 and self.top == self.last_ack  # Pending messages of which none was read yet.
+        return ProducerState(
+            self.last_ack, self.begin, self.newest if restored else max(self.newest, self.top, self.last_ack)
+        )
+
+
+class Sequencer(Generic[M]):
+    """Decides which messages are committed, for any number of journals. Pure: it reads nothing by itself.
+
+    Give it each message with `queue`, those of one journal in offset order, and then take what that committed:
+
+    1.  While `replay_range` is not None, read that piece of the journal again: give its messages to `replay` in order,
+        which says for each whether it is committed, and then call `end_replay`.
+    2.  Call `step` until it returns None.
+
+    A committed message counts as delivered once it was handed out, by `step` or by a `replay` that returned True. A
+    `checkpoint` may be taken at any time and covers exactly what was delivered.
+
+    Acknowledgements are handed out too, after the messages that they commit, when their clock is above earlier ones.
+    """
+
+    def __init__(self, sources: Mapping[str, Source] | None = None, ring_size: int = DEFAULT_RING_SIZE) -> None:
+        if ring_size < 1:
+            raise InvalidInput(f"a ring of {ring_size} messages cannot hold one")
+        self._ring_size = ring_size
+        self._ring: deque[tuple[_Partial[M], int]] = deque()  # In order of arrival, with their generations.
+        self._offsets: dict[str, int] = {}
+        self._partials: dict[str, dict[ProducerId, _Partial[M]]] = {}
+        for journal, source in (sources or {}).items():
+            self._offsets[journal] = source.read_through
+            self._partials[journal] = {
+                producer: _Partial(state.last_ack, state.begin, state.newest)
+                for producer, state in source.producers.items()
+            }
+        self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
+        # What is being delivered: the message that committed it, its producer, and where a replay has to end.
+        self._trigger: Envelope[M] | None = None
+        self._partial: _Partial[M] | None = None
+        self._replay_end: int | None = None
+
+    def read_through(self, journal: str) -> int:
+        """The offset below which messages of the journal were queued and delivered."""
+        return self._offsets.get(journal, 0)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a transaction began since the last checkpoint and is not yet decided: more is likely to come soon."""
+        return bool(self._open_since_checkpoint)
+
+    @property
+    def replay_range(self) -> ReplayRange | None:
+        """The content to be replayed before `step` can go on, None when there is none."""
+        if self._replay_end is None or self._trigger is None or self._partial is None:
+            return None
+        return ReplayRange(self._trigger.journal, self._partial.begin, self._replay_end)
+
+    def queue(self, envelope: Envelope[M]) -> Outcome:
+        """Take in the next message of its journal.
+
+        Raises InvalidInput while committed messages remain to be delivered, and for a message below `read_through`.
+        """
+        if self._trigger is not None:
+            raise InvalidInput("committed messages remain: take them with step() before queueing the next one")
+        journal, clock = envelope.journal, envelope.clock
+        if envelope.begin < self._offsets.get(journal, 0):
+            raise InvalidInput(
+                f"message at offset {envelope.begin} of {journal} was queued before; "
+                f"go on from offset {self._offsets[journal]}"
+            )
+        if clock == 0:
+            self._trigger = envelope
+            return Outcome.OUTSIDE_COMMIT
+
+        partials = self._partials.get(journal)
+        if partials is None:
+            partials = self._partials[journal] = {}
+        partial = partials.get(envelope.producer)
+        if partial is None:
+            partial = partials[envelope.producer] = _Partial(clock - 1)
+
+        if envelope.flags == Flags.CONTINUE_TXN:
+            outcome = self._queue_continue(envelope, partial)
+        elif envelope.flags == Flags.ACK_TXN:
+            outcome = self._queue_ack(envelope, partial)
+        elif clock <= partial.last_ack:
+            outcome = Outcome.OUTSIDE_DUPLICATE
+        else:
+            # Pending messages are dropped, but not before this one is delivered: see `step`.
+            self._trigger = envelope
+            return Outcome.OUTSIDE_COMMIT
+
+        if self._trigger is None:
+            self._offsets[journal] = envelope.end
+        return outcome
+
+    def _queue_continue(self, envelope: Envelope[M], partial: _Partial[M]) -> Outcome:
+        if envelope.clock <= partial.last_ack:
+            return Outcome.CONTINUE_DUPLICATE
+        if envelope.clock <= partial.top:
+            return Outcome.CONTINUE_CLOCK_LARGER
+        outcome = Outcome.CONTINUE_EXTEND
+        if partial.begin == -1:
+            outcome = Outcome.CONTINUE_BEGIN
+            partial.begin = envelope.begin
+            self._open_since_checkpoint.add((envelope.journal, envelope.producer))
+        partial.top = envelope.clock
+        partial.held.append(envelope)
+        if len(self._ring) == self._ring_size:
+            oldest, generation = self._ring.popleft()
+            if oldest.generation == generation:
+                oldest.held.popleft()
+        self._ring.append((partial, partial.generation))
+        return outcome
+
+    def _queue_ack(self, envelope: Envelope[M], partial: _Partial[M]) -> Outcome:
+        if envelope.clock <= partial.last_ack:
+            outcome = Outcome.ACK_ROLLBACK if envelope.clock == partial.last_ack else Outcome.ACK_RESET
+            partial.decide(envelope.clock)
+            self._open_since_checkpoint.discard((envelope.journal, envelope.producer))
+            return outcome
+        self._trigger, self._partial = envelope, partial
+        if partial.begin == -1:
+            return Outcome.ACK_EMPTY
+        in_ring = partial.held[0].begin if partial.held else envelope.begin
+        if partial.begin == in_ring:
+            return Outcome.ACK_COMMIT_RING
+        self._replay_end = in_ring
+        return Outcome.ACK_COMMIT_REPLAY
+
+    def replay(self, envelope: Envelope[M]) -> bool:
+        """Take in the next message of `replay_range`. True when it is one that is committed now: deliver it.
+
+        Raises InvalidInput for a message that is not of the range.
+        """
+        trigger, partial, end = self._trigger, self._partial, self._replay_end
+        if trigger is None or partial is None or end is None:
+            raise InvalidInput("no replay is asked for")
+        if envelope.begin < partial.begin or envelope.end > end or envelope.journal != trigger.journal:
+            raise InvalidInput(
+                f"message of {envelope.journal} at [{envelope.begin}, {envelope.end}) is not part of the replay of "
+                f"{trigger.journal} at [{partial.begin}, {end})"
+            )
+        if envelope.producer != trigger.producer or envelope.flags != Flags.CONTINUE_TXN:
+            return False
+        return self._deliver(envelope, partial, trigger)
+
+    def end_replay(self) -> None:
+        """All messages of `replay_range` were given to `replay`."""
+        self._replay_end = None
+
+    def step(self) -> Envelope[M] | None:
+        """The next committed message, None when all are delivered and the next message can be queued.
+
+        Raises InvalidInput while `replay_range` must be replayed first.
+        """
+        trigger, partial = self._trigger, self._partial
+        if trigger is None:
+            return None
+        if self._replay_end is not None:
+            raise InvalidInput("replay the content of replay_range, then call end_replay()")
+        if partial is not None:
+            while partial.held:
+                held = partial.held.popleft()
+                if self._deliver(held, partial, trigger):
+                    return held
+        # What was committed is delivered, and with the message that committed it all is done.
+        self._trigger = self._partial = None
+        self._offsets[trigger.journal] = trigger.end
+        if trigger.clock:
+            self._partials[trigger.journal][trigger.producer].decide(trigger.clock)
+            self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
+        return trigger
+
+    @staticmethod
+    def _deliver(envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
+        """Whether a pending message is committed by `trigger`; if so it counts as delivered."""
+        if not partial.last_ack < envelope.clock <= trigger.clock:
+            return False
+        # A checkpoint taken from here on finds the acknowledgement again, and delivers what follows this message.
+        partial.last_ack = envelope.clock
+        partial.begin = envelope.end
+        return True
+
+    def checkpoint(self, prune_horizon_s: float = 0) -> dict[str, Source]:
+        """What to restore from, for each journal.
+
+        Producers silent for more than `prune_horizon_s` seconds are forgotten (see `checkpoints.prune`); 0 keeps all.
+        """
+        self._open_since_checkpoint.clear()
+        sources = {}
+        for journal in self._offsets.keys() | self._partials.keys():
+            partials = self._partials.get(journal, {})
+            states = {producer: partial.state() for producer, partial in partials.items()}
+            kept = prune(states, prune_horizon_s)
+            if self._trigger is None:
+                for producer in states.keys() - kept.keys():
+                    partials.pop(producer).decide(0)
+            sources[journal] = Source(self._offsets.get(journal, 0), kept)
+        return sources
+
+
+def read_committed(
+    envelopes: Iterable[Envelope[M]],
+    sequencer: Sequencer[M],
+    replay: Callable[[ReplayRange], Iterable[Envelope[M]]],
+) -> Iterator[Envelope[M]]:
+    """The committed content messages of `envelopes`, each once; acknowledgements are left out.
+
+    `replay` reads a piece of a journal again. A checkpoint of `sequencer`, taken between two messages, covers what was
+    yielded so far.
+    """
+    for envelope in envelopes:
+        sequencer.queue(envelope)
+        wanted = sequencer.replay_range
+        if wanted is not None:
+            yield from (replayed for replayed in replay(wanted) if sequencer.replay(replayed))
+            sequencer.end_replay()
+        while (committed := sequencer.step()) is not None:
+            if committed.flags != Flags.ACK_TXN or committed.clock == 0:
+                yield committed
+
+
+async def read_committed_async(
+    envelopes: AsyncIterable[Envelope[M]],
+    sequencer: Sequencer[M],
+    replay: Callable[[ReplayRange], AsyncIterable[Envelope[M]]],
+) -> AsyncIterator[Envelope[M]]:
+    """`read_committed` over asynchronous reads."""
+    async for envelope in envelopes:
+        sequencer.queue(envelope)
+        wanted = sequencer.replay_range
+        if wanted is not None:
+            async for replayed in replay(wanted):
+                if sequencer.replay(replayed):
+                    yield replayed
+            sequencer.end_replay()
+        while (committed := sequencer.step()) is not None:
+            if committed.flags != Flags.ACK_TXN or committed.clock == 0:
+                yield committed
