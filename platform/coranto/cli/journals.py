@@ -12,10 +12,12 @@ import typer
 from coranto import labels
 from coranto.cli.connect import Endpoint, connect
 from coranto.cli.output import Format, print_json, print_table
-from coranto.client import Chunk, JournalInfo, Listing
+from coranto.client import Chunk, JournalInfo, Listing, SyncJournalClient
 from coranto.errors import EtcdTransactionFailed, InvalidInput
 from coranto.fragments import Codec
 from coranto.journal_tree import parse_tree, render_tree
+from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
+from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.telemetry import amount, progress
 from coranto.wire import protocol_pb2 as pb
 
@@ -195,7 +197,8 @@ def read(
     with connect(endpoint) as client:
         begin = client.head(journal) if tail or offset == -1 else offset
         chunks = client.read(journal, begin, end_offset=end, block=block or tail)
-        for content in _committed_lines(journal, begin, chunks) if committed else _contents(journal, begin, chunks):
+        contents = _committed_lines(client, journal, begin, chunks) if committed else _contents(journal, begin, chunks)
+        for content in contents:
             sys.stdout.buffer.write(content)
             if block or tail:
                 sys.stdout.buffer.flush()
@@ -211,12 +214,16 @@ def _contents(journal: str, begin: int, chunks: Iterator[Chunk]) -> Iterator[byt
         expected = chunk.end
 
 
-def _committed_lines(journal: str, begin: int, chunks: Iterator[Chunk]) -> Iterator[bytes]:
-    from coranto.messages.framing import JsonLines, iter_messages
-    from coranto.messages.sequencer import read_committed
+def _committed_lines(client: SyncJournalClient, journal: str, begin: int, chunks: Iterator[Chunk]) -> Iterator[bytes]:
+    framing = JsonLines()
 
-    for envelope in read_committed(iter_messages(JsonLines(), journal, chunks, begin)):
-        yield envelope.content
+    def replay(wanted: ReplayRange) -> Iterator[Envelope[JsonObject]]:
+        again = client.read(wanted.journal, wanted.begin, end_offset=wanted.end)
+        return iter_messages(framing, wanted.journal, again, wanted.begin)
+
+    messages = iter_messages(framing, journal, chunks, begin)
+    for envelope in read_committed(messages, Sequencer(), replay):
+        yield envelope.content + b"\n"
 
 
 @app.command()

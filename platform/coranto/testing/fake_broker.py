@@ -383,6 +383,19 @@ class FakeBroker(pb_grpc.JournalServicer):
                 await self._reach(Point.READ_END, context)
                 return
 
+    async def Replicate(
+        self, requests: AsyncIterator[pb.ReplicateRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ReplicateResponse]:
+        async for _ in requests:
+            yield pb.ReplicateResponse(status=pb.NOT_JOURNAL_BROKER, header=self._header())
+
+    async def FragmentStoreHealth(
+        self, request: pb.FragmentStoreHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.FragmentStoreHealthResponse:
+        return pb.FragmentStoreHealthResponse(
+            status=pb.FRAGMENT_STORE_UNHEALTHY, header=self._header(), store_health_error="a fake broker has no stores"
+        )
+
     # -- Shared by calls -------------------------------------------------------------------------------------------
 
     def _came(self, call: str, request: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 import grpc
 import pytest
@@ -29,14 +28,11 @@ from coranto.errors import (
 )
 from coranto.fragments import ZERO_SUM
 from coranto.labels import label_selector, label_set
+from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
-
-
-class HurriedClock(Protocol):
-    slept: float
 
 
 async def test_content_is_committed_and_described(client: JournalClient, journal: FakeJournal) -> None:

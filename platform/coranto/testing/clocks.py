@@ -1,0 +1,23 @@
+"""Clocks for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+
+class HurriedClock:
+    """A clock whose waits are over at once; what was waited for adds up in `slept`, which is its monotonic reading."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        await asyncio.sleep(0)

@@ -1,0 +1,445 @@
+"""Reads: nothing is delivered twice or left out, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from coranto.client import Chunk, JournalClient
+from coranto.errors import (
+    CorruptFragment,
+    InsufficientBrokers,
+    InvalidInput,
+    JournalNotFound,
+    JournalSuspended,
+    NotAllowed,
+    OffsetJump,
+    OffsetNotYetAvailable,
+    RpcFailed,
+    Unavailable,
+)
+from coranto.fragments import Codec
+from coranto.testing.clocks import HurriedClock
+from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
+from coranto.wire import protocol_pb2 as pb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NAME = "test/journal"
+
+
+async def gather(chunks: AsyncGenerator[Chunk], limit: int = 0) -> list[Chunk]:
+    """Chunks, up to those that hold `limit` bytes (0: all)."""
+    found: list[Chunk] = []
+    size = 0
+    async with asyncio.timeout(30), contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            found.append(chunk)
+            size += len(chunk.content)
+            if 0 < limit <= size:
+                break
+    return found
+
+
+def joined(chunks: list[Chunk], begin: int = 0) -> bytes:
+    """The content of chunks that follow each other without a gap."""
+    for chunk in chunks:
+        assert chunk.offset == begin
+        begin = chunk.end
+    return b"".join(chunk.content for chunk in chunks)
+
+
+async def test_a_read_ends_at_the_write_head(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    assert await gather(client.read(NAME)) == []
+    await broker.write(NAME, bytes(100_000))
+    chunks = await gather(client.read(NAME))
+    assert joined(chunks) == bytes(100_000)
+    assert [chunk.write_head for chunk in chunks] == [100_000] * 4
+    assert await gather(client.read(NAME, 100_000)) == []
+
+
+async def test_end_offset_is_exclusive(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    await broker.write(NAME, b"0123456789")
+    journal.roll()
+    await broker.write(NAME, b"abcdef")
+    assert joined(await gather(client.read(NAME, 3, end_offset=12)), 3) == b"3456789ab"
+    assert await client.read_all(NAME, 9, 11) == b"9a"
+    assert await gather(client.read(NAME, 4, end_offset=4)) == []
+    assert await client.read_all(NAME, 4, 4) == b""
+
+
+async def test_reading_more_than_there_is(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    await broker.write(NAME, b"0123")
+    assert joined(await gather(client.read(NAME, 2, end_offset=9)), 2) == b"23"
+    with pytest.raises(OffsetNotYetAvailable):
+        await client.read_all(NAME, 2, 9)
+    with pytest.raises(OffsetNotYetAvailable, match="at 5 with write head 4"):
+        await gather(client.read(NAME, 5))
+
+
+async def test_content_that_is_held_up_is_waited_for(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
+) -> None:
+    await broker.write(NAME, b"0123")
+    journal.spool_begin = 6
+    with pytest.raises(OffsetNotYetAvailable, match="at 0 with write head 10"):
+        await gather(client.read(NAME))
+    assert clock.slept > 50
+
+
+@pytest.mark.parametrize(("offset", "end"), [(-2, 0), (5, 4), (0, -1)])
+async def test_ranges_that_are_none(client: JournalClient, broker: FakeBroker, offset: int, end: int) -> None:
+    with pytest.raises(InvalidInput):
+        await gather(client.read(NAME, offset, end_offset=end))
+    assert broker.calls == []
+
+
+async def test_the_write_head(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    assert await client.head(NAME) == 0
+    await broker.write(NAME, b"0123")
+    assert await client.head(NAME) == 4
+    broker.at(Point.READ_BEGUN, Break.CUT, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    assert await client.head(NAME) == 4
+    with pytest.raises(JournalNotFound):
+        await client.head("no/such/journal")
+
+
+# -- Waiting -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_blocking_read_delivers_what_is_written_later(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
+    await broker.reached(Point.READ_BEGUN)
+    await broker.write(NAME, b"012")
+    await broker.write(NAME, b"345")
+    assert joined(await reading) == b"012345"
+
+
+async def test_a_blocking_read_ends_at_its_end_offset(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    reading = asyncio.create_task(gather(client.read(NAME, block=True, end_offset=4)))
+    await broker.reached(Point.READ_BEGUN)
+    await broker.write(NAME, b"012345")
+    assert joined(await reading) == b"0123"
+
+
+async def test_a_blocking_read_sits_out_a_restart(broker: FakeBroker, journal: FakeJournal) -> None:
+    async with JournalClient(broker.endpoint) as client:
+        reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
+        await broker.write(NAME, b"012")
+        await broker.reached(Point.READ_CONTENT)
+        await broker.refuse()
+        await broker.write(NAME, b"345")
+        await asyncio.sleep(0.2)
+        await broker.accept()
+        assert joined(await reading) == b"012345"
+
+
+async def test_a_tail_does_not_skip_what_is_written_while_it_reconnects(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    await broker.write(NAME, b"old")
+    broker.at(Point.READ_BEGUN, None, Break.CUT)
+    reading = asyncio.create_task(gather(client.read(NAME, -1, block=True), limit=3))
+    while broker.count("Read") < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await broker.write(NAME, b"new")
+    assert joined(await reading, 3) == b"new"
+
+
+async def test_leaving_a_read_ends_its_call(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    await broker.write(NAME, bytes(1 << 20))
+    assert len(await gather(client.read(NAME, block=True), limit=1)) == 1
+    reading = asyncio.create_task(gather(client.read(NAME, 1 << 20, block=True)))
+    await broker.reached(Point.READ_BEGUN)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+# -- Gaps ----------------------------------------------------------------------------------------------------------
+
+
+async def test_content_that_is_gone(
+    broker: FakeBroker, journal: FakeJournal, client: JournalClient, tmp_path: Path
+) -> None:
+    for content in (b"0123", b"4567", b"89"):
+        await broker.write(NAME, content)
+        journal.roll(tmp_path)
+    journal.drop_before(4)
+    chunks = await gather(client.read(NAME, 1))
+    assert joined(chunks, 4) == b"456789"
+    with pytest.raises(OffsetJump) as caught:
+        await gather(client.read(NAME, 1, fail_on_jump=True))
+    assert (caught.value.expected, caught.value.actual) == (1, 4)
+    with pytest.raises(OffsetJump):
+        await client.read_all(NAME, 0, 10)
+    assert await gather(client.read(NAME, 1, end_offset=3)) == []
+
+
+# -- Failing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(pb.NOT_ALLOWED, NotAllowed), (pb.SUSPENDED, JournalSuspended)],
+)
+async def test_lasting_refusals_are_raised_at_once(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: int, error: type[Exception]
+) -> None:
+    broker.at(Point.READ_BEGUN, status)
+    with pytest.raises(error):
+        await gather(client.read(NAME, block=True))
+    assert broker.count("Read") == 1
+
+
+async def test_a_call_that_is_turned_away(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    broker.at(Point.READ_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
+    with pytest.raises(RpcFailed, match="PERMISSION_DENIED"):
+        await gather(client.read(NAME, block=True))
+
+
+async def test_a_journal_that_is_not_there_is_asked_for_a_few_times(client: JournalClient, broker: FakeBroker) -> None:
+    with pytest.raises(JournalNotFound):
+        await gather(client.read(NAME, block=True))
+    assert broker.count("Read") == 4
+    broker.create(NAME)
+    broker.at(Point.READ_BEGUN, pb.JOURNAL_NOT_FOUND, pb.JOURNAL_NOT_FOUND)
+    assert await gather(client.read(NAME)) == []
+
+
+async def test_patience_runs_out_without_block(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
+) -> None:
+    broker.at(Point.READ_BEGUN, *[pb.INSUFFICIENT_JOURNAL_BROKERS] * 50)
+    with pytest.raises(InsufficientBrokers):
+        await gather(client.read(NAME))
+    assert 50 < clock.slept <= 60
+    await broker.refuse()
+    with pytest.raises(Unavailable):
+        await gather(client.read(NAME))
+
+
+async def test_progress_renews_patience(broker: FakeBroker, journal: FakeJournal, clock: HurriedClock) -> None:
+    await broker.write(NAME, bytes(20))
+    broker.chunk_bytes = lambda: 1
+    for _ in range(20):
+        broker.at(Point.READ_CONTENT, None, grpc.StatusCode.UNAVAILABLE)
+    async with JournalClient(broker.endpoint, patience=0.2, clock=clock) as client:
+        assert joined(await gather(client.read(NAME))) == bytes(20)
+
+
+async def test_what_comes_through_brokers_is_verified(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    def tamper(response: pb.ReadResponse) -> None:
+        if response.content:
+            response.content = b"x" * len(response.content)
+
+    await broker.write(NAME, b"0123456789")
+    broker.tamper = tamper
+    with pytest.raises(CorruptFragment):
+        await gather(client.read(NAME))
+
+
+# -- Directly from the store ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def direct(broker: FakeBroker, tmp_path: Path, clock: HurriedClock) -> AsyncGenerator[JournalClient]:
+    async with JournalClient(broker.endpoint, file_root=tmp_path, clock=clock) as client:
+        yield client
+
+
+def _content_messages(broker: FakeBroker) -> list[int]:
+    """Sizes of the messages of content that the broker sends from now on."""
+    sizes: list[int] = []
+    broker.tamper = lambda response: sizes.append(len(response.content)) if response.content else None
+    return sizes
+
+
+@pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
+async def test_persisted_content_is_read_from_the_store(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path, codec: Codec
+) -> None:
+    first, second, last = bytes(range(256)) * 10_000, b"second " * 1000, b"in the spool"
+    for content in (first, second):
+        await broker.write(NAME, content)
+        journal.roll(tmp_path, codec)
+    await broker.write(NAME, last)
+    through_broker = _content_messages(broker)
+    assert joined(await gather(direct.read(NAME))) == first + second + last
+    assert through_broker == [len(last)]
+    assert await direct.read_all(NAME, 100, len(first) + 50) == (first + second)[100 : len(first) + 50]
+    assert through_broker == [len(last)]
+
+
+async def test_direct_reading_can_be_declined(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path
+) -> None:
+    await broker.write(NAME, b"content")
+    journal.roll(tmp_path)
+    through_broker = _content_messages(broker)
+    assert joined(await gather(direct.read(NAME, direct=False))) == b"content"
+    assert through_broker == [7]
+
+
+async def test_without_the_file_root_brokers_proxy(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
+) -> None:
+    for content in (b"0123", b"4567"):
+        await broker.write(NAME, content)
+        journal.roll(tmp_path)
+    assert joined(await gather(client.read(NAME))) == b"01234567"
+    assert broker.count("Read") == 2
+    assert clock.slept == 0
+
+
+async def test_a_broker_that_proxies_is_left_when_it_tells_a_url(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
+) -> None:
+    journal.elsewhere = True
+    await broker.write(NAME, b"persisted")
+    journal.roll(tmp_path)
+    await broker.write(NAME, b"spool")
+    assert joined(await gather(direct.read(NAME))) == b"persistedspool"
+    assert [request.do_not_proxy for request in broker.requests] == [True, False, False]
+    assert clock.slept == 0
+
+
+@pytest.mark.parametrize("url", ["file:///fragments/gone", "file:///../etc/passwd", "http://127.0.0.1:1/refused"])
+async def test_a_url_that_cannot_be_read_falls_back_to_brokers(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path, url: str
+) -> None:
+    await broker.write(NAME, b"0123")
+    journal.roll(tmp_path)
+    journal.stored[0].url = url
+    await broker.write(NAME, b"4567")
+    journal.roll(tmp_path)
+    assert joined(await gather(direct.read(NAME))) == b"01234567"
+    assert [(request.offset, request.do_not_proxy) for request in broker.requests] == [(0, True), (0, False), (8, True)]
+
+
+async def test_a_persisted_fragment_without_a_url_comes_through_brokers(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
+) -> None:
+    await broker.write(NAME, b"0123")
+    journal.roll(tmp_path)
+    journal.stored[0].url = ""
+    assert joined(await gather(direct.read(NAME))) == b"0123"
+    assert clock.slept == 0
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("damage", ["flipped", "short", "long"])
+async def test_damage_in_the_store_is_found_before_anything_is_delivered(
+    direct: JournalClient, broker: FakeBroker, journal: FakeJournal, tmp_path: Path, codec: Codec, damage: str
+) -> None:
+    await broker.write(NAME, b"0123456789" * 100)
+    fragment = journal.roll(tmp_path, codec)
+    path = tmp_path / "fragments" / fragment.content_path
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 0x55
+    path.write_bytes(bytes(data[:-1]) if damage == "short" else bytes(data) + b"x" * (damage == "long"))
+    chunks: list[Chunk] = []
+    with pytest.raises(CorruptFragment):
+        chunks = await gather(direct.read(NAME))
+    assert chunks == []
+
+
+async def test_begin_mod_time_is_passed_on(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    now = int(time.time())
+    await gather(client.read(NAME, begin_mod_time=now))
+    assert broker.requests[0].begin_mod_time == now
+
+
+# -- Everything at once --------------------------------------------------------------------------------------------
+
+DISTURBANCES: list[Action | None] = [
+    None,
+    None,
+    Break.CUT,
+    Break.END,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+]
+STATUSES: list[Action | None] = [
+    None,
+    Break.CUT,
+    pb.NO_JOURNAL_PRIMARY_BROKER,
+    pb.INSUFFICIENT_JOURNAL_BROKERS,
+    pb.NOT_JOURNAL_BROKER,
+]
+
+
+@dataclass(frozen=True)
+class History:
+    """Content in fragments of each kind, what to read of it, and what disturbs the reading."""
+
+    fragments: list[tuple[int, str]]
+    chunk_sizes: list[int]
+    begun: list[Action | None]
+    metadata: list[Action | None]
+    content: list[Action | None]
+    range: tuple[int, int]
+    block: bool
+    direct: bool
+
+
+histories = st.builds(
+    History,
+    fragments=st.lists(
+        st.tuples(st.integers(1, 60), st.sampled_from(["spool", "local", "store", "unreadable store"])),
+        min_size=1,
+        max_size=6,
+    ),
+    chunk_sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
+    begun=st.lists(st.sampled_from(STATUSES), max_size=4),
+    metadata=st.lists(st.sampled_from(DISTURBANCES), max_size=4),
+    content=st.lists(st.sampled_from(DISTURBANCES), max_size=8),
+    range=st.tuples(st.integers(0, 100), st.integers(0, 300)),
+    block=st.booleans(),
+    direct=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(history=histories)
+async def test_every_byte_once_whatever_happens(tmp_path_factory: pytest.TempPathFactory, history: History) -> None:
+    root = tmp_path_factory.mktemp("stores")
+    async with FakeBroker() as broker:
+        journal = broker.create(NAME)
+        content = b""
+        for length, kind in history.fragments:
+            piece = bytes((len(content) + index) % 251 for index in range(length))
+            content += piece
+            await broker.write(NAME, piece)
+            if kind == "local":
+                journal.roll()
+            elif kind != "spool":
+                journal.roll(root)
+            if kind == "unreadable store":
+                journal.stored[-1].url = "file:///gone"
+        sizes = itertools.cycle(history.chunk_sizes)
+        broker.chunk_bytes = lambda: next(sizes)
+        broker.at(Point.READ_BEGUN, *history.begun)
+        broker.at(Point.READ_METADATA, *history.metadata)
+        broker.at(Point.READ_CONTENT, *history.content)
+        begin, end = sorted(min(bound, len(content)) for bound in history.range)
+        block = history.block and end > begin
+        file_root = root if history.direct else None
+        async with JournalClient(broker.endpoint, file_root=file_root, clock=HurriedClock()) as client:
+            chunks = await gather(client.read(NAME, begin, end_offset=end, block=block))
+        assert joined(chunks, begin) == (content[begin:end] if end else content)
