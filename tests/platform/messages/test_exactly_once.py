@@ -1,0 +1,160 @@
+"""Publishers that fail, repeat and roll back at one end, a read-committed reader at the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from coranto.errors import Unavailable
+from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.sequencer import Outcome, Sequencer, read_committed
+from coranto.messages.uuids import Clock, ProducerId
+from hypothesis import given
+from hypothesis import strategies as st
+
+LINES = JsonLines()
+JOURNALS = ("a", "b")
+
+
+class UnreliableJournals:
+    """Appends that are applied once or twice, with or without telling, or only much later."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.content: dict[str, bytearray] = defaultdict(bytearray)
+        self.faults = iter(faults)
+        self.late: list[tuple[str, bytes]] = []
+
+    def append(self, journal: str, content: bytes) -> None:
+        fault = next(self.faults, "")
+        if fault == "refused":
+            raise Unavailable("refused")
+        if fault == "late":
+            self.late.append((journal, content))
+            raise Unavailable("timed out")
+        self.content[journal] += content
+        if fault == "twice":
+            self.content[journal] += content
+        if fault == "unknown":
+            raise Unavailable("connection lost")
+
+    def let_late_ones_land(self) -> None:
+        for journal, content in self.late:
+            self.content[journal] += content
+        self.late.clear()
+
+
+class Application:
+    """Publishes numbered messages and keeps account of those that must be read."""
+
+    def __init__(self, number: int, journals: UnreliableJournals, max_batch_bytes: int = 150) -> None:
+        self.journals = journals
+        self.wall = 1_700_000_000_000_000_000
+        self.publisher: SyncPublisher[JsonObject] = SyncPublisher(
+            journals.append,
+            producer=ProducerId(bytes([1, 0, 0, 0, 0, number])),
+            clock=Clock(lambda: self.wall),
+            framing=LINES,
+            max_batch_bytes=max_batch_bytes,
+        )
+        self.number = number
+        self.count = 0
+        self.open: dict[str, list[str]] = defaultdict(list)
+        self.committed: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, journal: str) -> None:
+        self.count += 1
+        name = f"{self.number}/{self.count}"
+        self.open[journal].append(name)
+        try:
+            self.publisher.add(journal, {"name": name})
+        except Unavailable:
+            return  # It is queued all the same, and appended later.
+
+    def commit(self) -> None:
+        self._insist(lambda: self.publisher.prepare())
+        for journal, names in self.open.items():
+            self.committed[journal] += names
+        self.open.clear()
+        self._insist(lambda: self.publisher.acknowledge())
+
+    def roll_back(self) -> None:
+        self._insist(lambda: self.publisher.rollback())
+        self.open.clear()
+
+    def _insist(self, action: object) -> None:
+        assert callable(action)
+        while True:
+            try:
+                action()
+            except Unavailable:
+                continue
+            return
+
+
+faults = st.lists(st.sampled_from(["", "", "twice", "unknown", "refused", "late"]), max_size=40)
+scripts = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from(["add", "add", "add", "commit", "roll back", "land"]), st.booleans()),
+    max_size=40,
+)
+
+
+@given(scripts, faults, st.integers(1, 10))
+def test_each_committed_message_is_read_once_and_in_order(
+    script: list[tuple[int, str, bool]], trouble: list[str], ring_size: int
+) -> None:
+    journals = UnreliableJournals(trouble)
+    applications = [Application(number, journals) for number in range(2)]
+    for number, action, first in script:
+        if action == "add":
+            applications[number].add(JOURNALS[first])
+        elif action == "commit":
+            applications[number].commit()
+        elif action == "roll back":
+            applications[number].roll_back()
+        else:
+            journals.let_late_ones_land()
+    applications[0].commit()
+    applications[1].roll_back()
+    journals.let_late_ones_land()
+    for application in applications:
+        application.add("a")
+        application.commit()
+
+    for journal in ("a", "b"):
+        content = bytes(journals.content[journal])
+
+        def read(begin: int, end: int, journal: str = journal, content: bytes = content) -> list[Envelope[JsonObject]]:
+            return list(iter_messages(LINES, journal, [content[begin:end]], begin))
+
+        sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
+        messages = read_committed(read(0, len(content)), sequencer, lambda wanted: read(wanted.begin, wanted.end))
+        names: dict[int, list[str]] = defaultdict(list)
+        for message in messages:
+            names[message.producer[5]].append(message.message["name"])
+        for application in applications:
+            assert names[application.number] == application.committed[journal]
+
+
+def test_a_reliable_rollback_resets_no_clocks() -> None:
+    journals = UnreliableJournals([])
+    application = Application(1, journals, max_batch_bytes=1)
+    application.add("a")
+    application.roll_back()
+    application.add("a")
+    application.commit()
+    application.add("a")
+    application.roll_back()
+    sequencer: Sequencer[JsonObject] = Sequencer()
+    outcomes = []
+    for envelope in iter_messages(LINES, "a", [bytes(journals.content["a"])], 0):
+        outcomes.append(sequencer.queue(envelope))
+        while sequencer.step() is not None:
+            pass
+    assert outcomes == [
+        Outcome.CONTINUE_BEGIN,
+        Outcome.ACK_ROLLBACK,
+        Outcome.CONTINUE_BEGIN,
+        Outcome.ACK_COMMIT_RING,
+        Outcome.CONTINUE_BEGIN,
+        Outcome.ACK_ROLLBACK,
+    ]

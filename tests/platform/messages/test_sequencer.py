@@ -1,0 +1,233 @@
+"""The sequencer by example: outcomes, replays, checkpoints in the middle of a delivery, pruning."""
+
+from __future__ import annotations
+
+import pytest
+from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.framing import Envelope, JsonLines, JsonObject
+from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
+from coranto.messages.uuids import Flags, ProducerId, clock_from_ns
+
+A = ProducerId(b"\x01AAAAA")
+B = ProducerId(b"\x01BBBBB")
+LINES = JsonLines()
+CONTINUE, ACK, OUTSIDE = Flags.CONTINUE_TXN, Flags.ACK_TXN, Flags.OUTSIDE_TXN
+
+
+class Feed:
+    """Messages of ten bytes each, appended to a journal."""
+
+    def __init__(self, journal: str = "j", sequencer: Sequencer[JsonObject] | None = None, ring_size: int = 5) -> None:
+        self.journal = journal
+        self.sequencer = sequencer or Sequencer[JsonObject](ring_size=ring_size)
+        self.rows: list[Envelope[JsonObject]] = []
+
+    def queue(self, producer: ProducerId, clock: int, flags: int) -> Outcome:
+        begin = 10 * len(self.rows)
+        self.rows.append(Envelope(self.journal, begin, begin + 10, producer, clock, flags, b"{}", LINES))
+        return self.sequencer.queue(self.rows[-1])
+
+    def replay(self, wanted: ReplayRange) -> list[Envelope[JsonObject]]:
+        return [row for row in self.rows if wanted.begin <= row.begin and row.end <= wanted.end]
+
+    def drain(self) -> list[int]:
+        """The clocks of what is delivered, replays included."""
+        read = []
+        wanted = self.sequencer.replay_range
+        if wanted is not None:
+            read += [row.clock for row in self.replay(wanted) if self.sequencer.replay(row)]
+            self.sequencer.end_replay()
+        while (message := self.sequencer.step()) is not None:
+            read.append(message.clock)
+        return read
+
+    def state(self, producer: ProducerId) -> ProducerState:
+        return self.sequencer.checkpoint()[self.journal].producers[producer]
+
+
+def test_outcomes_and_deliveries_of_interleaved_transactions() -> None:
+    feed = Feed()
+    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_BEGIN
+    assert feed.queue(B, 2, CONTINUE) is Outcome.CONTINUE_BEGIN
+    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_EXTEND
+    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_CLOCK_LARGER
+    assert feed.queue(A, 5, ACK) is Outcome.ACK_COMMIT_RING
+    assert feed.drain() == [1, 3, 5]  # Whatever B does.
+    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_DUPLICATE
+    assert feed.queue(A, 6, OUTSIDE) is Outcome.OUTSIDE_COMMIT
+    assert feed.drain() == [6]
+    assert feed.queue(A, 6, OUTSIDE) is Outcome.OUTSIDE_DUPLICATE
+    assert feed.queue(A, 7, ACK) is Outcome.ACK_EMPTY
+    assert feed.drain() == [7]
+    assert feed.queue(B, 4, CONTINUE) is Outcome.CONTINUE_EXTEND
+    assert feed.queue(B, 1, ACK) is Outcome.ACK_ROLLBACK
+    assert feed.drain() == []
+    assert feed.queue(A, 3, ACK) is Outcome.ACK_RESET
+    assert feed.state(A) == ProducerState(3)
+    assert feed.queue(A, 4, 1023) is Outcome.OUTSIDE_COMMIT
+    assert feed.drain() == [4]
+
+
+def test_messages_without_clock_are_always_committed_and_leave_no_state() -> None:
+    feed = Feed()
+    for _ in range(2):
+        assert feed.queue(ProducerId(bytes(6)), 0, CONTINUE) is Outcome.OUTSIDE_COMMIT
+        assert feed.drain() == [0]
+    assert feed.sequencer.checkpoint() == {"j": Source(20)}
+
+
+def test_an_acknowledgement_commits_part_and_drops_the_rest() -> None:
+    feed = Feed()
+    for clock in (1, 2, 8, 9):
+        feed.queue(A, clock, CONTINUE)
+    feed.queue(A, 5, ACK)
+    assert feed.drain() == [1, 2, 5]
+    feed.queue(A, 10, ACK)
+    assert feed.drain() == [10]
+
+
+def test_an_outside_message_drops_an_open_transaction() -> None:
+    feed = Feed()
+    feed.queue(A, 1, CONTINUE)
+    feed.queue(A, 2, OUTSIDE)
+    assert feed.drain() == [2]
+    feed.queue(A, 3, ACK)
+    assert feed.drain() == [3]
+
+
+def test_a_ring_too_small_asks_for_exactly_the_missing_piece() -> None:
+    feed = Feed(ring_size=3)
+    feed.queue(B, 1, CONTINUE)
+    for clock in range(1, 6):
+        feed.queue(A, clock, CONTINUE)
+    assert feed.queue(A, 6, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.sequencer.replay_range == ReplayRange("j", 10, 30)
+    with pytest.raises(InvalidInput, match="replay the content of replay_range"):
+        feed.sequencer.step()
+    assert feed.drain() == [1, 2, 3, 4, 5, 6]
+    assert feed.sequencer.replay_range is None
+    assert feed.queue(B, 2, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.sequencer.replay_range == ReplayRange("j", 0, 70)
+    assert feed.drain() == [1, 2]
+
+
+def test_wrong_use_is_refused() -> None:
+    feed = Feed(ring_size=1)
+    feed.queue(A, 1, CONTINUE)
+    with pytest.raises(InvalidInput, match="no replay is asked for"):
+        feed.sequencer.replay(feed.rows[0])
+    feed.queue(A, 2, CONTINUE)
+    feed.queue(A, 3, ACK)
+    with pytest.raises(InvalidInput, match="committed messages remain"):
+        feed.sequencer.queue(feed.rows[2])
+    with pytest.raises(InvalidInput, match=r"not part of the replay of j at \[0, 10\)"):
+        feed.sequencer.replay(feed.rows[1])
+    with pytest.raises(InvalidInput, match="of k at"):
+        feed.sequencer.replay(feed.rows[0]._replace(journal="k"))
+    assert feed.drain() == [1, 2, 3]
+    with pytest.raises(InvalidInput, match="queued before; go on from offset 30"):
+        feed.sequencer.queue(feed.rows[2])
+    with pytest.raises(InvalidInput, match="ring of 0 messages"):
+        Sequencer(ring_size=0)
+
+
+def test_duplicates_that_straddle_a_checkpoint_are_dropped() -> None:
+    feed = Feed()
+    feed.queue(A, 1, CONTINUE)
+    feed.queue(A, 2, CONTINUE)
+    restored = Sequencer[JsonObject](feed.sequencer.checkpoint())
+    feed.sequencer = restored
+    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_EXTEND  # Only the checkpoint's last_ack is known.
+    assert feed.queue(A, 2, CONTINUE) is Outcome.CONTINUE_EXTEND
+    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_EXTEND
+    assert feed.queue(A, 4, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.sequencer.replay_range == ReplayRange("j", 0, 20)
+    assert feed.drain() == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_in_the_middle_of_a_delivery_goes_on_behind_it() -> None:
+    feed = Feed()
+    for clock in (1, 2, 3):
+        feed.queue(A, clock, CONTINUE)
+    feed.queue(A, 4, ACK)
+    first = feed.sequencer.step()
+    assert first is not None
+    assert first.clock == 1
+    sources = feed.sequencer.checkpoint()
+    assert sources == {"j": Source(30, {A: ProducerState(1, 10)})}
+    restored = Sequencer[JsonObject](sources)
+    rest = read_committed(feed.rows[3:], restored, feed.replay)
+    assert [message.clock for message in rest] == [2, 3]
+    assert restored.checkpoint() == {"j": Source(40, {A: ProducerState(4)})}
+
+
+def test_journals_are_sequenced_apart_over_one_ring() -> None:
+    shared = Sequencer[JsonObject](ring_size=2)
+    left, right = Feed("left", shared), Feed("right", shared)
+    left.queue(A, 1, CONTINUE)
+    right.queue(A, 5, CONTINUE)
+    right.queue(A, 6, CONTINUE)
+    assert left.queue(A, 2, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert left.drain() == [1, 2]
+    assert right.queue(A, 7, ACK) is Outcome.ACK_COMMIT_RING
+    assert right.drain() == [5, 6, 7]
+    assert shared.read_through("left") == 20
+    assert shared.read_through("right") == 30
+    assert shared.read_through("unknown") == 0
+
+
+def test_has_pending_hints_at_transactions_begun_since_the_last_checkpoint() -> None:
+    feed = Feed()
+    assert not feed.sequencer.has_pending
+    feed.queue(A, 1, CONTINUE)
+    assert feed.sequencer.has_pending
+    feed.queue(A, 2, ACK)
+    feed.drain()
+    assert not feed.sequencer.has_pending
+    feed.queue(B, 1, CONTINUE)
+    feed.sequencer.checkpoint()
+    assert not feed.sequencer.has_pending
+    feed.queue(A, 3, CONTINUE)
+    feed.queue(A, 2, ACK)
+    assert not feed.sequencer.has_pending
+
+
+def hours(count: float) -> int:
+    return clock_from_ns(int(10**18 + count * 3600 * 10**9))
+
+
+def test_silent_producers_are_pruned_with_their_messages() -> None:
+    feed = Feed()
+    feed.queue(A, hours(0), CONTINUE)
+    feed.queue(B, hours(30), OUTSIDE)
+    feed.drain()
+    assert set(feed.sequencer.checkpoint()["j"].producers) == {A, B}
+    assert set(feed.sequencer.checkpoint(24 * 3600)["j"].producers) == {B}
+    assert feed.queue(A, hours(0) + 1, ACK) is Outcome.ACK_EMPTY
+
+
+def test_pruning_judges_open_transactions_by_their_newest_message() -> None:
+    feed = Feed()
+    feed.queue(A, hours(0), OUTSIDE)
+    feed.drain()
+    feed.queue(A, hours(29), CONTINUE)
+    feed.queue(B, hours(30), OUTSIDE)
+    feed.drain()
+    sources = feed.sequencer.checkpoint(24 * 3600)
+    assert set(sources["j"].producers) == {A, B}
+    restored = Feed(sequencer=Sequencer({"j": sources["j"]}))
+    restored.rows = feed.rows
+    assert set(restored.sequencer.checkpoint(24 * 3600)["j"].producers) == {A, B}
+    restored.queue(A, hours(31), ACK)
+    assert restored.drain() == [hours(29), hours(31)]
+
+
+def test_read_committed_leaves_acknowledgements_out() -> None:
+    feed = Feed()
+    feed.rows = [
+        Envelope("j", 10 * number, 10 * number + 10, A, clock, flags, b"{}", LINES)
+        for number, (clock, flags) in enumerate([(1, CONTINUE), (2, ACK), (3, OUTSIDE), (0, ACK), (4, ACK)])
+    ]
+    sequencer = Sequencer[JsonObject]()
+    assert [message.begin for message in read_committed(feed.rows, sequencer, feed.replay)] == [0, 20, 30]
