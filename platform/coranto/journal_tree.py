@@ -346,7 +346,7 @@ def _read(text: str) -> _Node | None:
     loader = yaml.SafeLoader(text)
     try:
         document = loader.get_single_node()
-        return None if document is None or _is_null(document) else _read_node(loader, document, depth=0)
+        return None if document is None or _is_null(document) else _read_node(document, depth=0)
     except yaml.MarkedYAMLError as err:
         problem = f"this is not YAML: {err.problem or err.context}"
         raise (_error(err.problem_mark.line + 1, problem) if err.problem_mark else InvalidInput(problem)) from err
@@ -356,20 +356,26 @@ def _read(text: str) -> _Node | None:
         loader.dispose()
 
 
-def _entries(loader: yaml.SafeLoader, node: yaml.Node, known: Iterable[str]) -> dict[str, yaml.Node]:
-    """The entries of a mapping, whose keys must be known and given once."""
+def _entries(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, ...] = ()) -> dict[str, yaml.Node]:
+    """The entries of a mapping, whose keys must be known and given once; those of `<<` come behind its own."""
     if not isinstance(node, yaml.MappingNode):
         raise _error(_line(node), f"fields are expected here: {', '.join(known)}")
-    loader.flatten_mapping(node)
-    entries: dict[str, yaml.Node] = {}
+    own: dict[str, yaml.Node] = {}
+    merged: dict[str, yaml.Node] = {}
     for key, value in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            for source in reversed(_items(value) if isinstance(value, yaml.SequenceNode) else [value]):
+                if any(source is outer for outer in (*within, node)):
+                    raise _error(_line(key), "this node refers to itself")
+                merged |= _entries(source, known, (*within, node))
+            continue
         name = _read_text(key)
         if name not in known:
             raise _error(_line(key), f"there is no field {name!r} here; known are {', '.join(known)}")
-        if name in entries:
+        if name in own:
             raise _error(_line(key), f"the field {name!r} is given twice")
-        entries[name] = value
-    return {name: value for name, value in entries.items() if not _is_null(value)}
+        own[name] = value
+    return {name: value for name, value in (merged | own).items() if not _is_null(value)}
 
 
 def _items(node: yaml.Node) -> list[yaml.Node]:
@@ -378,8 +384,8 @@ def _items(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value)
 
 
-def _read_fields(loader: yaml.SafeLoader, node: yaml.Node | None, kinds: Mapping[str, _Kind]) -> _Fields:
-    entries = {} if node is None else _entries(loader, node, kinds)
+def _read_fields(node: yaml.Node | None, kinds: Mapping[str, _Kind]) -> _Fields:
+    entries = {} if node is None else _entries(node, kinds)
     return _read_entries(entries, kinds)
 
 
@@ -394,32 +400,32 @@ _NODE_FIELDS = (
 )
 
 
-def _read_node(loader: yaml.SafeLoader, node: yaml.Node, depth: int) -> _Node:
+def _read_node(node: yaml.Node, depth: int) -> _Node:
     if depth > _MAX_DEPTH:
         raise _error(_line(node), f"the tree is deeper than {_MAX_DEPTH} nodes")
-    entries = _entries(loader, node, _NODE_FIELDS)
+    entries = _entries(node, _NODE_FIELDS)
     return _Node(
         name=_read_text(entries["name"]) if "name" in entries else "",
         spec=_read_entries(entries, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}),
-        fragment=_read_fields(loader, entries.get("fragment"), _FRAGMENT_FIELDS),
-        labels=_read_labels(loader, entries.get("labels")),
-        suspend=_read_fields(loader, entries.get("suspend"), _SUSPEND_FIELDS),
+        fragment=_read_fields(entries.get("fragment"), _FRAGMENT_FIELDS),
+        labels=_read_labels(entries.get("labels")),
+        suspend=_read_fields(entries.get("suspend"), _SUSPEND_FIELDS),
         revision=_read_integer(entries["revision"]) if "revision" in entries else 0,
         delete=_read_flag(entries["delete"]) if "delete" in entries else None,
-        children=[_read_node(loader, child, depth + 1) for child in _items(entries["children"])]
+        children=[_read_node(child, depth + 1) for child in _items(entries["children"])]
         if "children" in entries
         else [],
         line=_line(node),
     )
 
 
-def _read_labels(loader: yaml.SafeLoader, node: yaml.Node | None) -> pb.LabelSet:
+def _read_labels(node: yaml.Node | None) -> pb.LabelSet:
     """Labels in any order; they are sorted here."""
     if node is None:
         return pb.LabelSet()
     pairs = []
     for item in _items(node):
-        entries = _entries(loader, item, ("name", "value"))
+        entries = _entries(item, ("name", "value"))
         if "name" not in entries:
             raise _error(_line(item), "a label needs a name")
         pairs.append((_read_text(entries["name"]), _read_text(entries["value"]) if "value" in entries else ""))

@@ -23,7 +23,7 @@ reference                                      value
 
 from __future__ import annotations
 
-import ast
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -347,7 +347,7 @@ def _unquote(token: str) -> str:
     if token.startswith("`"):
         return token[1:-1]
     try:
-        value = ast.literal_eval(token)
-    except (SyntaxError, ValueError) as err:
+        value = json.loads(token)
+    except ValueError as err:
         raise _TemplateError(f"{token} is not a quoted text") from err
     return str(value)
