@@ -282,7 +282,11 @@ class DurableSpool:
 
     async def _sync(self) -> None:
         version = self._version
-        files = [*self._retired, self._content] + ([] if self._log is None else [self._log])
+        files = list(self._retired)
+        if self._spool.fragment.length:
+            files.append(self._content)
+        if self._log is not None:
+            files.append(self._log)
         with ExitStack() as loans:
             # Content before the log that vouches for it. What was discarded meanwhile is safe in a fragment store.
             borrowed = [loans.enter_context(file.borrow()) for file in files if not file.discarded]

@@ -1,0 +1,46 @@
+"""The commit log: what was recorded is read back, whatever happened to its end."""
+
+from __future__ import annotations
+
+from coranto import labels
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto_broker import commit_log
+from coranto_broker.spool import Committed
+from hypothesis import given
+from hypothesis import strategies as st
+
+RECORDS = [
+    Committed(Fragment("a/journal", 7, 7 + n, sum_of(b"x" * n), Codec.GZIP), labels.label_set(count=str(n)), 12.5)
+    for n in range(5)
+]
+ENCODED = [commit_log.encode(42, record) for record in RECORDS]
+LOG = b"".join(ENCODED)
+
+
+def test_the_last_record_counts() -> None:
+    found = commit_log.decode(LOG)
+    assert (found.last, found.create_revision, found.valid_length) == (RECORDS[-1], 42, len(LOG))
+    assert commit_log.decode(b"") == commit_log.LogContent(None, 0, 0)
+
+
+@given(st.integers(0, len(LOG)))
+def test_a_log_cut_anywhere_ends_at_its_last_whole_record(cut: int) -> None:
+    found = commit_log.decode(LOG[:cut])
+    ends = [sum(map(len, ENCODED[: n + 1])) for n in range(len(ENCODED))]
+    whole = [record for record, end in zip(RECORDS, ends, strict=True) if end <= cut]
+    assert found.last == (whole[-1] if whole else None)
+    assert found.valid_length == max([end for end in ends if end <= cut], default=0)
+
+
+@given(st.integers(0, len(LOG) - 1), st.integers(1, 255))
+def test_a_damaged_byte_ends_the_log_before_its_record(position: int, flip: int) -> None:
+    damaged = bytearray(LOG)
+    damaged[position] ^= flip
+    found = commit_log.decode(bytes(damaged))
+    assert found.valid_length <= position
+    assert found.last in [None, *RECORDS]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_no_record(data: bytes) -> None:
+    assert commit_log.decode(data).last is None

@@ -1,0 +1,117 @@
+"""What must hold before an append, when fragments roll, and what registers become."""
+
+from __future__ import annotations
+
+import pytest
+from coranto import labels
+from coranto.fragments import ZERO_SUM, Codec, Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.preconditions import Verdict, check, next_registers, propose
+from coranto_broker.spool import Committed
+
+JOURNAL = "a/journal"
+SPEC = pb.JournalSpec(name=JOURNAL, fragment=pb.JournalSpec.Fragment(length=1000, compression_codec=pb.SNAPPY))
+REGISTERS = labels.label_set(author="me")
+
+
+def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet | None = None) -> Committed:
+    total = ZERO_SUM if begin == end else b"s" * 20
+    return Committed(Fragment(JOURNAL, begin, end, total, Codec.GZIP), registers or pb.LabelSet(), first)
+
+
+def request(**fields: object) -> pb.AppendRequest:
+    return pb.AppendRequest(journal=JOURNAL, **fields)  # type: ignore[arg-type]
+
+
+def test_an_ordinary_append_may_go_on() -> None:
+    assert check(request(), SPEC, committed(50, 100), 0, 100) == Verdict()
+    assert check(request(), SPEC, committed(0, 0), 0, 0) == Verdict()
+
+
+def test_the_first_known_content_rolls() -> None:
+    assert check(request(), SPEC, committed(0, 100), 0, 100) == Verdict(roll_to=100)
+    assert check(request(), SPEC, committed(60, 100), 60, 100) == Verdict(roll_to=100)
+
+
+@pytest.mark.parametrize(
+    ("selector", "registers", "status"),
+    [
+        ("author=me", REGISTERS, pb.OK),
+        ("author=you", REGISTERS, pb.REGISTER_MISMATCH),
+        ("author=you", pb.LabelSet(), pb.OK),  # Empty registers satisfy every selector.
+        ("!author", REGISTERS, pb.REGISTER_MISMATCH),
+    ],
+)
+def test_registers_are_checked(selector: str, registers: pb.LabelSet, status: int) -> None:
+    checked = request(check_registers=labels.parse_selector(selector))
+    assert check(checked, SPEC, committed(50, 100, registers=registers), 0, 100).status == status
+
+
+def test_registers_are_checked_before_offsets() -> None:
+    checked = request(check_registers=labels.parse_selector("author=you"), offset=7)
+    spool = committed(50, 100, registers=REGISTERS)
+    assert check(checked, SPEC, spool, 0, 100) == Verdict(pb.REGISTER_MISMATCH)
+
+
+@pytest.mark.parametrize(
+    ("offset", "index_end", "flags", "verdict"),
+    [
+        (0, 150, 0, Verdict(pb.INDEX_HAS_GREATER_OFFSET)),
+        (150, 150, 0, Verdict(roll_to=150, resync=True)),
+        (100, 150, 0, Verdict(pb.WRONG_APPEND_OFFSET)),
+        (100, 100, 0, Verdict()),
+        (100, 0, 0, Verdict()),
+        (99, 100, 0, Verdict(pb.WRONG_APPEND_OFFSET)),
+        (0, 150, pb.JournalSpec.O_RDONLY, Verdict()),
+        (0, 150, pb.JournalSpec.O_WRONLY, Verdict(pb.INDEX_HAS_GREATER_OFFSET)),
+    ],
+)
+def test_offsets(offset: int, index_end: int, flags: int, verdict: Verdict) -> None:
+    spec = pb.JournalSpec(name=JOURNAL, flags=flags)
+    assert check(request(offset=offset), spec, committed(50, 100), 0, index_end) == verdict
+
+
+def test_a_resumed_journal_goes_on_at_its_stored_offset() -> None:
+    spec = pb.JournalSpec(name=JOURNAL, suspend=pb.JournalSpec.Suspend(offset=500))
+    assert check(request(), spec, committed(0, 0), 0, 0) == Verdict(roll_to=500, resync=True)
+
+
+@pytest.mark.parametrize(
+    ("spool", "roll_to", "flush_seconds", "now", "expected"),
+    [
+        (committed(0, 0), 0, 0, 0.0, (0, Codec.SNAPPY)),  # Empty: takes the spec's codec.
+        (committed(100, 1100), 0, 0, 0.0, None),  # As long as the spec says, not longer.
+        (committed(100, 1101), 0, 0, 0.0, (1101, Codec.SNAPPY)),
+        (committed(100, 200), 100, 0, 0.0, None),  # Begins there already.
+        (committed(100, 200), 200, 0, 0.0, (200, Codec.SNAPPY)),
+        (committed(100, 200), 300, 0, 0.0, (300, Codec.SNAPPY)),
+        (committed(100, 200, first=119.0), 0, 60, 119.9, None),
+        (committed(100, 200, first=119.0), 0, 60, 120.0, (200, Codec.SNAPPY)),
+        (committed(100, 200, first=120.0), 0, 60, 179.9, None),
+    ],
+)
+def test_rolls(
+    spool: Committed, roll_to: int, flush_seconds: int, now: float, expected: tuple[int, Codec] | None
+) -> None:
+    spec = pb.JournalSpec.Fragment()
+    spec.CopyFrom(SPEC.fragment)
+    spec.flush_interval.FromSeconds(flush_seconds)
+    proposal = propose(spool, roll_to, spec, now)
+    if expected is None:
+        assert proposal == spool.fragment
+    else:
+        offset, codec = expected
+        assert proposal == Fragment(JOURNAL, offset, offset, ZERO_SUM, codec)
+
+
+def test_union_wins_over_what_is_there_and_over_subtraction() -> None:
+    registers = labels.label_set(author="me", epoch="1")
+    changed = next_registers(
+        registers,
+        request(
+            subtract_registers=labels.label_set(epoch="1", author="you"),
+            union_registers=labels.label_set(author="she"),
+        ),
+    )
+    assert changed == labels.label_set(author="she")
+    assert next_registers(registers, request()) == registers
