@@ -13,7 +13,7 @@ Importing this package does not import Spark.
 
 from __future__ import annotations
 
-from dagster import DagsterLibraryRegistry
+from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_coranto.checks import build_fragment_check
 from dagster_coranto.groups import JournalGroup

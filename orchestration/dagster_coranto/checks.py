@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 from coranto.audit import FragmentAudit, JournalAudit, Verdict, audit_journal
@@ -63,7 +64,8 @@ def outside_index(objects: Iterable[Fragment], index: Iterable[Fragment]) -> tup
     """
     fragments = list(index)
     named = {(fragment.backing_store, fragment.content_path) for fragment in fragments}
-    covered, beyond = [], []
+    covered: list[Fragment] = []
+    beyond: list[Fragment] = []
     for candidate in objects:
         if (candidate.backing_store, candidate.content_path) in named:
             continue
@@ -148,7 +150,7 @@ def as_result(findings: list[FragmentFindings], severity: dg.AssetCheckSeverity)
         }
         for found in findings
     ]
-    metadata: dict[str, object] = {
+    metadata: dict[str, dg.MetadataValue[Any] | int] = {
         "journals": table(rows, _COLUMNS),
         "persisted_bytes": sum(audit.persisted_head - audit.first for audit in audits),
         "live_bytes": sum(audit.live_bytes for audit in audits),

@@ -18,15 +18,16 @@ run_coordinator:
 
 
 def prepare_home(data_dir: Path) -> Path:
-    """Make `data_dir`/dagster a DAGSTER_HOME, telemetry off, and return its absolute path.
+    """Make `data_dir`/dagster a DAGSTER_HOME and return its absolute path.
 
-    A dagster.yaml that is there already is left as it is.
+    Telemetry is off, and so is the UI's first question for an e-mail address. Files that are there already are left as
+    they are.
     """
     home = (data_dir / "dagster").absolute()
-    home.mkdir(parents=True, exist_ok=True)
-    settings = home / "dagster.yaml"
-    if not settings.exists():
-        settings.write_text(_TEMPLATE)
+    for path, content in ((home / "dagster.yaml", _TEMPLATE), (home / ".nux" / "nux.yaml", "seen: 1\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(content)
     return home
 
 

@@ -13,11 +13,13 @@ from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.loop import shared_loop
 from coranto.client.values import JournalInfo
 from coranto.cluster import locate
+from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.stores import StoreRegistry
 from pydantic import Field
 
 from dagster_coranto.groups import JournalGroup, check_prefix
 
+ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"
 _CONCURRENT_CALLS = 32
 
 
@@ -37,7 +39,9 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     """
 
     endpoint: str = Field(
-        default="", description="Brokers, as host:port or a URL. Empty: those of the cluster below data_dir."
+        default="",
+        description="Brokers, as host:port or a URL. Empty: $CORANTO_ENDPOINT, otherwise those of the cluster below "
+        "data_dir.",
     )
     file_root: str = Field(
         default="",
@@ -54,14 +58,16 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
     def client_config(self) -> ClientConfig:
         """Where the cluster is now. Raises ClusterError when it is to be looked up and does not run."""
-        if self.endpoint:
-            return ClientConfig(self.endpoint, Path(self.file_root) if self.file_root else None)
+        root = Path(self.file_root) if self.file_root else None
+        endpoint = self.endpoint or ("" if self.data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
+        if endpoint:
+            return ClientConfig(endpoint, root)
         found = locate(Path(self.data_dir) if self.data_dir else None)
-        return ClientConfig(found.endpoint, Path(self.file_root) if self.file_root else found.file_root)
+        return ClientConfig(",".join(found.endpoints), root or found.file_root)
 
     def located_data_dir(self) -> Path:
-        """Folder of the embedded cluster that assets use, and where they keep what belongs beside it."""
-        return Path(self.data_dir or os.environ.get("CORANTO_DATA") or ".coranto")
+        """Folder of the embedded cluster that is meant, whether it runs or not."""
+        return Path(self.data_dir or os.environ.get(DATA_VARIABLE) or DEFAULT_DATA_DIR)
 
     def client(self) -> SyncJournalClient:
         """A client of the cluster. Close it, or use it as a context manager."""

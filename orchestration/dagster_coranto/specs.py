@@ -6,11 +6,11 @@ import enum
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from coranto.client.values import JournalInfo
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from dagster_coranto.groups import check_prefix
@@ -122,7 +122,7 @@ def differences(old: Message, new: Message, path: str = "") -> Iterator[str]:
             yield f"{where}: {_text(field, before)} → {_text(field, after)}"
 
 
-def _text(field: FieldDescriptor, value: object) -> str:
+def _text(field: Any, value: object) -> str:
     if field.enum_type is not None and isinstance(value, int):
         return str(field.enum_type.values_by_number[value].name)
     if isinstance(value, Message):

@@ -1,0 +1,115 @@
+"""Dagster's UI over the demo's definitions: the web server and the daemon (for the sensor), as child processes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from coranto.cluster import EmbeddedCluster
+from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
+from rich.console import Console
+
+from dagster_coranto.instance import dagster_environment
+
+_WORKSPACE = Path("workspace.yaml")
+_MODULE = "dagster_coranto.flights.definitions"
+_READY_SECONDS = 120.0
+_STOP_SECONDS = 20.0
+_WATCH_SECONDS = 0.5
+
+
+class DagsterUi:
+    """The UI over the cluster below `data_dir`, from `start` to `close`; a context manager.
+
+    `port` is taken when it is free, otherwise another one is; `url` says which. What the processes print goes to
+    `data_dir`/logs. The daemon, which runs sensors, is optional.
+    """
+
+    def __init__(self, data_dir: Path, *, port: int = 0, daemon: bool = True) -> None:
+        self._data_dir = data_dir.absolute()
+        self._port = free_port(port)
+        self._daemon = daemon
+        self._children: list[ChildProcess] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Return when the UI answers. Raises ClusterError when it does not come up."""
+        address = ["--host", "127.0.0.1", "--port", str(self._port)]
+        server = self._child("dagster-webserver", "dagster_webserver", *address)
+        if self._daemon:
+            self._child("dagster-daemon", "dagster._daemon", "run")
+        wait_ready(server, self._answers, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
+
+    def watch(self) -> None:
+        """Raise ClusterError when one of the processes has ended."""
+        for child in self._children:
+            if not child.alive:
+                raise child.failure()
+
+    def close(self) -> None:
+        stop_all(self._children, _STOP_SECONDS)
+        self._children.clear()
+
+    def __enter__(self) -> DagsterUi:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _child(self, name: str, module: str, *arguments: str) -> ChildProcess:
+        child = ChildProcess(
+            name,
+            [sys.executable, "-m", module, *arguments, *_workspace()],
+            log=self._data_dir / "logs" / f"{name}.log",
+            cwd=Path.cwd(),
+            environment=dagster_environment(self._data_dir),
+        )
+        self._children.append(child)
+        return child
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/server_info", timeout=5):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def _workspace() -> list[str]:
+    """Where Dagster finds the definitions: the repository's workspace.yaml, or the module where there is none."""
+    if _WORKSPACE.exists():
+        return ["--workspace", str(_WORKSPACE.absolute())]
+    return ["--module-name", _MODULE]
+
+
+def serve(data_dir: Path, *, brokers: int, port: int, console: Console) -> None:
+    """Run the cluster below `data_dir` and Dagster's UI over it, until interrupted.
+
+    Raises ClusterError when a part cannot be started or ends by itself.
+    """
+    try:
+        with EmbeddedCluster(data_dir, brokers=brokers, progress=console.print) as cluster:
+            console.print(
+                f"[bold]Cluster[/] is up at {cluster.info.endpoint}; starting Dagster's UI …", highlight=False
+            )
+            with DagsterUi(data_dir, port=port) as ui:
+                console.print(f"[bold]Dagster[/] is at {ui.url}/asset-groups   (Ctrl-C stops it, and the cluster)")
+                never = threading.Event()
+                while not never.wait(_WATCH_SECONDS):
+                    ui.watch()
+    except KeyboardInterrupt:
+        console.print("\nStopped.")
