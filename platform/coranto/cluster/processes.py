@@ -1,0 +1,170 @@
+"""Child processes that end with their parent, write to a log file, and are stopped politely first."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from coranto.errors import ClusterError
+
+_MAX_LOG_BYTES = 16 << 20
+_PORTS = range(20000, 30000)  # Below what systems give to outgoing connections.
+
+# Asks the kernel to kill this process when its parent dies, then becomes the program. A process of its own instead of
+# `preexec_fn`, because code between fork and exec is not safe in a parent with threads. The parent may be gone already.
+_LAUNCHER = """
+import os, sys
+if sys.platform == "linux":
+    import ctypes, signal
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class ChildProcess:
+    """A program started at construction. Its output goes to the end of `log`.
+
+    On Linux the child is killed when the *thread* that made it ends (and so when its process does), so make it on a
+    thread that lives as long as the child shall.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, cwd: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
+            log.replace(log.with_suffix(".old.log"))
+        with log.open("ab") as output:
+            self._log_begin = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=dict(environment),
+                # Ctrl-C on the terminal is for the parent, which stops its children in order.
+                start_new_session=True,
+            )
+        self.started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._process.poll()
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when the process has ended."""
+        self._process.send_signal(number)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether it ended within the time."""
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill it, and return when it is gone."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self, grace_seconds: float) -> bool:
+        """Ask it to end, and kill it after `grace_seconds`. Whether it ended by itself."""
+        stop_all([self], grace_seconds)
+        return self._process.returncode != -signal.SIGKILL
+
+    def last_words(self, lines: int = 20) -> str:
+        """The end of what it printed since it started."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_begin, size - 16_384))
+            text = file.read().decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def failure(self) -> ClusterError:
+        """Says how it ended."""
+        return ClusterError(
+            f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
+            f"{self.last_words()}"
+        )
+
+
+def stop_all(processes: Collection[ChildProcess], grace_seconds: float) -> None:
+    """Ask all to end at once, give them `grace_seconds` together, and kill those that are left."""
+    for process in processes:
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGCONT)  # A stopped one would not notice.
+    deadline = time.monotonic() + grace_seconds
+    for process in processes:
+        if not process.wait(max(0.0, deadline - time.monotonic())):
+            process.kill()
+
+
+def describe_exit(code: int | None) -> str:
+    if code is None:
+        return "no exit code yet"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def wait_ready(
+    process: ChildProcess, ready: Callable[[], bool], *, timeout_seconds: float, cancelled: Callable[[], bool]
+) -> None:
+    """Return when `ready` says so. Raises ClusterError when the process ends first, or after the time-out."""
+    deadline = time.monotonic() + timeout_seconds
+    while not ready():
+        if not process.alive:
+            raise process.failure()
+        if cancelled():
+            raise ClusterError(f"{process.name} was not awaited: the cluster is closing")
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"{process.name} was not ready after {timeout_seconds:g} s; its log {process.log} ends with:\n"
+                f"{process.last_words()}"
+            )
+        time.sleep(0.02)
+
+
+def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
+    """A TCP port of the loopback interface that nobody listens on: `preferred` when that is possible."""
+    chooser = random.SystemRandom()
+    for port in (preferred, *(chooser.choice(_PORTS) for _ in range(200))):
+        if port and port not in taken and _is_free(port):
+            return port
+    raise ClusterError(f"found no free port between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: connections of an earlier server that linger do not matter, a listening one does.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
