@@ -52,14 +52,15 @@ class Compressor:
         self._pending = bytearray()
         self._begun = False
         self._finished = False
-        self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
+        offload = codec is Codec.GZIP_OFFLOAD_DECOMPRESSION
+        self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS) if offload else None
 
     def write(self, content: Readable) -> bytes:
         """Take in content, and return what is ready to be stored (often nothing)."""
         self._check_open()
         if self.codec is Codec.NONE:
             return bytes(content)
-        if self.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+        if self._stream is not None:
             return self._stream.compress(content)
         self._pending += content
         return self._batch() if len(self._pending) >= self._batch_bytes else b""
@@ -73,7 +74,7 @@ class Compressor:
         self._finished = True
         if self.codec is Codec.NONE:
             return b""
-        if self.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+        if self._stream is not None:
             return self._stream.flush()
         return self._batch() if self._pending or not self._begun else b""
 

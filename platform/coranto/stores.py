@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import obstore
 import structlog
@@ -245,18 +245,6 @@ class FileFragments(ObjectStoreFragments):
 
     async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
         return self.sign(fragment, ttl_seconds)
-
-
-def path_of_file_url(url: str, file_root: Path | None) -> Path:
-    """The file that a signed `file:///` URL names on a machine whose stores are rooted at `file_root`.
-
-    Raises InvalidInput for another kind of URL, or one that leads out of the root.
-    """
-    parts = urlsplit(url)
-    path = unquote(parts.path)
-    if parts.scheme != "file" or parts.netloc or ".." in path.split("/"):
-        raise InvalidInput(f"{url!r} is not a file:/// URL of a fragment", field="fragment_url")
-    return _root(file_root) / path.lstrip("/")
 
 
 def open_store(url: str, *, file_root: Path | None = None) -> FragmentStore:

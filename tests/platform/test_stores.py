@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import structlog
 from coranto.codecs import compress
 from coranto.errors import CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
-from coranto.stores import FragmentStore, StoreRegistry, open_store, path_of_file_url, verified_content
+from coranto.stores import FragmentStore, StoreRegistry, open_store, verified_content
 
 CONTENT = b'{"carrier": "UA", "delay": 11}\n' * 1000
 URL = "file:///fragments/"
@@ -35,6 +35,11 @@ async def put(store: FragmentStore, fragment: Fragment, content: bytes = CONTENT
 
 async def listed(store: FragmentStore, journal: str) -> list[Fragment]:
     return sorted([fragment async for fragment in store.list(journal)], key=lambda each: each.content_path)
+
+
+def path_of(signed: str, root: Path) -> Path:
+    """The file of a signed URL, as a reader finds it who knows the root."""
+    return root / unquote(urlsplit(signed).path).lstrip("/")
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ async def test_names_survive(store: FragmentStore, tmp_path: Path, journal: str,
     assert signed == store.sign(fragment, 60)
     assert signed.startswith("file:///fragments/")
     assert str(tmp_path) not in signed
-    assert path_of_file_url(signed, tmp_path).read_bytes() == compress(fragment.codec, CONTENT)
+    assert path_of(signed, tmp_path).read_bytes() == compress(fragment.codec, CONTENT)
 
 
 async def test_listing_keeps_to_its_journal(store: FragmentStore) -> None:
@@ -263,13 +268,7 @@ async def test_without_a_root_paths_are_the_machines(tmp_path: Path) -> None:
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     assert (tmp_path / "deep" / fragment.content_path).is_file()
-    assert path_of_file_url(store.sign(fragment, 60), None).is_file()
-
-
-@pytest.mark.parametrize("url", ["http://host/x", "file://host/x", "file:///a/../b", "file:///a/%2e%2e/b"])
-def test_urls_that_are_no_files_of_ours(url: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is not a file:/// URL"):
-        path_of_file_url(url, tmp_path)
+    assert path_of(store.sign(fragment, 60), Path("/")).is_file()
 
 
 def test_registry_opens_each_store_once(tmp_path: Path) -> None:
