@@ -12,12 +12,12 @@ import typer
 from coranto import labels
 from coranto.cli.connect import Endpoint, connect
 from coranto.cli.output import Format, print_json, print_table
-from coranto.client import Chunk, JournalInfo, Listing, SyncJournalClient
+from coranto.client import Chunk, JournalInfo, Listing
+from coranto.client.committed import committed_messages
 from coranto.errors import EtcdTransactionFailed, InvalidInput
 from coranto.fragments import Codec
 from coranto.journal_tree import parse_tree, render_tree
-from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
-from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
+from coranto.messages.framing import JsonLines
 from coranto.telemetry import amount, progress
 from coranto.wire import protocol_pb2 as pb
 
@@ -196,8 +196,11 @@ def read(
         raise InvalidInput("--tail reads from the write head; leave --offset out, or use --block", field="--tail")
     with connect(endpoint) as client:
         begin = client.head(journal) if tail or offset == -1 else offset
-        chunks = client.read(journal, begin, end_offset=end, block=block or tail)
-        contents = _committed_lines(client, journal, begin, chunks) if committed else _contents(journal, begin, chunks)
+        if committed:
+            found = committed_messages(client, journal, JsonLines(), begin=begin, end=end or None, block=block or tail)
+            contents = (envelope.content + b"\n" for envelope in found)
+        else:
+            contents = _contents(journal, begin, client.read(journal, begin, end_offset=end, block=block or tail))
         for content in contents:
             sys.stdout.buffer.write(content)
             if block or tail:
@@ -212,18 +215,6 @@ def _contents(journal: str, begin: int, chunks: Iterator[Chunk]) -> Iterator[byt
             typer.echo(f"coranto: {journal} has no content in [{expected}, {chunk.offset}); going on behind", err=True)
         yield chunk.content
         expected = chunk.end
-
-
-def _committed_lines(client: SyncJournalClient, journal: str, begin: int, chunks: Iterator[Chunk]) -> Iterator[bytes]:
-    framing = JsonLines()
-
-    def replay(wanted: ReplayRange) -> Iterator[Envelope[JsonObject]]:
-        again = client.read(wanted.journal, wanted.begin, end_offset=wanted.end)
-        return iter_messages(framing, wanted.journal, again, wanted.begin)
-
-    messages = iter_messages(framing, journal, chunks, begin)
-    for envelope in read_committed(messages, Sequencer(), replay):
-        yield envelope.content + b"\n"
 
 
 @app.command()

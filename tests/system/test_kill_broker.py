@@ -1,0 +1,129 @@
+"""The only broker is killed with SIGKILL while a publisher runs: nothing acknowledged is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from coranto.audit import audit_journal
+from coranto.client import JournalClient, SyncJournalClient
+from coranto.client.committed import committed_messages
+from coranto.cluster import EmbeddedCluster
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import Clock, JsonLines, RendezvousMapping, SyncPublisher, new_producer_id
+from coranto.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+
+pytestmark = pytest.mark.system
+
+JOURNALS = ("kill/part-000", "kill/part-001")
+KILLS = 3
+TRANSACTIONS_BETWEEN_KILLS = 12
+MESSAGES_PER_TRANSACTION = 25
+PATIENCE_S = 90
+
+
+def spec(name: str) -> pb.JournalSpec:
+    made = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
+    # Small fragments: kills meet rolled, persisting and growing ones.
+    made.fragment.length = 16 << 10
+    made.fragment.compression_codec = pb.GZIP
+    made.fragment.stores.append("file:///")
+    made.fragment.refresh_interval.FromSeconds(1)
+    return made
+
+
+class Publisher(threading.Thread):
+    """Publishes numbered messages in transactions until told to stop. `acknowledged` counts committed transactions."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self._endpoint = endpoint
+        self._stop_asked = threading.Event()
+        self._progress = threading.Condition()
+        self.acknowledged = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with SyncJournalClient(self._endpoint) as client:
+                self._publish(client)
+        except BaseException as error:  # noqa: BLE001 - handed to the test, which raises it
+            self.error = error
+        finally:
+            with self._progress:
+                self._progress.notify_all()
+
+    def _publish(self, client: SyncJournalClient) -> None:
+        mapping = RendezvousMapping(JOURNALS)
+
+        def append(journal: str, content: bytes) -> object:
+            # Messages carry UUIDs, so an append whose outcome is unknown may be sent again.
+            return client.append(journal, content, retry_unknown=True)
+
+        publisher = SyncPublisher(
+            append, producer=new_producer_id(os.urandom), clock=Clock(time.time_ns), framing=JsonLines()
+        )
+        while not self._stop_asked.is_set():
+            first = self.acknowledged * MESSAGES_PER_TRANSACTION
+            for number in range(first, first + MESSAGES_PER_TRANSACTION):
+                publisher.add(mapping(str(number).encode()), {"number": number, "padding": "x" * 200})
+            publisher.commit()
+            with self._progress:
+                self.acknowledged += 1
+                self._progress.notify_all()
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "the publisher did not finish its last transaction"
+        if self.error is not None:
+            raise self.error
+
+    def wait_for(self, transactions: int) -> None:
+        with self._progress:
+            reached = self._progress.wait_for(
+                lambda: self.acknowledged >= transactions or self.error is not None, PATIENCE_S
+            )
+        if self.error is not None:
+            raise self.error
+        assert reached, f"{self.acknowledged} transactions acknowledged, {transactions} expected"
+
+
+async def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+        info = cluster.info
+        with SyncJournalClient(info.endpoint) as client:
+            client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in JOURNALS])
+            registers = label_set({"owner": "test"})
+            client.append(JOURNALS[0], b'{"number": -1}\n', union_registers=registers)
+
+        publisher = Publisher(info.endpoint)
+        publisher.start()
+        try:
+            for _ in range(KILLS):
+                publisher.wait_for(publisher.acknowledged + TRANSACTIONS_BETWEEN_KILLS)
+                cluster.kill_broker(0)
+            publisher.wait_for(publisher.acknowledged + TRANSACTIONS_BETWEEN_KILLS)
+        finally:
+            publisher.stop()
+
+        found: Counter[int] = Counter()
+        with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
+            for journal in JOURNALS:
+                found.update(
+                    envelope.message["number"] for envelope in committed_messages(client, journal, JsonLines())
+                )
+            assert client.append(JOURNALS[0], b"").registers == registers, "registers did not survive the kills"
+        async with JournalClient(info.endpoint, file_root=info.file_root) as reader:
+            for journal in JOURNALS:
+                audit = await audit_journal(reader, StoreRegistry(info.file_root), journal, first_offset=0)
+                assert audit.problems == []
+
+        published = publisher.acknowledged * MESSAGES_PER_TRANSACTION
+        assert publisher.acknowledged > KILLS * TRANSACTIONS_BETWEEN_KILLS
+        assert found == Counter(range(-1, published))
