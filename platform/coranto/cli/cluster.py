@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -23,20 +20,7 @@ def up(
 
     All of it lives below one folder, and is there again when it is started again.
     """
-    from coranto.cluster import EmbeddedCluster
+    from coranto.cluster import run_foreground
 
-    configure_logging("info")
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    with EmbeddedCluster(data_dir, brokers=brokers) as cluster:
-        typer.echo(f"ready: brokers at {cluster.info.endpoint}, data in {data_dir.resolve()}")
-        typer.echo(f"export CORANTO_DATA={data_dir.resolve()}")
-        # Waits in steps, because only between waits does Python run signal handlers on every platform.
-        while not stopped.wait(timeout=0.5):
-            cluster.check()
-    typer.echo("stopped")
+    configure_logging("warning")
+    run_foreground(data_dir, brokers)

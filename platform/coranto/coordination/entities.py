@@ -14,6 +14,13 @@ from google.protobuf.message import DecodeError, Message
 
 from coranto.coordination.layout import AssignmentKey, MemberId
 from coranto.errors import InvalidInput
+from coranto.specs import (
+    effective_replication,
+    routes_equivalent,
+    validate_broker_spec,
+    validate_journal_spec,
+    validate_route,
+)
 from coranto.wire import protocol_pb2 as pb
 
 ItemT = TypeVar("ItemT")
@@ -58,6 +65,7 @@ class JournalEntities:
 
     def decode_item(self, item: str, value: bytes) -> pb.JournalSpec:
         spec = _parse(pb.JournalSpec(), value)
+        validate_journal_spec(spec)
         if spec.name != item:
             raise InvalidInput(
                 f"the spec is of journal {spec.name!r}, but its key is of {item!r}", field="JournalSpec.name"
@@ -66,6 +74,7 @@ class JournalEntities:
 
     def decode_member(self, member: MemberId, value: bytes) -> pb.BrokerSpec:
         spec = _parse(pb.BrokerSpec(), value)
+        validate_broker_spec(spec)
         found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
         if found != member:
             raise InvalidInput(f"the spec is of broker {found}, but its key is of {member}", field="BrokerSpec.id")
@@ -73,15 +82,12 @@ class JournalEntities:
 
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> pb.Route:
         """An empty value is a Route without members: nothing was synchronized yet."""
-        return _parse(pb.Route(), value) if value else pb.Route(primary=-1)
+        route = _parse(pb.Route(), value) if value else pb.Route(primary=-1)
+        validate_route(route)
+        return route
 
     def replication(self, item: pb.JournalSpec) -> int:
-        level = item.suspend.level if item.HasField("suspend") else pb.JournalSpec.Suspend.NONE
-        if level == pb.JournalSpec.Suspend.FULL:
-            return 0
-        if level == pb.JournalSpec.Suspend.PARTIAL:
-            return 1
-        return min(item.replication, self._max_replication)
+        return effective_replication(item, self._max_replication)
 
     def item_limit(self, member: pb.BrokerSpec) -> int:
         return member.journal_limit
@@ -95,10 +101,7 @@ class JournalEntities:
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
         """All of them, when every value is the Route that the keys imply (endpoints ignored); else none."""
         implied = implied_route([key for key, _ in assignments])
-        same = all(
-            value.primary == implied.primary and list(value.members) == list(implied.members)
-            for _, value in assignments
-        )
+        same = all(routes_equivalent(value, implied) for _, value in assignments)
         return [same] * len(assignments)
 
 
