@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.ranges import Range, dump_slices, load_slices, plan_slices, plan_transaction, split
+from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,16 +79,20 @@ def test_small_journals_share_a_slice_and_a_large_one_is_split():
     assert max(sum(part.length for part in slice_) for slice_ in slices) <= 2 * 300
 
 
-def test_slices_survive_being_an_option():
-    slices = plan_slices([Range("j/a", 3, 500, 600)], max_bytes=200, max_slices=9)
+def test_a_plan_survives_being_an_option_and_numbers_its_ranges_in_order():
+    ranges = [Range("j/b", 3, 500, 600), Range("j/a", 0, 100, 100)]
+    slices = plan_slices(ranges, max_bytes=200, max_slices=9)
+    plan = Plan(tuple(slices), 7, {"j/a": {"010203040506": 5}})
 
-    assert load_slices(dump_slices(slices)) == slices
+    assert Plan.loads(plan.dumps()) == plan
+    assert list(plan.numbers.values()) == list(range(7, 7 + len(plan.numbers)))
+    assert list(plan.numbers) == sorted(plan.numbers)
 
 
-@pytest.mark.parametrize("text", ["", "{}x", '[[{"journal": "j"}]]', "[1]"])
+@pytest.mark.parametrize("text", ["", "{}x", "{}", '{"slices": [[{"journal": "j"}]], "first_number": 0}', "[1]"])
 def test_a_broken_plan_is_refused(text):
     with pytest.raises(InvalidInput, match="slices"):
-        load_slices(text)
+        Plan.loads(text)
 
 
 def test_sizes_must_be_positive():

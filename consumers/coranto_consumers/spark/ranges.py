@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from coranto.errors import InvalidInput
 
@@ -107,14 +107,31 @@ def plan_slices(
     return [tuple(sorted(slice_)) for slice_ in dealt if slice_]
 
 
-def dump_slices(slices: Sequence[Slice]) -> str:
-    """Slices as the text of an option."""
-    return json.dumps([[asdict(part) for part in slice_] for slice_ in slices])
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a read in sequenced isolation reads: slices, whose ranges have numbers by which rows and verdicts meet."""
 
+    slices: tuple[Slice, ...]
+    first_number: int = 0
+    replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """When not empty only messages of these producers count: offsets to begin at, by journal and producer id in hex."""
 
-def load_slices(text: str) -> list[Slice]:
-    """The slices of `dump_slices`. Raises InvalidInput."""
-    try:
-        return [tuple(Range(**part) for part in slice_) for slice_ in json.loads(text)]
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"not a plan of slices: {error}", field="slices") from error
+    @property
+    def numbers(self) -> dict[Range, int]:
+        """Numbers of ranges: they count up by journal and offset."""
+        parts = sorted(part for slice_ in self.slices for part in slice_)
+        return {part: number for number, part in enumerate(parts, self.first_number)}
+
+    def dumps(self) -> str:
+        """The plan as the text of an option."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        """The plan of `dumps`. Raises InvalidInput."""
+        try:
+            raw = json.loads(text)
+            slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])
+            return cls(slices, raw["first_number"], raw["replay"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise InvalidInput(f"not a plan of slices: {error}", field="option slices") from error

@@ -1,0 +1,47 @@
+"""What there is to read: the journals of a selector, and the offsets they begin and end at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coranto.client import JournalInfo, SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, value_of
+
+
+def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
+    """Names of the journals of a label selector, or of a list of names, sorted.
+
+    Raises InvalidInput, naming `field`, when there are none, one of the names is unknown, or one holds no JSON lines.
+    """
+    if isinstance(wanted, str):
+        listing = client.list(wanted)
+        if not listing.journals:
+            raise InvalidInput(
+                f"no journal matches {wanted!r}; `coranto journals list` shows what there is", field=field
+            )
+    else:
+        listing = client.list(label_selector(include=[(NAME, name) for name in wanted]))
+        if missing := sorted(set(wanted) - set(listing.names)):
+            raise InvalidInput(f"there is no journal {missing[0]}; `coranto journals list` shows them all", field=field)
+    for info in listing.journals:
+        _require_json_lines(info, field)
+    return tuple(sorted(listing.names))
+
+
+def _require_json_lines(info: JournalInfo, field: str) -> None:
+    content_type = value_of(info.spec.labels, CONTENT_TYPE, JSON_LINES)
+    if content_type != JSON_LINES:
+        raise InvalidInput(
+            f"journal {info.name} has {CONTENT_TYPE} {content_type}; only {JSON_LINES} can be read", field=field
+        )
+
+
+def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:
+    """Offsets at which the journal's fragments begin, sorted."""
+    return sorted({info.fragment.begin for info in client.fragments(journal)})
+
+
+def earliest(begins: Sequence[int]) -> int:
+    """The first offset that can be read, from the journal's fragments."""
+    return begins[0] if begins else 0

@@ -1,0 +1,172 @@
+"""Options of `format("journal")`: what a user may write, checked before anything is read.
+
+They are spelled as Spark's Kafka source spells its own, where both have the same thing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from coranto.client import ClientConfig
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+
+EARLIEST = -2
+LATEST = -1
+DEFAULT_MAX_BYTES = 32 << 20
+
+OPTIONS = {
+    "endpoint": "a broker's host:port (required)",
+    "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
+    "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
+    "subscribe": "journals, separated by commas",
+    "selector": "label selector of journals: name:prefix=flights/events/",
+    "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
+    "endingOffsets": "latest (default), or JSON as above; -1 is latest",
+    "isolation": "read_committed (default) or read_uncommitted",
+    "maxBytesPerPartition": "bytes of content that a task reads at most (read_uncommitted)",
+    "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
+    "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
+    "slices": "what each task reads, planned by a consumer; excludes all options that say what to read",
+}
+_SELECTIONS = ("assign", "subscribe", "selector")
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+class Isolation(enum.StrEnum):
+    """Which messages are read."""
+
+    READ_COMMITTED = "read_committed"
+    """Committed content, each message once. What is pending or rolled back at the end of the range is left out."""
+    READ_UNCOMMITTED = "read_uncommitted"
+    """Every message as it stands: duplicates, pending ones and acknowledgements included."""
+    SEQUENCED = "sequenced"
+    """For consumers: every message with the number of its segment, and what the driver needs to resolve segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The parsed options of one read."""
+
+    client: ClientConfig
+    journals: tuple[str, ...] | None
+    """None means those of `selector`."""
+    selector: str
+    starting: Mapping[str, int] | None
+    """None means earliest."""
+    ending: Mapping[str, int] | None
+    """None means latest."""
+    isolation: Isolation
+    max_bytes: int
+    include_uuid: bool
+    framing: JsonLines
+    slices: str
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Options from a mapping whose keys are in any case. Raises InvalidInput."""
+        given = {key.lower(): value for key, value in options.items()}
+        for key in options:
+            _require_known(key)
+        endpoint = given.get("endpoint", "")
+        if not endpoint:
+            raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")
+        root = given.get("fileroot", "")
+        slices = given.get("slices", "")
+        isolation = _choice(given, "isolation", Isolation, Isolation.READ_COMMITTED)
+        if (isolation is Isolation.SEQUENCED) != bool(slices):
+            raise InvalidInput("slices and the isolation sequenced go together", field="option slices")
+        selections = [name for name in _SELECTIONS if name in given]
+        if len(selections) != (0 if slices else 1):
+            raise InvalidInput(
+                f"exactly one of {', '.join(_SELECTIONS)} must be given, not {', '.join(selections) or 'none'}",
+                field="options",
+            )
+        try:
+            framing = JsonLines(given.get("uuidpointer", "/_meta/uuid"))
+        except InvalidInput as error:
+            raise InvalidInput(error.message, field="option uuidPointer") from error
+        return cls(
+            client=ClientConfig(endpoint, Path(root) if root else None),
+            journals=_journals(given),
+            selector=given.get("selector", ""),
+            starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
+            ending=_offsets(given, "endingOffsets", "latest", LATEST),
+            isolation=isolation,
+            max_bytes=_positive(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
+            include_uuid=_flag(given, "includeUuid", True),
+            framing=framing,
+            slices=slices,
+        )
+
+
+def _require_known(key: str) -> None:
+    known = {name.lower(): name for name in OPTIONS}
+    if key.lower() in known:
+        return
+    close = difflib.get_close_matches(key.lower(), known, n=1)
+    hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(sorted(OPTIONS))}"
+    raise InvalidInput(f"there is no such option; {hint}", field=f"option {key}")
+
+
+def _journals(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    if "assign" in given:
+        try:
+            names = json.loads(given["assign"])
+        except ValueError as error:
+            raise InvalidInput(f"not JSON: {error}", field="option assign") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidInput("not a JSON list of journal names", field="option assign")
+    elif "subscribe" in given:
+        names = [name.strip() for name in given["subscribe"].split(",")]
+    else:
+        return None
+    if not names or not all(names):
+        raise InvalidInput("names no journal", field="options")
+    return tuple(dict.fromkeys(names))
+
+
+def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dict[str, int] | None:
+    text = given.get(name.lower(), word).strip()
+    where = f"option {name}"
+    if text.lower() == word:
+        return None
+    try:
+        offsets = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is neither {word!r} nor JSON: {error}", field=where) from error
+    if not isinstance(offsets, dict):
+        raise InvalidInput(f"{text!r} is not a JSON object of journals and offsets", field=where)
+    for journal, offset in offsets.items():
+        if type(offset) is not int or (offset < 0 and offset != symbol):
+            raise InvalidInput(f"{offset!r} is no offset for {journal}: 0 or more, or {symbol} for {word}", field=where)
+    return offsets
+
+
+def _positive(given: Mapping[str, str], name: str, default: int) -> int:
+    text = given.get(name.lower(), str(default))
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise InvalidInput(f"{text!r} is not a positive number of bytes", field=f"option {name}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidInput(f"{text!r} is neither true nor false", field=f"option {name}")
+    return text == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, kind: type[E], default: E) -> E:
+    text = given.get(name.lower(), default.value)
+    try:
+        return kind(text.lower())
+    except ValueError as error:
+        raise InvalidInput(f"{text!r} is none of {', '.join(kind)}", field=f"option {name}") from error

@@ -1,0 +1,156 @@
+"""Reading a range of a journal as blocks of whole lines, and those as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from coranto.client import Chunk
+from coranto.errors import CorruptMessage, OffsetJump
+from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s
+from coranto.messages.columnar_lines import read_json_lines
+from coranto.messages.framing import JsonLines
+
+from coranto_consumers.spark.ranges import Range
+
+BLOCK_BYTES = 8 << 20
+_OVERRUN_BYTES = 64 << 10
+_MAX_CLOCK = (1 << 63) - 1
+
+
+class JournalContent(Protocol):
+    """Where content is read from: `SyncJournalClient`, or a stand-in."""
+
+    def read(
+        self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
+    ) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Messages of one journal, in order, as columns of equal length."""
+
+    journal: str
+    begins: Int64s
+    ends: Int64s
+    """Offset just beyond the line's newline."""
+    producers: UInt64s
+    clocks: UInt64s
+    flags: UInt16s
+    values: Any
+    """Arrow binary array of the lines, without their newlines."""
+
+    def __len__(self) -> int:
+        return len(self.begins)
+
+    def where(self, mask: Mask) -> Lines:
+        """Only the lines that `mask` marks."""
+        if mask.all():
+            return self
+        return Lines(
+            self.journal,
+            self.begins[mask],
+            self.ends[mask],
+            self.producers[mask],
+            self.clocks[mask],
+            self.flags[mask],
+            self.values.filter(pa.array(mask)),
+        )
+
+
+def read_lines(
+    content: JournalContent, part: Range, framing: JsonLines, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Lines]:
+    """The lines that start in a range, in blocks.
+
+    Raises CorruptMessage for a line that is not a message and OffsetJump where content is gone.
+    """
+    for offset, block in read_blocks(content, part, block_bytes):
+        yield parse_lines(framing, part.journal, offset, block)
+
+
+def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> Lines:
+    """The lines of a block, which begins at `offset` and ends with a newline."""
+    lines = read_json_lines(framing, journal, block, offset)
+    begins = lines.starts + offset
+    clocks = lines.uuids.clocks
+    if len(clocks) and clocks.max() > _MAX_CLOCK:
+        bad = int(np.argmax(clocks > _MAX_CLOCK))
+        raise CorruptMessage(journal, int(begins[bad]), "the timestamp of its UUID is beyond the year 3409")
+    borders = np.append(lines.starts, lines.consumed).astype(np.int32)
+    whole = pa.Array.from_buffers(pa.binary(), len(begins), [None, pa.py_buffer(borders), pa.py_buffer(block)])
+    return Lines(
+        journal,
+        begins,
+        lines.ends + (offset + 1),
+        lines.uuids.producers,
+        clocks,
+        lines.uuids.flags,
+        pc.binary_slice(whole, 0, -1),
+    )
+
+
+def read_blocks(content: JournalContent, part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Offsets and content of blocks of whole lines: those lines that start in the range, and no others.
+
+    A last line that the range's `limit` cuts off is left out: its writer has not finished it.
+    """
+    # A border within a line is told from one between lines by the byte before it.
+    start = part.begin if part.aligned else part.begin - 1
+    skipping = not part.aligned
+    held = bytearray()
+    offset = start
+    for chunk in _contiguous(content, part.journal, start, part.end):
+        held += chunk
+        if skipping:
+            newline = held.find(b"\n")
+            if newline < 0:
+                offset += len(held)
+                held.clear()
+                continue
+            del held[: newline + 1]
+            offset += newline + 1
+            skipping = False
+        if len(held) >= block_bytes and (cut := held.rfind(b"\n") + 1):
+            yield offset, bytes(memoryview(held)[:cut])
+            del held[:cut]
+            offset += cut
+    if skipping or not held:
+        return
+    if not held.endswith(b"\n"):
+        _finish_line(content, part, held)
+        del held[held.rfind(b"\n") + 1 :]
+    if held:
+        yield offset, bytes(held)
+
+
+def _finish_line(content: JournalContent, part: Range, held: bytearray) -> None:
+    """Read on behind the range until the line that it ends in does, or the range's limit comes."""
+    begin, step = part.end, _OVERRUN_BYTES
+    while begin < part.limit:
+        end = min(part.limit, begin + step)
+        more = b"".join(_contiguous(content, part.journal, begin, end))
+        newline = more.find(b"\n")
+        if newline >= 0:
+            held += more[: newline + 1]
+            return
+        held += more
+        begin, step = end, step * 2
+
+
+def _contiguous(content: JournalContent, journal: str, begin: int, end: int) -> Iterator[bytes]:
+    """Exactly the content [begin, end). It was there when the range was planned, so whoever lags is waited for."""
+    if begin >= end:
+        return
+    expected = begin
+    for chunk in content.read(journal, begin, end_offset=end, block=True, fail_on_jump=True):
+        if chunk.offset != expected:
+            raise OffsetJump(journal, expected, chunk.offset)
+        expected += len(chunk.content)
+        yield chunk.content
+    if expected != end:
+        raise OffsetJump(journal, expected, end)

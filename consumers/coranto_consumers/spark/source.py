@@ -1,0 +1,131 @@
+"""`spark.read.format("journal")`: journals as DataFrames.
+
+::
+
+    spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
+
+has a row for each message: `journal`, `offset` (where it begins), `next_offset`, `producer` (six bytes), `clock`,
+`flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
+Python sources no other way) and may declare `value` as BINARY. See `options.py` for what can be asked for.
+
+Spark plans a read in one process and runs it in others, which find this module only where `coranto` is installed. The
+package `pyspark_coranto` beside this one makes the name `journal` known without registration; `register` does so where
+Spark's discovery does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
+from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, ReadOptions
+from coranto_consumers.spark.ranges import Plan, Range, Slice, split
+from coranto_consumers.spark.reading import read_lines
+from coranto_consumers.spark.rows import FIELDS, PIECE, UUID_FIELDS, BatchBuilder, require_known_columns
+from coranto_consumers.spark.scanning import read_committed, read_sequenced
+
+
+@dataclass
+class JournalPartition(InputPartition):
+    """What one task reads."""
+
+    parts: Slice
+
+
+class JournalDataSource(DataSource):
+    """The source. Its options are described in `options.OPTIONS`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "journal"
+
+    def schema(self) -> StructType:
+        options = ReadOptions.parse(self.options)
+        names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
+        fields = [FIELDS[name] for name in names]
+        if options.isolation is Isolation.SEQUENCED:
+            fields.append(PIECE)
+        return StructType(fields)
+
+    def reader(self, schema: StructType) -> JournalReader:
+        options = ReadOptions.parse(self.options)
+        require_known_columns(schema, sequenced=options.isolation is Isolation.SEQUENCED)
+        return JournalReader(options, schema)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("journal")` known to a session whose Python path has no `pyspark_coranto` on it."""
+    spark.dataSource.register(JournalDataSource)
+
+
+class JournalReader(DataSourceReader):
+    """Plans and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        if self._options.isolation is Isolation.SEQUENCED:
+            return [JournalPartition(slice_) for slice_ in Plan.loads(self._options.slices).slices]
+        with SyncJournalClient.of(self._options.client) as client:
+            parts = plan_read(client, self._options)
+        return [JournalPartition((part,)) for part in parts]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # Spark replaces an empty list of partitions by one that is None or plain.
+        if not isinstance(partition, JournalPartition):
+            return
+        options = self._options
+        batches = BatchBuilder(self._schema)
+        with SyncJournalClient.of(options.client, timeout=options.client.patience) as client:
+            match options.isolation:
+                case Isolation.READ_UNCOMMITTED:
+                    for part in partition.parts:
+                        for lines in read_lines(client, part, options.framing):
+                            yield from batches.build(lines)
+                case Isolation.READ_COMMITTED:
+                    for part in partition.parts:
+                        for lines in read_committed(client, part, options.framing):
+                            yield from batches.build(lines)
+                case Isolation.SEQUENCED:
+                    plan = Plan.loads(options.slices)
+                    for part in partition.parts:
+                        for lines, pieces in read_sequenced(client, part, plan, options.framing):
+                            yield from batches.build(lines, pieces)
+
+
+def plan_read(client: SyncJournalClient, options: ReadOptions) -> list[Range]:
+    """The ranges of a read, one for each task. Raises InvalidInput for offsets that are not there."""
+    wanted = options.selector if options.journals is None else options.journals
+    journals = find_journals(client, wanted, field="options")
+    for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if offsets is not None and set(offsets) != set(journals):
+            raise InvalidInput(
+                f"must name exactly the journals that are read: {', '.join(journals)}", field=f"option {name}"
+            )
+    ranges = []
+    for journal in journals:
+        begins, head = fragment_begins(client, journal), client.head(journal)
+        first = earliest(begins)
+        start = EARLIEST if options.starting is None else options.starting[journal]
+        end = LATEST if options.ending is None else options.ending[journal]
+        start = first if start == EARLIEST else start
+        end = head if end == LATEST else end
+        if not start <= end <= head:
+            raise InvalidInput(f"[{start}, {end}) is no range of {journal}, whose head is {head}", field="options")
+        # Where a user's offset falls into a line, reading begins with the next one.
+        whole = Range(journal, start, end, head, aligned=start <= first)
+        if options.isolation is Isolation.READ_UNCOMMITTED:
+            ranges += split(whole, options.max_bytes, begins)
+        elif whole.length:
+            ranges.append(whole)
+    return ranges

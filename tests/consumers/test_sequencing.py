@@ -1,0 +1,243 @@
+"""Reading in ranges, in any split and over any number of transactions, delivers what reading message by message does."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from coranto.client import Chunk
+from coranto.errors import CorruptData, CorruptMessage, OffsetJump
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.sequencer import Sequencer
+from coranto.messages.sequencer import read_committed as read_message_by_message
+from coranto.messages.uuids import Flags, ProducerId, format_uuid
+from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
+from coranto_consumers.spark.reading import read_blocks, read_lines
+from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, read_committed, read_sequenced
+from coranto_consumers.spark.sequencing import read_end, sequence, windows_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+FRAMING = JsonLines()
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
+
+
+class Memory:
+    """Journal content in memory, given out in chunks of any size; content before `first` is gone."""
+
+    def __init__(self, journals: dict[str, bytes], chunk: int = 7, first: int = 0) -> None:
+        self.journals = journals
+        self.chunk = chunk
+        self.first = first
+
+    def read(self, journal, offset=0, *, end_offset=0, block=False, fail_on_jump=False) -> Iterator[Chunk]:
+        assert block
+        assert fail_on_jump
+        content = self.journals[journal]
+        assert end_offset <= len(content), "a read beyond the head would wait for ever"
+        if offset < self.first:
+            raise OffsetJump(journal, offset, self.first)
+        for begin in range(offset, end_offset, self.chunk):
+            end = min(begin + self.chunk, end_offset)
+            yield Chunk(begin, content[begin:end], len(content))
+
+
+@st.composite
+def histories(draw) -> bytes:
+    """A journal: transactions and single messages of a few producers, duplicates, rollbacks, resets and bare lines."""
+    rng = draw(st.randoms(use_true_random=False))
+    clocks = dict.fromkeys(PRODUCERS, 1000)
+    lines: list[bytes] = []
+    for n in range(draw(st.integers(0, 40))):
+        producer = rng.choice(PRODUCERS)
+        kind = rng.choices(["continue", "ack", "outside", "again", "rollback", "none", "past"], [8, 4, 3, 4, 1, 1, 1])[
+            0
+        ]
+        if kind == "again" and lines:
+            begin = rng.randrange(len(lines))
+            lines += lines[begin : begin + rng.randint(1, 4)]
+            continue
+        if kind == "none":
+            lines.append(b'{"n":%d}\n' % n)
+            continue
+        clocks[producer] += rng.choice([1, 160])
+        clock = clocks[producer]
+        flags = {"ack": Flags.ACK_TXN, "rollback": Flags.ACK_TXN, "outside": Flags.OUTSIDE_TXN}.get(
+            kind, Flags.CONTINUE_TXN
+        )
+        if kind in ("rollback", "past"):
+            clock = max(1, clock - rng.choice([1, 160, 500]))
+        uuid = format_uuid(producer, clock, flags)
+        body = {"n": n, "pad": "x" * rng.randint(0, 30)}
+        lines.append(FRAMING.acknowledgement(uuid) if flags is Flags.ACK_TXN else FRAMING.marshal(body, uuid))
+    return b"".join(lines)
+
+
+def expected(journal: str, content: bytes) -> list[int]:
+    """Offsets of committed content, message by message, in order of delivery."""
+
+    def replay(wanted):
+        return iter_messages(FRAMING, journal, [content[wanted.begin : wanted.end]], wanted.begin)
+
+    envelopes = iter_messages(FRAMING, journal, [content], 0)
+    sequencer = Sequencer()
+    return [envelope.begin for envelope in read_message_by_message(envelopes, sequencer, replay)]
+
+
+def run(memory: Memory, plan: Plan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
+    """Read a plan as tasks do: summaries, and rows as (journal, offset, piece, clock)."""
+    summaries, rows = {}, []
+    for slice_ in plan.slices:
+        for part in slice_:
+            for lines, pieces in read_sequenced(memory, part, plan, FRAMING):
+                if pieces.tolist() == [SUMMARY_PIECE]:
+                    summaries[part] = RangeSummary.loads(lines.values[0].as_py())
+                    assert summaries[part].number == plan.numbers[part]
+                    continue
+                columns = lines.begins.tolist(), pieces.tolist(), lines.clocks.tolist()
+                rows += [(part.journal, *row) for row in zip(*columns, strict=True)]
+    return summaries, rows
+
+
+def choose(rows, windows) -> list[tuple[str, int]]:
+    by_piece = {window.piece: window for window in windows}
+    return sorted(
+        (journal, offset)
+        for journal, offset, piece, clock in rows
+        if piece in by_piece and by_piece[piece].lo < clock <= by_piece[piece].hi
+    )
+
+
+def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int], max_bytes: int, max_slices: int):
+    """One transaction as the consumer runs it: the next sources, and what it delivers."""
+    planned = plan_transaction({j: (sources[j].read_through, heads[j]) for j in sources}, max_bytes)
+    slices = plan_slices(planned, max_bytes=max_bytes, max_slices=max_slices)
+    plan = Plan(tuple(slices))
+    summaries, rows = run(memory, plan)
+    results = []
+    for journal, source in sources.items():
+        parts = {part: s for part, s in summaries.items() if part.journal == journal}
+        result = sequence(journal, source, parts, prune_horizon_s=0)
+        if result.replay is not None:
+            whole, producers = result.replay
+            begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
+            number = 1000 + 100 * len(results)
+            replay = Plan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
+            replayed, more = run(memory, replay)
+            rows += more
+            result = sequence(journal, source, parts, replayed, producers, prune_horizon_s=0)
+            assert result.replay is None
+        results.append((journal, result))
+    delivered = choose(rows, windows_of([result for _, result in results]))
+    return {journal: result.source for journal, result in results}, delivered
+
+
+@given(
+    contents=st.lists(histories(), min_size=1, max_size=2),
+    max_bytes=st.integers(150, 3000),
+    max_slices=st.integers(1, 5),
+    chunk=st.integers(50, 500),
+    restores=st.booleans(),
+)
+@settings(max_examples=80, deadline=None, phases=NO_SHRINKING)
+def test_transactions_deliver_what_a_reader_message_by_message_does(contents, max_bytes, max_slices, chunk, restores):
+    memory = Memory({f"journal/{n}": content for n, content in enumerate(contents)}, chunk)
+    heads = {journal: len(content) for journal, content in memory.journals.items()}
+    sources = {journal: Source() for journal in heads}
+    delivered: list[tuple[str, int]] = []
+
+    while any(sources[journal].read_through < head for journal, head in heads.items()):
+        before = {journal: source.read_through for journal, source in sources.items()}
+        sources, now = transaction(memory, sources, heads, max_bytes, max_slices)
+        delivered += now
+        assert any(source.read_through > before[journal] for journal, source in sources.items())
+        if restores:
+            sources = dict(Checkpoint.from_bytes(Checkpoint(sources).to_bytes()).sources)
+
+    wanted = [
+        (journal, offset) for journal, content in memory.journals.items() for offset in expected(journal, content)
+    ]
+    assert sorted(delivered) == sorted(wanted)
+
+
+@given(content=histories(), chunk=st.integers(1, 500), begin=st.integers(0, 3000), length=st.integers(0, 3000))
+@settings(max_examples=100, deadline=None, phases=NO_SHRINKING)
+def test_a_committed_read_of_a_range_is_that_of_a_reader_that_starts_there(content, chunk, begin, length):
+    starts = [0, *(n + 1 for n, byte in enumerate(content) if byte == 0x0A)]
+    begin = max((start for start in starts if start <= begin), default=0)
+    end = min((start for start in starts if start >= begin + length), default=len(content))
+    whole = Range("j/j", begin, end, len(content))
+
+    rows = [
+        n for lines in read_committed(Memory({"j/j": content}, chunk), whole, FRAMING) for n in lines.begins.tolist()
+    ]
+
+    assert sorted(rows) == sorted(begin + offset for offset in expected("j/j", content[begin:end]))
+
+
+@given(content=histories(), tail=st.binary(max_size=20).filter(lambda t: b"\n" not in t), sizes=st.randoms())
+@settings(max_examples=100, deadline=None, phases=NO_SHRINKING)
+def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, sizes: random.Random):
+    memory = Memory({"j/j": content + tail}, sizes.randint(1, 300))
+    whole = Range("j/j", 0, len(content + tail), len(content + tail))
+    blocks = [
+        found
+        for part in split(whole, sizes.randint(1, max(1, whole.length)))
+        for found in read_blocks(memory, part, sizes.choice([1, 50, 10_000]))
+    ]
+
+    # Whole lines in order without a gap; the unfinished one at the head is nobody's.
+    assert b"".join(block for _, block in blocks) == content
+    assert all(block.endswith(b"\n") for _, block in blocks)
+    assert [offset for offset, _ in blocks] == [sum(len(b) for _, b in blocks[:n]) for n in range(len(blocks))]
+
+
+def test_an_offset_within_a_line_reads_from_the_next_line_on():
+    content = b'{"n":1}\n{"n":2}\n{"n":3}\n'
+    memory = Memory({"j/j": content})
+
+    def lines(begin: int, end: int) -> list[bytes]:
+        part = Range("j/j", begin, end, len(content), aligned=False)
+        return [value for found in read_lines(memory, part, FRAMING) for value in found.values.to_pylist()]
+
+    assert lines(3, 24) == [b'{"n":2}', b'{"n":3}']
+    assert lines(8, 9) == [b'{"n":2}']
+    assert lines(9, 16) == []
+    assert lines(9, 17) == [b'{"n":3}']
+
+
+def test_a_corrupt_line_is_named_with_its_offset():
+    memory = Memory({"j/j": b'{"n":1}\n{"n":\n{"n":3}\n'})
+
+    with pytest.raises(CorruptMessage, match="journal j/j at offset 8: not a line of JSON"):
+        list(read_lines(memory, Range("j/j", 0, 22, 22), FRAMING))
+
+
+def test_a_clock_of_the_far_future_is_corrupt():
+    line = FRAMING.marshal({}, format_uuid(PRODUCERS[0], 1 << 63, 0))
+
+    with pytest.raises(CorruptMessage, match="at offset 0: the timestamp of its UUID"):
+        list(read_lines(Memory({"j/j": line}), Range("j/j", 0, len(line), len(line)), FRAMING))
+
+
+def test_content_that_is_gone_is_an_offset_jump():
+    memory = Memory({"j/j": b'{"n":1}\n{"n":2}\n'}, first=8)
+
+    with pytest.raises(OffsetJump):
+        list(read_lines(memory, Range("j/j", 0, 16, 16), FRAMING))
+
+
+def test_ranges_that_do_not_add_up_are_noticed():
+    first, second = Range("j/j", 10, 20, 40), Range("j/j", 20, 40, 40, aligned=False)
+    summaries = {first: RangeSummary(0, 2, 10, 24, ()), second: RangeSummary(1, 1, 26, 40, ())}
+
+    assert read_end("j/j", 10, {first: summaries[first]}) == 24
+    with pytest.raises(CorruptData, match="behind 24 was found at 26"):
+        read_end("j/j", 10, summaries)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[1,2,3,4,[[1]]]", b'{"a":1}'])
+def test_a_broken_summary_is_refused(content):
+    with pytest.raises(CorruptData, match="summary"):
+        RangeSummary.loads(content)
