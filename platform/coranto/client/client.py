@@ -80,7 +80,7 @@ class JournalClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection for good; calls under way fail."""
         await self._connection.close()
 
     # -- Journals and their specs ----------------------------------------------------------------------------------

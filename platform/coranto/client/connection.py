@@ -84,11 +84,14 @@ class Connection:
     def __init__(self, config: ClientConfig) -> None:
         self.endpoint = config.endpoint
         self._target = parse_endpoint(config.endpoint)
+        self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._stub: pb_grpc.JournalAsyncStub | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
+        if self._closed:
+            raise CorantoError(f"this client of {self.endpoint} was closed; make another")
         if self._channel is None:
             _fork_guard.use()
             if self._target.secure:
@@ -105,7 +108,8 @@ class Connection:
         return self._stub
 
     async def close(self) -> None:
-        """Close the channel and cancel its calls. Using the connection again opens a new one."""
+        """Close the channel and cancel its calls, for good."""
+        self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close()

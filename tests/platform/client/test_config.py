@@ -1,0 +1,73 @@
+"""Endpoints, and the schedule of trying again."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from coranto.client.config import ClientConfig, Target, parse_endpoint
+from coranto.client.retry import Retry, backoff
+from coranto.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target"),
+    [
+        ("127.0.0.1:8080", Target("127.0.0.1:8080", False)),
+        ("http://broker-0.example:8080", Target("broker-0.example:8080", False)),
+        ("http://broker/", Target("broker:80", False)),
+        ("https://broker", Target("broker:443", True)),
+        ("[::1]:8080", Target("[::1]:8080", False)),
+        ("unix:///run/coranto.sock", Target("unix:/run/coranto.sock", False)),
+        ("127.0.0.1:1, http://127.0.0.2:2", Target("ipv4:127.0.0.1:1,127.0.0.2:2", False)),
+    ],
+)
+def test_endpoints(endpoint: str, target: Target) -> None:
+    assert parse_endpoint(endpoint) == target
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        ":8080",
+        "ftp://broker:1",
+        "broker:port",
+        "http://broker:1/path",
+        "http://broker:1?query=1",
+        "unix://",
+        "127.0.0.1:1,",
+        "127.0.0.1:1,broker:2",
+        "127.0.0.1:1,https://127.0.0.1:2",
+        "127.0.0.1:1,[::1]:2",
+    ],
+)
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(InvalidInput, match="endpoint"):
+        parse_endpoint(endpoint)
+
+
+def test_a_configuration_travels() -> None:
+    config = ClientConfig("127.0.0.1:1", Path("/data"), 3.0)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_waits_grow() -> None:
+    assert [backoff(attempt) for attempt in range(8)] == [0.05, 0.05, 0.1, 0.1, 1, 1, 5, 5]
+
+
+def test_patience_counts_from_the_first_failure_since_progress() -> None:
+    retry = Retry(patience=1.5)
+    assert [retry.failed(now) for now in (100.0, 100.05, 100.1, 100.2)] == [0.05, 0.05, 0.1, 0.1]
+    assert retry.failed(100.3) == 1
+    assert retry.failed(101.3) is None
+    retry.progressed()
+    assert retry.failures == 0
+    assert retry.failed(200.0) == 0.05
+
+
+def test_no_patience_and_endless_patience() -> None:
+    assert Retry(patience=0).failed(5.0) is None
+    endless = Retry()
+    assert all(endless.failed(float(hour * 3600)) is not None for hour in range(1000))
