@@ -272,8 +272,7 @@ def resolve(
                     if track.is_unread and track.begin != -1:
                         replay[segment.producer] = entry[segment.producer]
                     for part_lo, part_hi, part, above in track.pending:
-                        if above < clock:
-                            part_lo[part], part_hi[part] = above, clock
+                        part_lo[part], part_hi[part] = above, clock
                 elif clock < track.last_ack:
                     resets.append(ClockReset(segment.producer, segment.first_offset, clock, track.last_ack))
                 track.decide(clock)

@@ -139,6 +139,19 @@ def test_clocks_use_all_64_bits() -> None:
     assert columnar.committed_mask(rows, verdicts, clocks).tolist() == [True, True, True, False]
 
 
+def test_a_run_that_begins_with_duplicates_counts_from_where_it_is_new() -> None:
+    entry = {A: ProducerState(6), B: ProducerState(6)}
+    rows = [(A, 5, OUTSIDE), (A, 6, OUTSIDE), (A, 7, OUTSIDE), (B, 6, CONTINUE), (B, 8, CONTINUE), (B, 9, ACK)]
+    segments, row_segment = scan(*rows)
+    resolution = columnar.resolve([segments], entry, replayed=())
+    clocks = np.array([clock for _, clock, _ in rows], dtype=np.uint64)
+    committed = columnar.committed_mask(row_segment, resolution.verdicts[0], clocks)
+    assert committed.tolist() == [False, False, True, False, True, False]
+    assert resolution.states == {A: ProducerState(7), B: ProducerState(9)}
+    again = columnar.resolve([scan(*rows[:3]).segments], {A: ProducerState(7)}, replayed=())
+    assert again.verdicts == (Verdicts((0,), (0,)),)
+
+
 def test_what_workers_return_is_small() -> None:
     count = 100_000
     numbers = np.arange(1, count + 1, dtype=np.uint64)
