@@ -1,0 +1,409 @@
+"""Durable spools: what is on disk after any event, what recovery makes of it, and what readers may see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import structlog.testing
+from coranto import labels
+from coranto.errors import InvalidInput
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker import spool_files
+from coranto_broker.shared_file import SharedFile
+from coranto_broker.spool import Decision, Outcome, empty_at
+from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool_recovery import Recovered, recover
+from coranto_broker.testing import FaultyDisk, ManualClock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+JOURNAL = "a/journal"
+NONE = pb.LabelSet()
+MINE = labels.label_set(author="me")
+
+
+@dataclass
+class Observer:
+    """Remembers what the spool has made visible."""
+
+    visible: list[tuple[int, int]] = field(default_factory=list)
+    sealed: list[Sealed] = field(default_factory=list)
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        self.visible.append((fragment.begin, fragment.end))
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        self.sealed.append(sealed)
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, disk: FaultyDisk) -> SpoolFolder:
+    return SpoolFolder(folder_of(tmp_path, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
+
+
+@pytest.fixture
+def spool(folder: SpoolFolder, observer: Observer) -> DurableSpool:
+    return DurableSpool(folder, observer, Fsync.NEVER)
+
+
+def append(spool: DurableSpool, content: bytes, registers: pb.LabelSet | None = None) -> Decision:
+    spool.write(spool.delta, content)
+    return spool.propose(spool.next_fragment(), registers or spool.registers, primary=True)
+
+
+def roll(spool: DurableSpool, offset: int | None = None, codec: Codec = Codec.GZIP) -> Decision:
+    end = spool.end if offset is None else offset
+    return spool.propose(empty_at(spool.fragment, end, codec), spool.registers, primary=True)
+
+
+def names(folder: SpoolFolder) -> list[str]:
+    return folder.disk.list(folder.path)
+
+
+def content_of(sealed: Sealed) -> bytes:
+    with sealed.content.borrow() as file:
+        return file.read_at(0, sealed.fragment.length + 1)
+
+
+# ----------------------------------------------------------------------------------------------------- while it runs
+
+
+def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, folder: SpoolFolder) -> None:
+    roll(spool)
+    roll(spool, codec=Codec.SNAPPY)
+    assert names(folder) == []
+    assert spool.fragment.codec is Codec.SNAPPY
+
+
+def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Observer) -> None:
+    spool.write(0, b"abc")
+    assert observer.visible == []
+    decision = spool.propose(spool.next_fragment(), NONE, primary=True)
+    assert decision.outcome is Outcome.COMMIT
+    assert observer.visible == []
+    spool.publish(spool.fragment)
+    spool.publish(spool.fragment)
+    assert observer.visible == [(0, 3)]
+
+
+def test_publish_shows_no_more_than_it_is_told_to(spool: DurableSpool, observer: Observer) -> None:
+    append(spool, b"abc")
+    first = spool.fragment
+    append(spool, b"def")
+    spool.publish(first)
+    assert observer.visible == [(0, 3)]
+    roll(spool)
+    spool.publish(first)
+    assert observer.visible == [(0, 3)]
+    assert [sealed.fragment.end for sealed in observer.sealed] == [6]
+
+
+def test_a_roll_seals_the_content(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
+    append(spool, b"abcdef", MINE)
+    spool.write(0, b"never committed")
+    roll(spool)
+    (sealed,) = observer.sealed
+    assert content_of(sealed) == b"abcdef"
+    assert (sealed.fragment.begin, sealed.fragment.end, sealed.registers) == (0, 6, MINE)
+    assert sealed.fragment.sum == sum_of(b"abcdef")
+    append(spool, b"ghi")
+    with sealed.content.borrow() as file:
+        sealed.drop()
+        assert file.read_at(0, 6) == b"abcdef", "a reader keeps what it has borrowed"
+    assert [name for name in names(folder) if name.startswith("0" * 16)] == []
+    with pytest.raises(FileNotFoundError):
+        content_of(sealed)
+
+
+def test_rolled_back_content_is_overwritten(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    spool.write(0, b"a long piece of content that will not commit")
+    spool.propose(spool.fragment, spool.registers, primary=True)
+    append(spool, b"def")
+    assert folder.disk.read(spool.content_file.path) == b"abcdef"
+
+
+def test_a_full_disk_fails_the_write_and_changes_nothing(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc")
+    disk.full = "content"
+    with pytest.raises(OSError, match="no space left"):
+        spool.write(0, b"defghi")
+    disk.full = None
+    spool.roll_back()
+    append(spool, b"xyz")
+    assert folder.disk.read(spool.content_file.path) == b"abcxyz"
+
+
+def test_a_full_disk_fails_the_commit_and_changes_nothing(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc", MINE)
+    spool.write(0, b"def")
+    disk.full = "commits"
+    with pytest.raises(OSError, match="no space left"):
+        spool.propose(spool.next_fragment(), labels.label_set(author="you"), primary=True)
+    assert (spool.end, spool.registers) == (3, MINE)
+    with pytest.raises(OSError, match="no space left"):
+        roll(spool)
+    disk.full = None
+    spool.roll_back()
+    append(spool, b"xyz")
+    spool.close()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.fragment.sum) == (6, sum_of(b"abcxyz"))
+
+
+def test_content_at_a_wrong_delta_touches_no_file(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    with pytest.raises(InvalidInput):
+        spool.write(5, b"hole")
+    assert folder.disk.read(spool.content_file.path) == b"abc"
+
+
+def test_a_long_commit_log_is_started_over(
+    spool: DurableSpool, folder: SpoolFolder, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_files, "COMPACT_LOG_BYTES", 500)
+    for n in range(40):
+        append(spool, bytes([n]))
+    (log,) = [name for name in names(folder) if name.endswith("commits")]
+    assert int(log.split(".")[1]) >= 5
+    assert len(folder.disk.read(folder.path / log)) < 1000
+    spool.close()
+    assert recover(folder).spool.end == 40
+
+
+async def test_the_commit_policy_syncs_content_before_log_and_shares_flushes(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    append(spool, b"abc")
+    assert disk.syncs == []
+    await asyncio.gather(*(spool.flush_commits() for _ in range(10)))
+    assert [name.rpartition(".")[2] for name in disk.syncs] == ["content", "commits"]
+    await spool.flush_commits()
+    assert len(disk.syncs) == 2
+    append(spool, b"def")
+    roll(spool)
+    assert len(disk.syncs) == 4, "a fragment that completes is visible, so it is forced to the disk"
+
+
+async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    await spool.flush_commits()
+    assert disk.syncs == []
+    await spool.flush()
+    assert sorted({name[:16] for name in disk.syncs}) == ["0" * 16, "0" * 15 + "3"]
+    await spool.flush()
+    assert len(disk.syncs) == 4
+
+
+# -------------------------------------------------------------------------------------------------------- recovery
+
+
+def test_nothing_recovers_to_an_empty_spool(folder: SpoolFolder) -> None:
+    recovered = recover(folder)
+    assert recovered == Recovered(recovered.spool)
+    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
+    assert names(folder) == []
+
+
+def test_a_killed_spool_is_taken_up_again(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    roll(spool, codec=Codec.SNAPPY)
+    append(spool, b"abc", MINE)
+    append(spool, b"def")
+    committed = spool.committed
+    spool.write(0, b"uncommitted tail")
+
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    assert not logs
+    assert recovered.spool.committed == committed
+    assert recovered.sealed == []
+    assert folder.disk.read(spool.content_file.path) == b"abcdef"
+
+    again = recovered.durable(folder, observer, Fsync.NEVER)
+    append(again, b"ghi")
+    assert again.fragment.sum == sum_of(b"abcdefghi")
+    assert recover(folder).spool.end == 9
+
+
+def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    append(spool, b"def")
+    roll(spool)
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.spool.fragment.length) == (6, MINE, 0)
+    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc", b"def"]
+    for sealed in recovered.sealed:
+        sealed.drop()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.sealed) == (6, MINE, [])
+
+
+def test_a_torn_record_is_ignored(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    log = folder.path / f"{0:016x}.0.commits"
+    whole = folder.disk.read(log)
+    append(spool, b"def", labels.label_set(author="you"))
+    log.write_bytes(folder.disk.read(log)[:-3])
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
+    assert folder.disk.read(log) == whole, "later records go where the torn one was"
+
+
+def test_a_roll_that_was_torn_never_happened(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    log = folder.path / f"{3:016x}.0.commits"
+    log.write_bytes(folder.disk.read(log)[:10])
+    recovered = recover(folder)
+    assert (recovered.spool.fragment.begin, recovered.spool.end, recovered.sealed) == (0, 3, [])
+    assert not log.exists()
+
+
+def test_an_interrupted_drop_is_completed(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    observer.sealed[0].log.discard()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.sealed) == (3, [])
+    assert not (folder.path / f"{0:016x}.content").exists()
+
+
+def test_another_create_revision_is_another_spool(tmp_path: Path, folder: SpoolFolder, observer: Observer) -> None:
+    append(DurableSpool(folder, observer, Fsync.NEVER), b"abc", MINE)
+    later = SpoolFolder(folder_of(tmp_path, JOURNAL, 8), JOURNAL, 8, folder.disk, folder.clock)
+    recovered = recover(later)
+    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
+    assert recover(folder).spool.end == 3
+
+
+def test_names_that_look_alike_have_folders_of_their_own(tmp_path: Path) -> None:
+    assert folder_of(tmp_path, "a/bcd", 1) != folder_of(tmp_path, "a_bcd", 1)
+    assert len(folder_of(tmp_path, "x" * 512, 1).parent.name) < 100
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "log of another journal", "log is garbage"])
+def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
+    folder: SpoolFolder, observer: Observer, damage: str
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    append(spool, b"defgh")
+    content = folder.path / f"{3:016x}.content"
+    log = folder.path / f"{3:016x}.0.commits"
+    if damage == "flip":
+        content.write_bytes(b"deXgh")
+    elif damage == "cut":
+        content.write_bytes(b"defg")
+    elif damage == "log is garbage":
+        log.write_bytes(b"garbage" * 20)
+    else:
+        log.write_bytes(folder.disk.read(folder.path / f"{0:016x}.0.commits"))
+
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    (entry,) = logs
+    assert entry["log_level"] == "error"
+    assert JOURNAL in str(entry)
+    assert sorted(path.name for path in (folder.path / "set-aside").iterdir()) == [log.name, content.name]
+    assert recovered.lost_end == 8
+    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
+    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"]
+    assert json.loads(folder.disk.read(folder.path / "lost.json")) == {"end": 8}
+
+    # It stays lost over restarts, until the spool has gone beyond it.
+    again = recover(folder)
+    assert (again.lost_end, again.spool.end) == (8, 3)
+    durable = again.durable(folder, observer, Fsync.NEVER)
+    roll(durable, 8)
+    append(durable, b"i")
+    final = recover(folder)
+    assert (final.lost_end, final.spool.end, final.spool.registers) == (0, 9, MINE)
+    assert not (folder.path / "lost.json").exists()
+
+
+def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def", MINE)
+    (folder.path / f"{0:016x}.content").write_bytes(b"aXc")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.lost_end) == (6, MINE, 0)
+    assert recovered.sealed == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False), st.lists(st.sampled_from("aaaaarxk"), max_size=30))
+def test_killed_anywhere_nothing_committed_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, rng: random.Random, events: list[str]
+) -> None:
+    """Appends, rolls, aborts and kills in any order: what recovers is what had committed."""
+    folder = SpoolFolder(
+        folder_of(tmp_path_factory.mktemp("spool"), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock()
+    )
+    observer = Observer()
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    whole = b""
+    sealed_content: dict[int, bytes] = {}
+    for event in [*events, "k"]:
+        if event == "a":
+            content = rng.randbytes(rng.randint(1, 50))
+            append(spool, content, labels.label_set(end=str(spool.end)))
+            whole += content
+        elif event == "r":
+            roll(spool, codec=rng.choice(list(Codec)))
+        elif event == "x":
+            spool.write(0, rng.randbytes(10))
+            if rng.random() < 0.5:
+                spool.roll_back()
+            else:
+                spool.propose(spool.fragment, spool.registers, primary=False)
+        else:
+            before = spool.committed
+            if rng.random() < 0.5:
+                spool.write(spool.delta, b"tail")
+            observer = Observer()
+            recovered = recover(folder)
+            if before.fragment.end:
+                assert recovered.spool.committed == before
+            else:  # Only the codec may be forgotten of a journal without content; the next sync proposes it again.
+                assert (recovered.spool.end, recovered.spool.registers) == (0, before.registers)
+            assert recovered.lost_end == 0
+            for sealed in recovered.sealed:
+                sealed_content[sealed.fragment.begin] = content_of(sealed)
+            spool = recovered.durable(folder, observer, Fsync.NEVER)
+    fragment = spool.fragment
+    current = spool.content_file.read_at(0, fragment.length) if fragment.length else b""
+    pieces = [sealed_content[begin] for begin in sorted(sealed_content)]
+    assert b"".join(pieces) + current == whole
