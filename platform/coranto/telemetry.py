@@ -83,7 +83,13 @@ class ProgressReport(Protocol):
 
 
 def progress(
-    title: str, total: int | None = None, *, unit: str = "", log: Log | None = None, console: Console | None = None
+    title: str,
+    total: int | None = None,
+    *,
+    unit: str = "",
+    log: Log | None = None,
+    console: Console | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> ProgressReport:
     """Report the progress of a task: `with progress("Publishing", 336776, unit="flights") as report:`.
 
@@ -93,7 +99,7 @@ def progress(
     console = console or Console(stderr=True)
     if console.is_terminal:
         return _Bar(title, total, unit, console)
-    return _Lines(title, total, unit, log or structlog.get_logger("progress"), time.monotonic)
+    return _Lines(title, total, unit, log or structlog.get_logger("progress"), monotonic)
 
 
 def amount(count: float, unit: str = "") -> str:

@@ -1,0 +1,135 @@
+"""Reading fragments by URL, over HTTP as object stores serve them, and those too large for memory."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from coranto import codecs
+from coranto.client import direct
+from coranto.client.direct import DirectReader
+from coranto.errors import CorruptFragment, StoreError
+from coranto.fragments import Codec, Fragment, sum_of
+
+CONTENT = b"a line of content, again and again\n" * 5000
+
+
+class Store(ThreadingHTTPServer):
+    """An HTTP server of objects: path to body and content encoding."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects: dict[str, tuple[bytes, str]] = {}
+        self.accepted: list[str | None] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        store = self.server
+        assert isinstance(store, Store)
+        store.accepted.append(self.headers["Accept-Encoding"])
+        found = store.objects.get(self.path)
+        if found is None:
+            self.send_error(403, "the signature has expired")
+            return
+        body, encoding = found
+        self.send_response(200)
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests need no access log."""
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store() as store:
+        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield store
+        store.shutdown()
+        thread.join()
+
+
+def fragment(codec: Codec, content: bytes = CONTENT, begin: int = 1000) -> Fragment:
+    return Fragment("test/journal", begin, begin + len(content), sum_of(content), codec, "s3://bucket/", 1)
+
+
+async def read(reader: DirectReader, wanted: Fragment, url: str, begin: int, end: int) -> bytes:
+    return b"".join([piece async for piece in reader.read(wanted, url, begin, end)])
+
+
+def test_what_can_be_read(tmp_path: Path) -> None:
+    without, rooted = DirectReader(None), DirectReader(tmp_path)
+    assert without.can_read("https://bucket/object?signature=x")
+    assert not without.can_read("file:///object")
+    assert rooted.can_read("file:///object")
+    assert not rooted.can_read("gs://bucket/object")
+
+
+@pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
+async def test_objects_over_http(store: Store, codec: Codec) -> None:
+    store.objects["/object?sig=1"] = (codecs.compress(codec, CONTENT), "")
+    found = await read(DirectReader(None), fragment(codec), f"{store.url}/object?sig=1", 1500, 2500)
+    assert found == CONTENT[500:1500]
+    assert store.accepted == ["identity"]
+
+
+@pytest.mark.parametrize("undone", [True, False], ids=["undone by the store", "left by the store"])
+async def test_an_offloaded_object_is_taken_either_way(store: Store, undone: bool) -> None:
+    store.objects["/object"] = (CONTENT, "") if undone else (gzip.compress(CONTENT), "gzip")
+    wanted = fragment(Codec.GZIP_OFFLOAD_DECOMPRESSION)
+    assert await read(DirectReader(None), wanted, f"{store.url}/object", wanted.begin, wanted.end) == CONTENT
+
+
+async def test_a_refusal_of_the_store_names_the_fragment(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"test/journal/00.*403"):
+        await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)
+
+
+async def test_a_connection_that_ends_early_is_not_content(store: Store) -> None:
+    store.objects["/object"] = (CONTENT[:-1], "")
+    with pytest.raises(CorruptFragment):
+        await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)
+
+
+@pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
+async def test_what_does_not_fit_in_memory_goes_through_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Codec
+) -> None:
+    monkeypatch.setattr(direct, "_IN_MEMORY_BYTES", 1000)
+    content = bytes(range(256)) * 12_000
+    wanted = fragment(codec, content)
+    (tmp_path / "object").write_bytes(codecs.compress(codec, content))
+    reader = DirectReader(tmp_path)
+    assert await read(reader, wanted, "file:///object", wanted.begin, wanted.end) == content
+    assert await read(reader, wanted, "file:///object", wanted.end - 7, wanted.end) == content[-7:]
+    with (tmp_path / "object").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(bytes(50))
+    with pytest.raises(CorruptFragment):
+        await read(reader, wanted, "file:///object", wanted.begin, wanted.end)
+
+
+async def test_names_are_unquoted(tmp_path: Path) -> None:
+    (tmp_path / "a=1%").mkdir()
+    (tmp_path / "a=1%" / "object").write_bytes(CONTENT)
+    wanted = fragment(Codec.NONE)
+    found = await read(DirectReader(tmp_path), wanted, "file:///a=1%25/object", wanted.begin, wanted.end)
+    assert found == CONTENT
+
+
+@pytest.mark.parametrize("url", ["file:///../outside", "file:///a/%2e%2e/../outside"])
+async def test_nothing_outside_of_the_root_is_read(tmp_path: Path, url: str) -> None:
+    (tmp_path / "outside").write_bytes(CONTENT)
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    with pytest.raises(StoreError, match="outside of the file root"):
+        await read(DirectReader(tmp_path / "root"), fragment(Codec.NONE), url, 1000, 1001)
