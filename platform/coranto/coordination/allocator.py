@@ -36,6 +36,9 @@ from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
 log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 0.5
+_REST = 4.0
+"""A plan is followed by a rest of so many times the time that it took, so that a storm of changes in a large key space
+does not take the leader's whole processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +162,19 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
             if leader is None or leader.id != self._member:
                 await self._keyspace.wait_for_change(state)
                 continue
+            began = self._clock.monotonic()
             changes = plan_state(state)
+            rest = _REST * (self._clock.monotonic() - began)
             self._report(changes)
             if not changes.items:
                 await self._keyspace.wait_for_change(state)
-                continue
-            try:
-                await self._apply(state, changes, unmodified(leader.kv))
-            except (TxnOutcomeUnknown, Unavailable) as error:
-                log.warning("allocator.retry", error=str(error))
-                await self._clock.sleep(_PAUSE_SECONDS)
+            else:
+                try:
+                    await self._apply(state, changes, unmodified(leader.kv))
+                except (TxnOutcomeUnknown, Unavailable) as error:
+                    log.warning("allocator.retry", error=str(error))
+                    rest += _PAUSE_SECONDS
+            await self._clock.sleep(rest)
 
     async def _apply(self, state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> None:
         """Apply the plan up to the first conflict, and wait for the mirror to show it."""

@@ -1,0 +1,49 @@
+"""A real etcd for the tests of this folder, and a prefix of its own for each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+from coranto.cluster import EtcdServer
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import Coordinator, EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout
+from coranto.wire import protocol_pb2 as pb
+
+_numbers = itertools.count()
+
+JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), fsync=False) as server:
+        yield server
+
+
+@pytest.fixture
+async def coordinator(etcd: EtcdServer) -> AsyncIterator[EtcdCoordinator]:
+    async with EtcdCoordinator(etcd.endpoint) as connected:
+        yield connected
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return Layout(f"/test/{next(_numbers)}")
+
+
+@pytest.fixture
+async def keyspace_of(layout: Layout) -> AsyncIterator[Callable[[Coordinator], JournalKeySpace]]:
+    """Makes a mirror of the test's prefix; the test starts it, and it is closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        def make(coordinator: Coordinator) -> JournalKeySpace:
+            keyspace = KeySpace(coordinator, layout, JournalEntities())
+            stack.push_async_callback(keyspace.close)
+            return keyspace
+
+        yield make

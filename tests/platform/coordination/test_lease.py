@@ -1,0 +1,160 @@
+"""Leases: kept alive, resumed after a crash, lost; and the member key under them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from coranto.cluster import EtcdServer
+from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.lease import LEASE_FILE, LeaseRecord, open_session
+from coranto.errors import LeaseLost
+
+MEMBER = MemberId("zone", "broker-1")
+
+
+def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    record = LeaseRecord.within(tmp_path)
+    assert record.load() is None
+    for content in ("", "[]", "{}", '{"cluster_id": 1}', '{"cluster_id": 1, "lease": "x"}'):
+        (tmp_path / LEASE_FILE).write_text(content)
+        assert record.load() is None
+    record.save(1 << 63, 5)
+    assert record.load() == (1 << 63, 5)
+    record.clear()
+    assert record.load() is None
+
+
+@pytest.mark.integration
+async def test_a_lease_outlives_its_time_while_it_is_kept(coordinator: EtcdCoordinator, layout: Layout) -> None:
+    session = await open_session(coordinator, ttl_seconds=1)
+    await session.announce(layout.member_key(MEMBER), b"spec")
+    deadline = asyncio.get_running_loop().time() + 2.5 * session.ttl_seconds
+    while asyncio.get_running_loop().time() < deadline:
+        assert (await coordinator.lease_status(session.lease)).remaining >= 0
+        assert not session.lost.is_set()
+        await asyncio.sleep(0.2)
+    assert (await coordinator.get(layout.member_key(MEMBER)))[1] is not None
+    await session.close()
+    assert (await coordinator.get(layout.member_key(MEMBER)))[1] is None
+
+
+@pytest.mark.integration
+async def test_a_restarted_process_is_the_same_member(
+    coordinator: EtcdCoordinator, layout: Layout, tmp_path: Path
+) -> None:
+    key = layout.member_key(MEMBER)
+    killed = await open_session(coordinator, ttl_seconds=30, record=LeaseRecord.within(tmp_path))
+    announced = await killed.announce(key, b"http://old:1")
+    assignment = layout.assignment_key("journal", MEMBER, 0)
+    await coordinator.txn([], [Put(assignment, b"route", lease=killed.lease)])
+    await killed.close(revoke=False)
+
+    session = await open_session(coordinator, ttl_seconds=30, record=LeaseRecord.within(tmp_path))
+    assert session.resumed
+    assert session.lease == killed.lease
+    assert session.ttl_seconds == 30
+    later = await session.announce(key, b"http://new:2")
+    kv = (await coordinator.get(key))[1]
+    assert kv is not None
+    assert (kv.value, kv.lease, kv.mod_revision) == (b"http://new:2", killed.lease, later)
+    assert kv.create_revision == announced, "it keeps its place in the order of leaders"
+    assert (await coordinator.get(assignment))[1] is not None
+    assert await session.announce(key, b"http://new:2") == later, "announcing the same again changes nothing"
+    await session.close()
+    assert (await coordinator.get(assignment))[1] is None
+    assert not (tmp_path / LEASE_FILE).exists()
+
+
+@pytest.mark.integration
+async def test_a_lease_that_is_gone_or_of_another_etcd_is_not_resumed(
+    coordinator: EtcdCoordinator, tmp_path: Path
+) -> None:
+    record = LeaseRecord.within(tmp_path)
+    first = await open_session(coordinator, ttl_seconds=30, record=record)
+    await first.close(revoke=False)
+    await coordinator.lease_revoke(first.lease)
+    second = await open_session(coordinator, ttl_seconds=30, record=record)
+    assert not second.resumed
+    await second.close(revoke=False)
+    content = json.loads((tmp_path / LEASE_FILE).read_text())
+    (tmp_path / LEASE_FILE).write_text(json.dumps(content | {"cluster_id": content["cluster_id"] ^ 1}))
+    third = await open_session(coordinator, ttl_seconds=30, record=record)
+    assert not third.resumed
+    await third.close()
+    await coordinator.lease_revoke(second.lease)
+
+
+@pytest.mark.integration
+async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator, layout: Layout) -> None:
+    key = layout.member_key(MEMBER)
+    old = await open_session(coordinator, ttl_seconds=30)
+    await old.announce(key, b"old")
+    new = await open_session(coordinator, ttl_seconds=30)
+    announcing = asyncio.ensure_future(new.announce(key, b"new"))
+    neighbour = await coordinator.txn([], [Put(key + "0", b""), Put(layout.root + "x", b"")])
+    await coordinator.txn([], [Delete(key + "0")])
+    assert neighbour.succeeded
+    done, _ = await asyncio.wait([announcing], timeout=0.2)
+    assert not done, "the deletion of a longer key is not what was waited for"
+    await old.close()
+    revision = await asyncio.wait_for(announcing, 5)
+    kv = (await coordinator.get(key))[1]
+    assert kv is not None
+    assert (kv.value, kv.mod_revision) == (b"new", revision)
+    await new.close()
+
+
+@pytest.mark.integration
+async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoordinator, layout: Layout) -> None:
+    key = layout.member_key(MEMBER)
+    holder = await open_session(coordinator, ttl_seconds=30)
+    await holder.announce(key, b"holder")
+    session = await open_session(coordinator, ttl_seconds=1)
+    announcing = asyncio.ensure_future(session.announce(key, b"never"))
+    await coordinator.lease_revoke(session.lease)
+    await asyncio.wait_for(session.lost.wait(), 5)
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(announcing, 5)
+    await session.close()
+    await holder.close()
+
+
+@pytest.mark.integration
+async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, layout: Layout) -> None:
+    key = layout.member_key(MEMBER)
+    session = await open_session(coordinator, ttl_seconds=30)
+    with pytest.raises(LeaseLost):
+        await session.update(b"too early")
+    first = await session.announce(key, b"one")
+    second = await session.update(b"two")
+    kv = (await coordinator.get(key))[1]
+    assert kv is not None
+    assert (kv.value, kv.lease, kv.mod_revision, kv.create_revision) == (b"two", session.lease, second, first)
+    assert session.revision == second
+    await coordinator.txn([], [Put(key, b"stolen")])
+    with pytest.raises(LeaseLost):
+        await session.update(b"three")
+    await session.close()
+    await coordinator.txn([], [Delete(key)])
+
+
+@pytest.mark.integration
+async def test_an_etcd_that_stays_away_takes_the_lease_with_it(tmp_path: Path, layout: Layout) -> None:
+    etcd = EtcdServer(tmp_path, fsync=False)
+    etcd.start()
+    async with EtcdCoordinator(etcd.endpoint, timeout_seconds=5) as coordinator:
+        session = await open_session(coordinator, ttl_seconds=1)
+        await session.announce(layout.member_key(MEMBER), b"spec")
+        etcd.kill()
+        etcd.start()
+        assert await session.update(b"still here") > 0, "a restart within the time goes unnoticed"
+        assert not session.lost.is_set()
+        etcd.stop()
+        began = asyncio.get_running_loop().time()
+        await asyncio.wait_for(session.lost.wait(), 10)
+        assert asyncio.get_running_loop().time() - began < session.ttl_seconds + 1
+        await session.close(revoke=False)
