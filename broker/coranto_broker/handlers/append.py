@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+import grpc.aio
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
@@ -164,10 +166,13 @@ async def _proxy(broker: Broker, fsm: AppendFsm, context: Context) -> pb.AppendR
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Append()
         try:
-            await call.write(request)
-            while (message := await next_message(context, pb.AppendRequest)) is not None:
-                await call.write(message)
-            await call.done_writing()
+            # The primary may answer, and so end the call, before all was sent: what then fails to be sent says less
+            # about it than the answer does.
+            with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+                await call.write(request)
+                while (message := await next_message(context, pb.AppendRequest)) is not None:
+                    await call.write(message)
+                await call.done_writing()
             response: pb.AppendResponse = await call
             return response
         finally:

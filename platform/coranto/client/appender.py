@@ -8,6 +8,7 @@ applied; whatever fails between it and the broker's answer may have been.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import hashlib
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from coranto.client.connection import REFUSALS, Connection, cancelled_from_outside
+from coranto.client.connection import CALL_ENDED, REFUSALS, Connection, cancelled_from_outside
 from coranto.client.responses import append_failure, check_well_formed
 from coranto.client.values import AppendConditions, AppendResult
 from coranto.errors import (
@@ -108,7 +109,7 @@ class Appender:
                 view = memoryview(content)
                 for begin in range(0, len(content), MAX_MESSAGE_BYTES):
                     await call.write(pb.AppendRequest(content=bytes(view[begin : begin + MAX_MESSAGE_BYTES])))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except CALL_ENDED as error:
             raise await self._refusal(error) from error
         except asyncio.CancelledError:
             self.abort()
@@ -129,7 +130,7 @@ class Appender:
         try:
             call = await self._started()
             await call.write(_COMMIT)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except CALL_ENDED as error:
             raise await self._refusal(error) from error
         except asyncio.CancelledError:
             self.abort()
@@ -139,11 +140,12 @@ class Appender:
         if call.done():
             raise await self._refusal(None)
         try:
-            await call.done_writing()
+            with contextlib.suppress(*CALL_ENDED):
+                await call.done_writing()
             response = await call
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except grpc.aio.AioRpcError as error:
             self._state = _State.ENDED
-            raise await self._failed_commit(call, error) from error
+            raise self._failed_commit(error) from error
         except asyncio.CancelledError:
             self.abort()
             if cancelled_from_outside():
@@ -191,12 +193,8 @@ class Appender:
         refusal = append_failure(response, self._subject)
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
-    async def _failed_commit(self, call: Call, error: BaseException) -> CorantoError:
+    def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """What is known of an append whose half-close may have left."""
-        if isinstance(error, asyncio.InvalidStateError):
-            # The call ended before the half-close was handed over: the broker's answer is a refusal.
-            return await self._refusal(error)
-        assert isinstance(error, grpc.aio.AioRpcError)
         failure = self._connection.failure(self._subject, error)
         if error.code() in REFUSALS:
             return failure

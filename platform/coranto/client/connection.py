@@ -49,6 +49,10 @@ REFUSALS = frozenset(
 _LASTING = REFUSALS | {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
 
 
+CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+"""What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
+
+
 class _ForkGuard:
     """gRPC cannot be used in a child forked after its parent used it: it would crash there."""
 
