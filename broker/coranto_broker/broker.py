@@ -91,8 +91,10 @@ class Broker:
             spec.exiting = True
             try:
                 await session.update(spec.SerializeToString(deterministic=True))
+                # Ends also when the others exit as well, as when a whole cluster is stopped: nobody is left to take over.
                 await self.keyspace.wait_until(
-                    lambda now: not now.by_member.get(self.member), timeout=self.settings.exit_seconds
+                    lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
+                    timeout=self.settings.exit_seconds,
                 )
             except TimeoutError:
                 _log.warning("journals were not taken over in time", journals=len(self.resolver.local_replicas))

@@ -73,6 +73,11 @@ class Peers:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInput(detail) from error
             raise Unavailable(detail) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # Our own client went away.
+            raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}

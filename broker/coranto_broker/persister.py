@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 from coranto.codecs import Compressor
@@ -44,6 +44,7 @@ class _Job:
     on_stored: OnStored
     delay: float
     failures: int = 0
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FragmentPersister:
@@ -64,8 +65,8 @@ class FragmentPersister:
         self._clock = clock
         self._metrics = metrics
         self._parallel = asyncio.Semaphore(max_parallel)
-        self._draining = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._tasks: dict[asyncio.Task[None], _Job] = {}
 
     @property
     def pending(self) -> int:
@@ -76,15 +77,23 @@ class FragmentPersister:
         """Store this fragment; `on_stored` is called with it as it is in the store."""
         job = _Job(sealed, on_stored, 0.0 if primary else REPLICA_DELAY_SECONDS)
         task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = job
+        task.add_done_callback(self._done)
+
+    def hurry(self, journal: str) -> None:
+        """Try what is waiting of this journal now."""
+        for job in self._tasks.values():
+            if job.sealed.fragment.journal == journal:
+                job.hurry.set()
 
     async def close(self, timeout: float) -> int:
         """Try everything that is left once more without delay, for at most `timeout` seconds.
 
         Returns how many fragments remain only in local files.
         """
-        self._draining.set()
+        self._draining = True
+        for job in self._tasks.values():
+            job.hurry.set()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout)
         left = set(self._tasks)
@@ -96,7 +105,7 @@ class FragmentPersister:
     async def _work(self, job: _Job) -> None:
         sealed = job.sealed
         while not sealed.content.discarded:
-            await self._pause(job.delay)
+            await self._pause(job)
             spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
             if spec is None:
                 _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
@@ -121,18 +130,24 @@ class FragmentPersister:
             job.on_stored(sealed, stored)
             return
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, or go ahead as soon as the broker drains; failures are then repeated after a second at most."""
-        if seconds <= 0:
+    def _done(self, task: asyncio.Task[None]) -> None:
+        job = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
+
+    async def _pause(self, job: _Job) -> None:
+        """Wait until the next attempt is due, or wanted now. While draining, failures are repeated every second."""
+        if job.delay <= 0:
             return
-        if self._draining.is_set():
-            await self._clock.sleep(min(seconds, 1.0))
+        if self._draining and job.failures:
+            await self._clock.sleep(min(job.delay, 1.0))
             return
         try:
-            async with asyncio.timeout(seconds):
-                await self._draining.wait()
+            async with asyncio.timeout(job.delay):
+                await job.hurry.wait()
         except TimeoutError:
             return
+        job.hurry.clear()
 
     async def _attempt(self, sealed: Sealed, spec: pb.JournalSpec) -> Fragment:
         postfix = ""
@@ -147,7 +162,7 @@ class FragmentPersister:
                 if not await store.exists(fragment):
                     await self._put(store, fragment, sealed)
             except StoreDenied:
-                if not self._draining.is_set() or url == urls[-1]:
+                if not self._draining or url == urls[-1]:
                     raise
                 continue
             self._metrics.persisted.inc()

@@ -39,6 +39,8 @@ class Persister(Protocol):
 
     def add(self, sealed: Sealed, on_stored: Callable[[Sealed, Fragment], None], *, primary: bool) -> None: ...
 
+    def hurry(self, journal: str) -> None: ...
+
 
 class Replica:
     """One journal's replica. `start` it once, `stop` it once."""
@@ -125,6 +127,13 @@ class Replica:
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.index.spool_complete(sealed)
         self._persister.add(sealed, self._stored, primary=primary)
+
+    def spool_skip(self, offset: int) -> None:
+        self.index.note_head(offset)
+
+    def promoted(self) -> None:
+        """This broker has become the journal's primary, and storing what is only here its duty."""
+        self._persister.hurry(self.journal)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.index.stored(sealed, fragment)

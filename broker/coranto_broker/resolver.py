@@ -242,7 +242,9 @@ class Resolver:
                 replica = self._factory.start_replica(item, primary=mine.slot == 0)
                 self._locals[journal] = _Local(replica, item.create_revision, mine.slot == 0, basis)
                 continue
-            found.primary = mine.slot == 0
+            if mine.slot == 0 and not found.primary:
+                found.primary = True
+                found.replica.promoted()
             if found.basis != basis:
                 found.basis = basis
                 stale, found.signal = found.signal, Signal()

@@ -77,6 +77,10 @@ class SpoolObserver(Protocol):
         """The fragment will not grow any more. `primary` if this broker drove the roll."""
         ...
 
+    def spool_skip(self, offset: int) -> None:
+        """The journal goes on at `offset`; content before it, if any, is not here."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
@@ -241,25 +245,21 @@ class DurableSpool:
         self._spool.adopt(decision)
         self._version += 1
         self._content = self._folder.content(after.begin)
+        self._published = after.begin
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
                 old_log.discard()
-            return
-        old_content.seal()
-        old_log.seal()
-        if self.fsync is Fsync.INTERVAL:
-            self._retired += [old_content, old_log]
-        self._published = after.begin
-        sealed = Sealed(
-            before.fragment,
-            before.first_append_time,
-            before.registers,
-            old_content,
-            old_log,
-            self._folder.create_revision,
-        )
-        self._observer.spool_complete(sealed, primary=primary)
+        else:
+            old_content.seal()
+            old_log.seal()
+            if self.fsync is Fsync.INTERVAL:
+                self._retired += [old_content, old_log]
+            first, revision = before.first_append_time, self._folder.create_revision
+            sealed = Sealed(before.fragment, first, before.registers, old_content, old_log, revision)
+            self._observer.spool_complete(sealed, primary=primary)
+        if after.begin > before.fragment.end:
+            self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed) -> None:
         record = commit_log.encode(self._folder.create_revision, committed)

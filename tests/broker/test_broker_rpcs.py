@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

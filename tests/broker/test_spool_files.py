@@ -34,6 +34,10 @@ class Observer:
 
     visible: list[tuple[int, int]] = field(default_factory=list)
     sealed: list[Sealed] = field(default_factory=list)
+    skips: list[int] = field(default_factory=list)
+
+    def spool_skip(self, offset: int) -> None:
+        self.skips.append(offset)
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         self.visible.append((fragment.begin, fragment.end))
@@ -129,6 +133,18 @@ def test_a_roll_seals_the_content(spool: DurableSpool, folder: SpoolFolder, obse
     assert [name for name in names(folder) if name.startswith("0" * 16)] == []
     with pytest.raises(FileNotFoundError):
         content_of(sealed)
+
+
+def test_a_roll_beyond_the_end_is_told(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
+    append(spool, b"abc")
+    roll(spool)
+    assert observer.skips == []
+    roll(spool, 50)
+    append(spool, b"d")
+    assert observer.skips == [50]
+    spool.close()
+    recovered = recover(folder)
+    assert (recovered.spool.fragment.begin, recovered.spool.end) == (50, 51)
 
 
 def test_rolled_back_content_is_overwritten(spool: DurableSpool, folder: SpoolFolder) -> None:
