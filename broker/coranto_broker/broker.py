@@ -91,7 +91,7 @@ class Broker:
             spec.exiting = True
             try:
                 await session.update(spec.SerializeToString(deterministic=True))
-                # Ends also when the others exit as well, as when a whole cluster is stopped: nobody is left to take over.
+                # Ends also when the others exit too, as when a whole cluster is stopped: nobody is left to take over.
                 await self.keyspace.wait_until(
                     lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
                     timeout=self.settings.exit_seconds,
