@@ -334,10 +334,10 @@ class EmbeddedCluster:
                 if broker.wanted:
                     self._watch_broker(broker, now)
             self._nurse_sometimes()
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             if not self._closing.is_set():
                 log.warning("cluster.failed", error=str(error))
-                self._failure = error
+                self._failure = error if isinstance(error, ClusterError) else ClusterError(str(error))
 
     def _watch_etcd(self, now: float) -> None:
         if self._external_etcd or self._etcd.process.alive:

@@ -328,6 +328,7 @@ class EtcdCoordinator:
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.http2.max_pings_without_data", 0),  # A quiet watch sends nothing else.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.enable_http_proxy", 0),
             ),

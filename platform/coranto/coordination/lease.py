@@ -141,6 +141,7 @@ class MemberSession:
             await self._coordinator.lease_revoke(self.lease)
         except Unavailable as error:
             log.warning("lease.revoke_failed", error=str(error), expires_within_seconds=self.ttl_seconds)
+            return  # The record stays, so that a restart finds its own lease instead of waiting for it to run out.
         if self._record is not None:
             self._record.clear()
 
