@@ -10,7 +10,7 @@ import typer
 
 from coranto.client import ClientConfig, SyncJournalClient
 
-PATIENCE = 10.0
+PATIENCE = 5.0
 """Seconds for which a command keeps trying brokers that cannot serve, before it says so."""
 
 Endpoint = Annotated[

@@ -167,6 +167,8 @@ def _append(journal: str, source: BinaryIO, size: int | None, endpoint: str | No
             # A small append can be given again, so it sits out a broker's absence.
             result = client.append(journal, first)
         else:
+            # A barrier is repeated until the journal can be appended to; a stream cannot be.
+            client.append(journal, b"")
             with client.appender(journal) as append, progress(f"Appending to {journal}", size, unit="bytes") as report:
                 piece = first
                 while piece:
@@ -196,6 +198,7 @@ def read(
         raise InvalidInput("--tail reads from the write head; leave --offset out, or use --block", field="--tail")
     with connect(endpoint) as client:
         begin = client.head(journal) if tail or offset == -1 else offset
+        contents: Iterator[bytes]
         if committed:
             found = committed_messages(client, journal, JsonLines(), begin=begin, end=end or None, block=block or tail)
             contents = (envelope.content + b"\n" for envelope in found)
