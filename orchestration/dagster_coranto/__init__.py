@@ -6,7 +6,8 @@
     specs    = build_journal_specs_asset(Path("journals.yaml"))    # applies journal specs
     events   = build_journal_group_asset(JournalGroup("shop/orders"), publish, deps=[specs])
     check    = build_fragment_check(JournalGroup("shop/orders"))   # stores agree with the brokers' index
-    sensor   = build_journal_polling_sensor(group=JournalGroup("shop/orders"), job=consume)
+    delays   = build_spark_consumer_assets(name="consume", settings=…, sources=[…], tables=[…], outputs=[…])
+    sensor   = build_journal_polling_sensor(journals=journals, group=JournalGroup("shop/orders"), job=consume)
 
 Importing this package does not import Spark.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.consumer_assets import ConsumerSettings, build_spark_consumer_assets
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.instance import dagster_environment, prepare_home
 from dagster_coranto.journal_assets import (
@@ -25,9 +27,11 @@ from dagster_coranto.journal_assets import (
     build_journal_group_asset,
     journal_assets,
 )
+from dagster_coranto.log import DagsterLog
 from dagster_coranto.metadata import JournalMetadataSet
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
+from dagster_coranto.spark import SparkResource
 from dagster_coranto.specs_asset import build_journal_specs_asset
 from dagster_coranto.translator import (
     DagsterJournalTranslator,
@@ -40,7 +44,9 @@ from dagster_coranto.version import __version__
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
 
 __all__ = [
+    "ConsumerSettings",
     "DagsterJournalTranslator",
+    "DagsterLog",
     "JournalGroup",
     "JournalMetadataSet",
     "JournalPollingSensorCursor",
@@ -49,6 +55,7 @@ __all__ = [
     "Publication",
     "PublishContext",
     "PublishFunction",
+    "SparkResource",
     "__version__",
     "build_fragment_check",
     "build_group_spec",
@@ -56,6 +63,7 @@ __all__ = [
     "build_journal_group_asset",
     "build_journal_polling_sensor",
     "build_journal_specs_asset",
+    "build_spark_consumer_assets",
     "dagster_environment",
     "journal_assets",
     "prepare_home",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coranto.errors import InvalidInput
-from coranto.labels import NAME, label_selector
+from coranto.labels import NAME, format_selector, label_selector
 from coranto.names import validate_journal
 from coranto.wire import protocol_pb2 as pb
 
@@ -28,6 +28,11 @@ class JournalGroup:
     def selector(self) -> pb.LabelSelector:
         """Matches the group's journals, and no others."""
         return label_selector(include={f"{NAME}:prefix": f"{self.name}/"})
+
+    @property
+    def selector_text(self) -> str:
+        """The selector as text."""
+        return format_selector(self.selector)
 
     def under(self, prefix: str) -> JournalGroup:
         """The group of the same journals below a prefix, such as `rerun/`. An empty prefix changes nothing."""

@@ -1,0 +1,37 @@
+"""What a run over the flights may choose, and where it keeps its table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import dagster as dg
+from pydantic import Field
+
+STORE_VARIABLE: Final = "CORANTO_STORE_URL"
+TABLE: Final = "carrier_delays"
+TRANSACTION_BYTES: Final = 16 << 20
+
+
+class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
+    """Settings of one run. Which journals it is about is the `prefix` of the resource `journals`."""
+
+    table: str = Field(default=TABLE, description="SQL table of the carriers' delays; created when absent.")
+    limit: int = Field(default=0, ge=0, description="Take only so many flights; 0 takes all.")
+    max_transaction_bytes: int = Field(
+        default=TRANSACTION_BYTES, gt=0, description="Journal content that one consumer transaction reads at most."
+    )
+    store_url: str = Field(
+        default="", description="SQL store. Empty: $CORANTO_STORE_URL, otherwise SQLite beside the cluster's data."
+    )
+
+
+def store_url(data_dir: Path) -> str:
+    """The SQL store of the pipeline over the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
+    return os.environ.get(STORE_VARIABLE) or f"sqlite:///{data_dir.absolute() / 'store.db'}"
+
+
+def consumer_name(prefix: str) -> str:
+    """The consumer that reads the flights below `prefix`: what fences it, and what its checkpoint is kept under."""
+    return f"{prefix}carrier-delays"

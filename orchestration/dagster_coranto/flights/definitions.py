@@ -1,0 +1,103 @@
+"""Dagster's definitions of the flights pipeline: specs → flights/events → carrier_delays and flights/alerts.
+
+Loading them imports neither Spark nor pandas, and asks nothing of a cluster: that is found when assets run.
+"""
+
+from pathlib import Path
+
+import dagster as dg
+from coranto.telemetry import progress
+
+from dagster_coranto.checks import build_fragment_check
+from dagster_coranto.consumer_assets import ConsumerSettings, build_spark_consumer_assets
+from dagster_coranto.flights.config import TABLE, FlightsConfig, store_url
+from dagster_coranto.groups import JournalGroup
+from dagster_coranto.journal_assets import Publication, PublishContext, journal_assets
+from dagster_coranto.log import DagsterLog
+from dagster_coranto.resource import JournalResource
+from dagster_coranto.sensor import build_journal_polling_sensor
+from dagster_coranto.spark import SparkResource
+from dagster_coranto.specs_asset import build_journal_specs_asset
+
+EVENTS = JournalGroup("flights/events")
+ALERTS = JournalGroup("flights/alerts")
+GROUP = "flights"
+
+journal_specs = build_journal_specs_asset(Path(__file__).parent / "journals.yaml", group_name=GROUP)
+
+
+@journal_assets(EVENTS, deps=[journal_specs], required_resource_keys={"flights"}, group_name=GROUP)
+def flight_events(context: PublishContext) -> Publication:
+    """Flights that left New York in 2013, each one message, partitioned by tail number. Publishing again adds none."""
+    from dagster_coranto.flights.data import load_flights
+    from dagster_coranto.flights.publish import FlightsPublisher
+
+    settings: FlightsConfig = context.dagster.resources.flights
+    flights = load_flights(settings.limit)
+    with progress("Publishing flights", unit="flights", log=DagsterLog(context.dagster.log)) as report:
+        done = FlightsPublisher(context.client, context.journals).publish(flights, report)
+    return Publication(
+        messages=done.flights,
+        metadata={
+            "transactions": done.transactions,
+            "batches_appended_twice": done.repeated_batches,
+            "flights_rolled_back": done.rolled_back,
+        },
+    )
+
+
+def consumer_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
+    """The flights' application as the run's resources ask for it."""
+    from dagster_coranto.flights.application import CarrierDelays
+
+    journals: JournalResource = context.resources.journals
+    settings: FlightsConfig = context.resources.flights
+    return ConsumerSettings(
+        CarrierDelays(journals.prefix, settings.table),
+        settings.store_url or store_url(journals.located_data_dir()),
+        settings.max_transaction_bytes,
+    )
+
+
+flight_consumer = build_spark_consumer_assets(
+    name="consume_flights",
+    settings=consumer_settings,
+    sources=[EVENTS],
+    tables=[
+        dg.AssetSpec(
+            TABLE, kinds={"sql"}, description="Flights, cancellations and arrival delays by carrier and month."
+        )
+    ],
+    outputs=[ALERTS],
+    required_resource_keys={"flights"},
+    group_name=GROUP,
+)
+
+flights_job = dg.define_asset_job(
+    "flights", selection=dg.AssetSelection.all(), description="Everything: specs, flights, delays and alerts, checks."
+)
+consume_job = dg.define_asset_job(
+    "consume_flights_job",
+    selection=dg.AssetSelection.assets(*flight_consumer.keys),
+    description="Process what the journals hold beyond what was processed.",
+)
+
+JOURNALS = JournalResource()
+
+# Stopped by default: a run costs a JVM, and whoever opens the UI should be the one to start it.
+flights_sensor = build_journal_polling_sensor(
+    journals=JOURNALS,
+    group=EVENTS,
+    job=consume_job,
+    default_sensor_status=dg.DefaultSensorStatus.STOPPED,
+)
+
+defs = dg.Definitions(
+    assets=[journal_specs, flight_events, flight_consumer],
+    asset_checks=[build_fragment_check(EVENTS), build_fragment_check(ALERTS)],
+    jobs=[flights_job, consume_job],
+    sensors=[flights_sensor],
+    resources={"journals": JOURNALS, "flights": FlightsConfig(), "spark": SparkResource()},
+    # One Spark session serves a run, so its steps share a process.
+    executor=dg.in_process_executor,
+)

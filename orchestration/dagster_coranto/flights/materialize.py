@@ -1,0 +1,144 @@
+"""Materialise the flights' assets in this process: `python -m dagster_coranto.flights.materialize JOB [ASSET …]`.
+
+It finds cluster, Dagster's home and store through $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL alone, so that it
+can be started, killed and started again by anybody. Its runs are in Dagster's UI like any other. A run whose process
+was killed cannot say so itself: the next one does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import dagster as dg
+import sqlalchemy as sa
+from coranto.cluster.info import process_start
+from coranto.effects import LocalDisk
+from coranto.errors import InvalidInput
+from coranto.telemetry import configure_logging
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
+
+from dagster_coranto.flights import config
+from dagster_coranto.flights.config import TABLE, TRANSACTION_BYTES, store_url
+from dagster_coranto.resource import JournalResource
+
+__all__ = ["Job", "consumer_name", "forget", "main", "materialize", "store_url"]
+
+_PID: Final = "coranto/pid"
+_STARTED: Final = "coranto/process-start"
+_KEPT: Final = "flights-kept.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: over which journals, into which table, how many flights (0: all), in transactions of which size."""
+
+    prefix: str = ""
+    table: str = TABLE
+    limit: int = 0
+    max_transaction_bytes: int = TRANSACTION_BYTES
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """Raises InvalidInput."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"{text!r} is not a job: {error}", field="job") from error
+
+    @property
+    def run_config(self) -> dict[str, Any]:
+        """The job as Dagster's run configuration."""
+        settings = asdict(self)
+        prefix = settings.pop("prefix")
+        return {"resources": {"journals": {"config": {"prefix": prefix}}, "flights": {"config": settings}}}
+
+
+def consumer_name(job: Job) -> str:
+    """The name that the job's consumer has in the store."""
+    return config.consumer_name(job.prefix)
+
+
+def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "INFO") -> bool:
+    """Materialise assets (`flights/events`; all when none is named), and say whether that succeeded."""
+    from dagster_coranto.flights.definitions import defs
+
+    remember(job, JournalResource().located_data_dir())
+    keys = [dg.AssetKey.from_user_string(name) for name in selection]
+    run_config = {**job.run_config, "loggers": {"console": {"config": {"log_level": log_level}}}}
+    with dg.DagsterInstance.get() as instance:
+        fail_abandoned_runs(instance)
+        result = defs.resolve_job_def("flights").execute_in_process(
+            run_config=run_config,
+            instance=instance,
+            asset_selection=keys or None,
+            tags={_PID: str(os.getpid()), _STARTED: process_start(os.getpid())},
+            raise_on_error=False,
+        )
+    return result.success
+
+
+def fail_abandoned_runs(instance: dg.DagsterInstance) -> list[str]:
+    """Mark runs of this module failed whose process is gone. Returns their ids."""
+    under_way = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING])
+    abandoned = []
+    for run in instance.get_runs(under_way):
+        pid, started = run.tags.get(_PID), run.tags.get(_STARTED)
+        if pid is not None and process_start(int(pid)) != started:
+            instance.report_run_failed(run, f"Process {pid} of this run ended without a word; it was killed.")
+            abandoned.append(run.run_id)
+    return abandoned
+
+
+def remember(job: Job, data_dir: Path) -> None:
+    """Note below `data_dir` what the job keeps in which store, for `forget`. Passwords are not noted."""
+    line = json.dumps({"store": SqlStore(store_url(data_dir)).name, "consumer": consumer_name(job), "table": job.table})
+    path = data_dir / _KEPT
+    known = path.read_text().splitlines() if path.exists() else []
+    if line not in known:
+        LocalDisk().write_atomic(path, "".join(f"{each}\n" for each in [*known, line]).encode())
+
+
+def forget(data_dir: Path) -> None:
+    """Drop what earlier runs over the cluster in `data_dir` keep in the store that $CORANTO_STORE_URL names.
+
+    Do this before removing `data_dir`: a checkpoint of journals that are gone would be of no use to anybody.
+    """
+    path = data_dir / _KEPT
+    if not path.exists():
+        return
+    store = SqlStore(store_url(data_dir))
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    with store.engine.begin() as connection:
+        for entry in kept:
+            if entry["store"] != store.name:
+                continue
+            sa.Table(entry["table"], sa.MetaData()).drop(connection, checkfirst=True)
+            if sa.inspect(connection).has_table(CHECKPOINTS.name):
+                connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.shard_fqn == entry["consumer"]))
+    path.unlink()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command. Exit code 0 when every asset was materialised and every check passed."""
+    configure_logging("info")
+    # A progress bar and a stream of log lines do not go together.
+    level = "WARNING" if sys.stderr.isatty() else "INFO"
+    try:
+        job = Job.from_json(arguments[0]) if arguments else Job()
+        return 0 if materialize(job, arguments[1:], log_level=level) else 1
+    except InvalidInput as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
