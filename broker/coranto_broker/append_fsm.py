@@ -23,7 +23,7 @@ from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 
 from coranto_broker import preconditions
-from coranto_broker.ownership import Invalidated
+from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.resolver import Resolution, Resolver
 from coranto_broker.spool import Hash, new_sum
@@ -123,6 +123,13 @@ class AppendEnvironment(Protocol):
 
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
         """A pipeline of the resolution's Route around the broker's own spool."""
+        ...
+
+    async def store_problem(self, url: str, until: Signal | None) -> str:
+        """What is wrong with a fragment store, after it has been given some time; empty when it is healthy.
+
+        Raises Invalidated when `until` fires first.
+        """
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -368,14 +375,19 @@ class AppendFsm:
         return State.VALIDATE_PRECONDITIONS
 
     async def _validate_preconditions(self) -> State:
-        """Check registers and offsets, once the stores have been listed for the first time."""
+        """Check registers and offsets, once the stores are known to work and have been listed for the first time."""
         resolution, pipeline = self._resolved, self._owned
         replica = resolution.require_replica
-        if not replica.index.refreshed:
-            try:
+        try:
+            if not replica.index.refreshed:
                 await replica.wait_refreshed(resolution.invalidated)
-            except Invalidated:
-                return State.RESOLVE
+            for url in resolution.spec.fragment.stores[:1]:  # New fragments go to the first.
+                problem = await self._env.store_problem(url, resolution.invalidated)
+                if problem:
+                    self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, problem
+                    return State.ERROR
+        except Invalidated:
+            return State.RESOLVE
         verdict = preconditions.check(
             self.request, resolution.spec, pipeline.spool.committed, replica.index.begin, replica.index.head
         )

@@ -28,6 +28,7 @@ from coranto_broker.replica import PULSE_SECONDS, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.store_probe import StoreHealth
 
 _log = structlog.get_logger(__name__)
 
@@ -72,6 +73,7 @@ class Broker:
         self._stopping: set[asyncio.Task[None]] = set()
         self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics)
         self.resolver = Resolver(keyspace, self.member, self)
+        self._health = StoreHealth(stores, clock, self.spawn)
         self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
 
     def start(self) -> None:
@@ -140,6 +142,9 @@ class Broker:
                 streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member))
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
         return Pipeline(resolution.header, spool, streams, names)
+
+    async def store_problem(self, url: str, until: Signal | None) -> str:
+        return await self._health.problem(url, until)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work until the broker stops."""

@@ -1,14 +1,29 @@
-"""Probing a fragment store: a small fragment is put, read back, listed and signed, as real ones will be."""
+"""Whether fragment stores work: a small fragment is put, read back, listed and signed, as real ones will be.
+
+`StoreHealth` keeps an eye on the stores of the journals that are appended to. A store is probed when it is first asked
+for, then every half hour, and sooner after a failure.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from coranto.errors import StoreError
+import structlog
+from coranto.effects import Clock
+from coranto.errors import CorantoError, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
-from coranto.stores import FragmentStore
+from coranto.stores import FragmentStore, StoreRegistry
+
+from coranto_broker.ownership import Invalidated, Signal
 
 PROBE_SECONDS = 60.0
+HEALTHY_SECONDS = 30 * 60.0
+BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
+PATIENCE = 5
+"""Failed probes that an append waits for before it gives up."""
+_log = structlog.get_logger(__name__)
 _CONTENT = b"A broker wrote this to see whether it can.\n"
 _FOLDER = ".test/health-check"
 
@@ -39,3 +54,77 @@ async def probe_delete(store: FragmentStore, prefix: str) -> None:
     await store.remove(fragment)
     if await store.exists(fragment):
         raise StoreError(f"{store.url} still has {fragment.content_path}, which was just removed")
+
+
+class StoreHealth:
+    """The health of stores, by URL."""
+
+    def __init__(
+        self, stores: StoreRegistry, clock: Clock, spawn: Callable[[Coroutine[Any, Any, None]], object]
+    ) -> None:
+        """`spawn` runs the probing of a store in the background."""
+        self._stores = stores
+        self._clock = clock
+        self._spawn = spawn
+        self._watched: dict[str, _Watched] = {}
+
+    async def problem(self, url: str, until: Signal | None = None) -> str:
+        """What is wrong with a store, empty when it is healthy.
+
+        Waits for the first probe, and while probes fail for some more. Raises Invalidated when `until` fires first.
+        """
+        watched = self._watched.get(url)
+        if watched is None:
+            watched = self._watched[url] = _Watched()
+            self._spawn(self._watch(url, watched))
+        failures = 0
+        while watched.problem != "":
+            if watched.problem is not None:
+                failures += 1
+                if failures > PATIENCE or watched.failures > PATIENCE:
+                    return watched.problem
+            await watched.next_probe(until)
+        return ""
+
+    async def _watch(self, url: str, watched: _Watched) -> None:
+        while True:
+            try:
+                await probe(self._stores.get(url))
+                watched.done("")
+            except CorantoError as error:
+                _log.warning("fragment store is unhealthy", store=url, error=str(error), failures=watched.failures + 1)
+                watched.done(str(error))
+            failures = watched.failures
+            await self._clock.sleep(
+                BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS
+            )
+
+
+class _Watched:
+    """One store: what the last probe found (None: there was none yet), and how many failed in a row."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.failures = 0
+        self._waiters: set[asyncio.Future[object]] = set()
+
+    def done(self, problem: str) -> None:
+        self.problem = problem
+        self.failures = self.failures + 1 if problem else 0
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def next_probe(self, until: Signal | None) -> None:
+        if until is not None and until.fired:
+            raise Invalidated
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        if until is not None:
+            until.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if until is not None:
+                until.discard(waiter)

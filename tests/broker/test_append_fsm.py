@@ -1,0 +1,548 @@
+"""The append state machine: its table, every path through its states, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from coranto import labels
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
+from coranto.coordination.keyspace import Assignment, Item
+from coranto.coordination.layout import AssignmentKey, MemberId
+from coranto.errors import InvalidInput, Unavailable
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append_fsm import _HANDLERS, TERMINAL, TRANSITIONS, AppendFsm, State
+from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.ownership import Signal, Slot
+from coranto_broker.pipeline import LocalStream, Pipeline, ReplicationFailed
+from coranto_broker.resolver import Resolution
+from coranto_broker.spool import empty_at
+from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.testing import FaultyDisk, ManualClock
+
+JOURNAL = "a/journal"
+SELF = pb.ProcessSpec.ID(zone="local", suffix="self")
+OK = pb.ReplicateResponse(status=pb.OK)
+
+
+class Peer:
+    """A replica whose answers are given; by default it agrees with everything."""
+
+    def __init__(self) -> None:
+        self.answers: deque[pb.ReplicateResponse | Exception] = deque()
+        self.sent: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.closed_send = False
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        self.sent.append(content.decode())
+
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool) -> None:
+        self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
+
+    async def drain(self) -> None:
+        return
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        await self.gate.wait()
+        answer = self.answers.popleft() if self.answers else OK
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close_send(self) -> None:
+        self.closed_send = True
+
+    async def closed(self) -> None:
+        return
+
+
+class World:
+    """One journal and its broker, as the state machine sees them; the Route's members are `self` and `peers`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.disk = FaultyDisk()
+        self.index = FragmentIndex(self.clock)
+        self.index.refresh([], 0.0)
+        spool_folder = SpoolFolder(folder_of(folder, JOURNAL, 1), JOURNAL, 1, self.disk, self.clock)
+        self.spool = DurableSpool(spool_folder, self, Fsync.NEVER)
+        self.replica = SimpleNamespace(
+            journal=JOURNAL,
+            pipeline=Slot(),
+            spool=Slot(),
+            index=self.index,
+            wait_refreshed=self._wait_refreshed,
+        )
+        self.health = ""
+        self.replica.pipeline.put(None)
+        self.replica.spool.put(self.spool)
+        self.spec = pb.JournalSpec(name=JOURNAL, replication=1)
+        self.spec.fragment.length = 1 << 20
+        self.spec.fragment.compression_codec = pb.NONE
+        self.peers: list[Peer] = []
+        self.primary = True
+        self.status: pb.Status.ValueType = pb.OK
+        self.consistent = True
+        self.signal = Signal()
+        self.revision = 10
+        self.built = 0
+        self.resolved: list[int] = []
+        self.changes: deque[Any] = deque()
+        self.txns: list[Any] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.resolver = self
+        self.coordinator = self
+
+    # -- Environment, resolver, coordinator and observer in one
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+        self.built += 1
+        names = ["self", *(f"peer-{n}" for n in range(len(self.peers)))]
+        return Pipeline(resolution.header, spool, [LocalStream(spool), *self.peers], names)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def resolve(self, journal: str, **options: Any) -> Resolution:
+        assert (journal, options["require_primary"]) == (JOURNAL, True)
+        self.resolved.append(options["min_revision"])
+        self.revision = max(self.revision, options["min_revision"])
+        route = pb.Route(primary=0, members=[SELF])
+        for n in range(len(self.peers)):
+            route.members.add(zone="local", suffix=f"peer-{n}")
+        header = pb.Header(route=route, etcd=pb.Header.Etcd(revision=self.revision))
+        header.process_id.CopyFrom(SELF if self.primary else pb.ProcessSpec.ID(zone="local", suffix="other"))
+        value = route if self.consistent else pb.Route(primary=-1)
+        assignments = [
+            Assignment(
+                AssignmentKey(JOURNAL, MemberId(member.zone, member.suffix), slot), value, KeyValue(f"key-{slot}")
+            )
+            for slot, member in enumerate(route.members)
+        ]
+        state: Any = SimpleNamespace(entities=JournalEntities())
+        item = Item(JOURNAL, self.spec, KeyValue("item"))
+        replica: Any = self.replica if self.primary else None
+        return Resolution(self.status, state, SELF, header, item, assignments, replica, self.signal)
+
+    async def wait_for_change(self, resolution: Resolution) -> None:
+        self.changes.popleft()()
+
+    async def txn(self, compares: Any, ops: Any) -> TxnResult:
+        self.txns.append((compares, ops))
+        self.consistent = True
+        self.revision += 1
+        return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
+
+    async def store_problem(self, url: str, until: Signal | None) -> str:
+        return self.health
+
+    def spool_commit(self, fragment: Fragment, content: Any) -> None:
+        self.index.spool_commit(fragment, content)
+
+    def spool_complete(self, sealed: Any, *, primary: bool) -> None:
+        self.index.spool_complete(sealed)
+
+    def spool_skip(self, offset: int) -> None:
+        self.index.note_head(offset)
+
+    async def _wait_refreshed(self, until: Signal) -> None:
+        await self.index.wait_refreshed()
+
+    # -- For tests
+
+    def fsm(self, **request: Any) -> AppendFsm:
+        environment: Any = self
+        return AppendFsm(environment, pb.AppendRequest(journal=JOURNAL, **request))
+
+    async def append(self, *contents: bytes, **request: Any) -> AppendFsm:
+        """A whole append."""
+        fsm = self.fsm(**request)
+        try:
+            if await fsm.run():
+                await fsm.prepare_stream()
+                for content in (*contents, b""):
+                    if not fsm.client_sent(pb.AppendRequest(content=content)):
+                        break
+                else:
+                    fsm.client_ended()
+                await fsm.finish()
+        finally:
+            fsm.release()
+        return fsm
+
+    async def is_free(self) -> bool:
+        """Whether nobody owns the pipeline any more; background work is let finish first."""
+        await asyncio.gather(*self.tasks)
+        async with asyncio.timeout(1):
+            self.replica.pipeline.put(await self.replica.pipeline.take())
+        return True
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.ReplicateResponse:
+    fragment = Fragment(JOURNAL, begin, end, b"s" * 20, Codec.NONE).to_wire()
+    return pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=fragment, registers=registers or pb.LabelSet())
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def test_every_state_is_in_the_table_and_has_a_handler() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT}
+    assert all(not TRANSITIONS[state] for state in TERMINAL)
+
+
+def test_every_state_can_be_reached_and_can_end() -> None:
+    def closure(start: State) -> set[State]:
+        seen, todo = {start}, [start]
+        while todo:
+            for following in TRANSITIONS[todo.pop()] - seen:
+                seen.add(following)
+                todo.append(following)
+        return seen
+
+    assert closure(State.RESOLVE) == set(State)
+    for state in State:
+        assert closure(state) & TERMINAL
+
+
+@pytest.mark.parametrize("source", State)
+@pytest.mark.parametrize("target", State)
+def test_only_the_table_s_transitions_are_taken(world: World, source: State, target: State) -> None:
+    fsm = world.fsm()
+    fsm.state = source
+    if target in TRANSITIONS[source]:
+        fsm._to(target)
+        assert fsm.state is target
+    else:
+        with pytest.raises(RuntimeError, match="must not go to"):
+            fsm._to(target)
+
+
+# ----------------------------------------------------------------------------------------------- to where content flows
+
+
+async def test_a_first_append_builds_a_pipeline_and_later_ones_use_it(world: World) -> None:
+    first = await world.append(b"abc", b"def")
+    assert (first.state, first.commit) == (State.FINISHED, Fragment(JOURNAL, 0, 6, sum_of(b"abcdef"), Codec.NONE))
+    second = await world.append(b"ghi")
+    assert second.commit is not None
+    assert (second.commit.begin, second.commit.end) == (6, 9)
+    assert world.built == 1
+    assert await world.is_free()
+
+
+async def test_a_status_ends_the_append(world: World) -> None:
+    world.status = pb.JOURNAL_NOT_FOUND
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status, fsm.error) == (State.ERROR, pb.JOURNAL_NOT_FOUND, None)
+
+
+async def test_an_append_at_another_s_primary_is_proxied(world: World) -> None:
+    world.primary = False
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.PROXY
+
+
+async def test_the_pipeline_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+    held = await world.replica.pipeline.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    stale, world.signal = world.signal, Signal()
+    world.primary = False
+    stale.fire()
+    assert (await waiting).state is State.PROXY
+    assert len(world.resolved) == 2
+    world.replica.pipeline.put(held)
+
+
+async def test_the_spool_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+    spool = await world.replica.spool.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    stale, world.signal = world.signal, Signal()
+    stale.fire()
+    await asyncio.sleep(0)
+    world.replica.spool.put(spool)
+    assert (await waiting).state is State.FINISHED
+    assert len(world.resolved) == 2
+    assert await world.is_free()
+
+
+@pytest.mark.parametrize("held", ["pipeline", "spool"])
+async def test_a_cancelled_append_gives_back_what_it_has(world: World, held: str) -> None:
+    slot = getattr(world.replica, held)
+    thing = await slot.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    slot.put(thing)
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_a_changed_route_rebuilds_the_pipeline(world: World) -> None:
+    await world.append(b"abc")
+    world.peers = [Peer()]
+    world.spec.replication = 2
+    fsm = await world.append(b"def")
+    assert fsm.state is State.FINISHED
+    assert world.built == 2
+    # The journal's first content is closed before more is appended; the peer hears of all of it.
+    assert world.peers[0].sent == ["[0,3)?", "[3,3)", "def", "[3,6)?"]
+    assert await world.is_free()
+
+
+async def test_a_peer_that_lacks_content_makes_the_replicas_roll(world: World) -> None:
+    await world.append(b"abc")
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(mismatch(3, 3))
+    fsm = await world.append(b"def")
+    assert fsm.state is State.FINISHED
+    assert world.peers[0].sent == ["[0,3)?", "[3,3)?", "def", "[3,6)?"]
+
+
+async def test_a_peer_that_is_ahead_is_followed_and_its_registers_taken(world: World) -> None:
+    await world.append(b"abc", union_registers=labels.label_set(author="old"))
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(mismatch(5, 9, labels.label_set(author="new")))
+    fsm = await world.append(b"def")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 9, labels.label_set(author="new"))
+    assert world.spool.registers == labels.label_set(author="new")
+
+
+async def test_a_peer_with_a_later_route_makes_us_resolve_again(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    header = pb.Header(etcd=pb.Header.Etcd(revision=33))
+    world.peers[0].answers.append(pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=header))
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert world.resolved == [0, 33]
+    assert world.built == 2
+
+
+async def test_a_failed_synchronization_ends_the_append_and_the_pipeline(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(ReplicationFailed("connection refused"))
+    fsm = await world.append(b"abc")
+    assert (fsm.state, world.peers[0].closed_send) == (State.ERROR, True)
+    assert "connection refused" in str(fsm.error)
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_cancelling_a_synchronization_ends_the_pipeline(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].gate.clear()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert world.peers[0].closed_send
+    world.peers = [Peer()]
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_a_consistent_route_is_advertised_once(world: World) -> None:
+    world.consistent = False
+    await world.append(b"abc")
+    ((compares, ops),) = world.txns
+    assert [compare.key for compare in compares] == ["key-0"]
+    assert pb.Route.FromString(ops[0].value).members[0] == SELF
+    assert ops[0].keep_lease
+    assert world.resolved == [0, 11]
+    await world.append(b"def")
+    assert len(world.txns) == 1
+
+
+async def test_too_few_replicas_fail_and_too_many_wait(world: World) -> None:
+    world.spec.replication = 2
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    assert await world.is_free()
+
+    world.spec.replication = 1
+    world.peers = [Peer()]
+    world.changes.append(world.peers.clear)
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert not world.changes
+    assert world.built == 3
+
+
+async def test_an_unhealthy_store_refuses_appends(world: World) -> None:
+    world.health = "no such bucket"
+    assert (await world.append(b"abc")).state is State.FINISHED, "a journal without stores needs none"
+    world.spec.fragment.stores.append("file:///frags/")
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.FRAGMENT_STORE_UNHEALTHY)
+    assert fsm.store_health_error == "no such bucket"
+    world.health = ""
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_the_first_listing_of_the_stores_is_waited_for(world: World) -> None:
+    world.index = world.replica.index = FragmentIndex(world.clock)
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.index.refresh([Fragment(JOURNAL, 0, 100, b"s" * 20, Codec.NONE, "file:///frags/", 1)], 0.0)
+    fsm = await waiting
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.INDEX_HAS_GREATER_OFFSET)
+    confirmed = await world.append(b"abc", offset=100)
+    assert confirmed.commit is not None
+    assert confirmed.commit.begin == 100
+
+
+# --------------------------------------------------------------------------------------------------- streaming and ends
+
+
+async def test_registers_change_with_the_commit(world: World) -> None:
+    first = await world.append(b"abc", union_registers=labels.label_set(author="me"))
+    assert first.registers == labels.label_set(author="me")
+    refused = await world.append(b"x", check_registers=labels.parse_selector("author=you"))
+    assert (refused.status, refused.registers) == (pb.REGISTER_MISMATCH, labels.label_set(author="me"))
+    empty = await world.append(union_registers=labels.label_set(author="you"))
+    assert isinstance(empty.error, InvalidInput)
+    assert world.spool.registers == labels.label_set(author="me")
+    assert world.spool.end == 3
+
+
+async def test_a_journal_that_is_read_only_takes_barriers(world: World) -> None:
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    assert (await world.append()).state is State.FINISHED
+    refused = await world.append(b"abc")
+    assert (refused.state, refused.status) == (State.ERROR, pb.NOT_ALLOWED)
+    assert world.spool.end == 0
+
+
+async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    fsm = world.fsm()
+    assert await fsm.run()
+    await fsm.prepare_stream()
+    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
+    assert not fsm.client_failed(Unavailable("too slow"))
+    await fsm.finish()
+    fsm.release()
+    assert (fsm.state, str(fsm.error)) == (State.ERROR, "too slow")
+    assert world.peers[0].sent[-2:] == ["abc", "[0,0)?"]
+    assert (world.spool.end, world.spool.delta) == (0, 0)
+    assert await world.is_free()
+
+
+async def test_releasing_in_the_middle_of_a_stream_rolls_back(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    fsm = world.fsm()
+    assert await fsm.run()
+    await fsm.prepare_stream()
+    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
+    fsm.release()
+    assert world.peers[0].sent[-2:] == ["abc", "[0,0)"]
+    assert world.spool.delta == 0
+    assert (await world.append(b"xyz")).state is State.FINISHED
+    assert world.built == 1
+
+
+async def test_appends_are_pipelined_and_answered_in_order(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    peer = world.peers[0]
+    await world.append(b"abc")
+    peer.gate.clear()
+    # The second rolls the journal's first content, and so waits for nothing else; the third and fourth overlap.
+    second = asyncio.create_task(world.append(b"def"))
+    await asyncio.sleep(0.01)
+    third = asyncio.create_task(world.append(b"ghi"))
+    fourth = asyncio.create_task(world.append(b"jkl"))
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in (second, third, fourth))
+    assert peer.sent[-4:] == ["ghi", "[3,9)?", "jkl", "[3,12)?"]
+    assert world.index.head == 3, "nothing is visible before it is acknowledged"
+    peer.gate.set()
+    commits = [(await task).commit for task in (second, third, fourth)]
+    assert [(commit.begin, commit.end) for commit in commits if commit] == [(3, 6), (6, 9), (9, 12)]
+    assert world.index.head == 12
+
+
+async def test_a_commit_outlives_its_client(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    peer = world.peers[0]
+    await world.append()
+    peer.gate.clear()
+    leaving = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0.01)
+    staying = asyncio.create_task(world.append(b"def"))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    peer.gate.set()
+    commit = (await staying).commit
+    assert commit is not None
+    assert commit.begin == 3
+    assert world.index.head == 6
+    assert await world.is_free()
+
+
+async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_begins_anew(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    await world.append(b"abc")
+    world.peers[0].answers.append(ReplicationFailed("it died"))
+    fsm = await world.append(b"def")
+    assert fsm.state is State.ERROR
+    assert "it died" in str(fsm.error)
+    world.peers = [Peer()]
+    again = await world.append(b"ghi")
+    assert again.state is State.FINISHED
+    assert world.built == 2
+    # What the first peer may not have is ours; it is part of the journal, at the same offsets.
+    assert again.commit is not None
+    assert again.commit.begin == 6
+    assert await world.is_free()
+
+
+async def test_a_disk_that_fails_rolls_back(world: World) -> None:
+    await world.append(b"abc")
+    world.disk.full = "content"
+    fsm = await world.append(b"def")
+    assert fsm.state is State.ERROR
+    assert "no space left" in str(fsm.error)
+    world.disk.full = None
+    again = await world.append(b"ghi")
+    assert again.commit is not None
+    assert (again.state, again.commit.begin) == (State.FINISHED, 3)
+    assert world.spool.fragment.sum == sum_of(b"ghi")
+
+
+async def test_the_codec_changes_with_the_next_fragment(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+    world.spec.fragment.compression_codec = pb.GZIP
+    await world.append(b"ghi")
+    assert world.spool.fragment.codec is Codec.NONE
+    world.spool.propose(empty_at(world.spool.fragment, 9, Codec.NONE), world.spool.registers, primary=True)
+    fsm = await world.append(b"jkl")
+    assert fsm.commit is not None
+    assert (fsm.commit.codec, world.spool.fragment.codec) == (Codec.GZIP, Codec.GZIP)
