@@ -6,6 +6,8 @@
 `entities`         what the values mean: journals and brokers
 `keyspace`         a local mirror of the prefix: pure merge, immutable states, waiting for revisions
 `lease`            a process's liveness: its lease, resumed after a crash, and its member key
-`allocator`        which member holds which item: a pure planner, and the loop that applies it
+`placement`        which member holds which item in the end, pure
+`planning`         the safe steps towards it, pure
+`allocator`        the loop in which the leader plans and applies
 =================  ====================================================================================
 """

@@ -18,18 +18,8 @@ from coranto.coordination.entities import AssignT, ItemT, MemberT
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Coordinator, Delete, Op, Put, absent, unmodified
 from coranto.coordination.keyspace import KeySpace, Member, State
 from coranto.coordination.layout import Layout, MemberId, MemberKey
-from coranto.coordination.planning import (
-    Add,
-    ItemChanges,
-    Move,
-    Plan,
-    PlanAssignment,
-    PlanItem,
-    PlanMember,
-    Remove,
-    can_drain,
-    plan,
-)
+from coranto.coordination.placement import PlanItem, PlanMember
+from coranto.coordination.planning import Add, ItemChanges, Move, Plan, PlanAssignment, Remove, can_drain, plan
 from coranto.effects import Clock, SystemClock
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
 

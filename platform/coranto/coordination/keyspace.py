@@ -283,7 +283,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         return max(self._known_revision, self._state.revision if self._state else 0)
 
     async def start(self, at_revision: int = 0) -> State[ItemT, MemberT, AssignT]:
-        """Load the prefix as of `at_revision` (0 = now; a broker passes that of its announcement) and follow it."""
+        """Load the prefix as of `at_revision` (0 = now; an old one may be compacted) and follow it from there."""
         if self._state is not None:
             raise CoordinationError("the key space was started before")
         snapshot = await self._coordinator.range(self.layout.root, revision=at_revision)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 from coranto.coordination.layout import MemberId
-from coranto.coordination.planning import Add, Move, Plan, PlanAssignment, PlanItem, PlanMember, Remove, can_drain, plan
+from coranto.coordination.placement import PlanItem, PlanMember
+from coranto.coordination.planning import Add, Move, Plan, PlanAssignment, Remove, can_drain, plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
