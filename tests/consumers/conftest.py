@@ -1,10 +1,16 @@
-"""What the consumers' tests share: stores of both databases."""
+"""What the consumers' tests share: stores of both databases, a fake broker, one Spark session."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from coranto.client import ClientConfig
+from coranto.client.loop import LoopThread
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.spark.session import new_session
 from coranto_consumers.testing import PostgresServer
+from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +26,49 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/store.db"
     new_database: Callable[[], str] = request.getfixturevalue("postgres").new_database
     return new_database()
+
+
+class Broker:
+    """A fake broker on a loop of its own, so that Spark's processes can reach it while a test blocks."""
+
+    def __init__(self, fake: FakeBroker, loop: LoopThread) -> None:
+        self.fake = fake
+        self._loop = loop
+        self.config = ClientConfig(fake.endpoint, patience=20.0)
+
+    @property
+    def endpoint(self) -> str:
+        return self.fake.endpoint
+
+    def create(self, *names: str, content_type: str = JSON_LINES) -> None:
+        for name in names:
+            self.fake.create(name, labels=label_set([(CONTENT_TYPE, content_type)]))
+
+    def write(self, journal: str, content: bytes) -> None:
+        self._loop.run(self.fake.write(journal, content))
+
+    def content(self, journal: str) -> bytes:
+        return self.fake.journals[journal].content
+
+    def head(self, journal: str) -> int:
+        return self.fake.journals[journal].head
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    loop = LoopThread("fake-broker")
+    fake = FakeBroker()
+    try:
+        loop.run(fake.__aenter__())
+        yield Broker(fake, loop)
+        loop.run(fake.__aexit__(None, None, None))
+    finally:
+        loop.stop()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one session of these tests: starting another takes longer than any of them."""
+    session = new_session("coranto-tests")
+    yield session
+    session.stop()

@@ -55,7 +55,7 @@ def stage_and_merge(store: SqlStore, plan: MergePlan, attempts: dict[str, list[d
                 assert writer.write(rows[start : start + 3]) == len(rows[start : start + 3])
     with store.engine.begin() as connection:
         merge_staged(connection, plan, stage, list(attempts), sum(map(len, attempts.values())))
-        delete_staged(store, connection, "shard", below_fence=fence + 1)
+        delete_staged(connection, stage, "shard", below_fence=fence + 1)
 
 
 def contents(store: SqlStore, table: Table) -> list[dict]:
@@ -123,7 +123,7 @@ def test_only_winning_attempts_are_merged_and_nothing_stays_behind(store_url):
 
     with store.engine.begin() as connection:
         merge_staged(connection, plan, stage, ["won"], 1)
-        delete_staged(store, connection, "shard", below_fence=4)
+        delete_staged(connection, stage, "shard", below_fence=4)
 
     assert contents(store, EVENTS) == [{"id": 2, "what": "won"}]
     with store.engine.connect() as connection:
@@ -139,7 +139,7 @@ def test_rows_of_dead_owners_are_deleted_and_the_living_ones_kept(store_url):
             writer.write([{"id": fence, "what": None}])
 
     with store.engine.begin() as connection:
-        delete_staged(store, connection, "shard", below_fence=3)
+        delete_staged(connection, stage, "shard", below_fence=3)
         assert connection.execute(select(stage.c.id)).scalars().all() == [3]
 
 

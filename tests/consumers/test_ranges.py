@@ -79,6 +79,13 @@ def test_small_journals_share_a_slice_and_a_large_one_is_split():
     assert max(sum(part.length for part in slice_) for slice_ in slices) <= 2 * 300
 
 
+def test_little_is_not_worth_splitting():
+    ranges = [Range("a", 0, 5_000, 5_000), Range("b", 0, 20_000, 20_000)]
+
+    assert len(plan_slices(ranges, max_bytes=1 << 20, max_slices=4)) == 1
+    assert len(plan_slices(ranges, max_bytes=1 << 20, max_slices=4, worthwhile_bytes=10_000)) == 3
+
+
 def test_a_plan_survives_being_an_option_and_numbers_its_ranges_in_order():
     ranges = [Range("j/b", 3, 500, 600), Range("j/a", 0, 100, 100)]
     slices = plan_slices(ranges, max_bytes=200, max_slices=9)

@@ -1,4 +1,4 @@
-"""Reading in ranges, in any split and over any number of transactions, delivers what reading message by message does."""
+"""Reading in ranges, in any split and over many transactions, delivers what reading message by message does."""
 
 import random
 from collections.abc import Iterator

@@ -1,0 +1,52 @@
+"""Exactly-once consumers on Spark, and journals as DataFrames.
+
+Names are imported when they are first used: Spark's workers import this package for the source alone, each time one
+starts, and need neither SQLAlchemy nor a database driver for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coranto_consumers.spark.application import Application, JournalOutput, Outputs, TableOutput
+    from coranto_consumers.spark.consumer import SparkConsumer
+    from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
+    from coranto_consumers.spark.session import new_session
+    from coranto_consumers.spark.source import register
+    from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
+
+_HOMES = {
+    **dict.fromkeys(("Application", "JournalOutput", "Outputs", "TableOutput"), "coranto_consumers.spark.application"),
+    **dict.fromkeys(("SparkConsumer",), "coranto_consumers.spark.consumer"),
+    **dict.fromkeys(("ConsumeReport", "Hooks", "Step"), "coranto_consumers.spark.progress"),
+    **dict.fromkeys(("new_session",), "coranto_consumers.spark.session"),
+    **dict.fromkeys(("register",), "coranto_consumers.spark.source"),
+    **dict.fromkeys(("Add", "Max", "MergeRule", "Min", "Quotient", "Replace"), "coranto_consumers.stores.merge"),
+}
+
+__all__ = [
+    "Add",
+    "Application",
+    "ConsumeReport",
+    "Hooks",
+    "JournalOutput",
+    "Max",
+    "MergeRule",
+    "Min",
+    "Outputs",
+    "Quotient",
+    "Replace",
+    "SparkConsumer",
+    "Step",
+    "TableOutput",
+    "new_session",
+    "register",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -81,12 +81,17 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]
 
 
 def plan_slices(
-    ranges: Iterable[Range], *, max_bytes: int, max_slices: int, cuts: Mapping[str, Sequence[int]] | None = None
+    ranges: Iterable[Range],
+    *,
+    max_bytes: int,
+    max_slices: int,
+    cuts: Mapping[str, Sequence[int]] | None = None,
+    worthwhile_bytes: int = 1 << 20,
 ) -> list[Slice]:
     """Ranges dealt out to at most `max_slices` tasks of similar size.
 
-    Every task costs some tens of milliseconds, so small journals share one; a slice grows beyond `max_bytes` only when
-    there would be more than `max_slices` otherwise.
+    Every task costs some tens of milliseconds, so small journals share one, and less than `worthwhile_bytes` is not
+    split. A slice grows beyond `max_bytes` only when there would be more than `max_slices` otherwise.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
@@ -95,7 +100,7 @@ def plan_slices(
     if max_slices < 1:
         raise InvalidInput(f"{max_slices} is not a positive number of slices", field="max_slices")
     # Parts of at most an even share, dealt to the least loaded slice, keep tasks of similar size.
-    share = max(1, min(max_bytes, -(-total // max_slices)))
+    share = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
     wanted = min(max_slices, -(-total // share))
     parts = [part for found in ranges for part in split(found, share, (cuts or {}).get(found.journal, ()))]
     loads = [0] * wanted

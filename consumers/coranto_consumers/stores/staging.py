@@ -39,12 +39,15 @@ def stage_name(plan: MergePlan) -> str:
     return f"{PREFIX}{plan.table.name[:24]}_{digest}"
 
 
-def delete_staged(store: SqlStore, connection: Connection, shard: str, *, below_fence: int) -> None:
-    """Delete what a consumer staged under fences below `below_fence`, in every stage table there is."""
-    for name in store.table_names(connection, PREFIX):
-        stage = Table(name, MetaData(), autoload_with=connection)
-        shard_column, fence_column, _ = STAGE_COLUMNS
-        connection.execute(delete(stage).where(stage.c[shard_column] == shard, stage.c[fence_column] < below_fence))
+def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:
+    """Every stage table there is, of any consumer."""
+    return [Table(name, MetaData(), autoload_with=connection) for name in store.table_names(connection, PREFIX)]
+
+
+def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fence: int) -> None:
+    """Delete what a consumer staged under fences below `below_fence`."""
+    shard_column, fence_column, _ = STAGE_COLUMNS
+    connection.execute(delete(stage).where(stage.c[shard_column] == shard, stage.c[fence_column] < below_fence))
 
 
 class StageWriter:

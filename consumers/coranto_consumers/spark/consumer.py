@@ -1,0 +1,206 @@
+"""`SparkConsumer`: exactly-once consumer transactions whose work is spread over Spark's executors.
+
+The driver owns each transaction, executors do the work (`docs/architecture.md`):
+
+1. **Start.** Raise the fence in the SQL store and restore the checkpoint. From here no earlier instance can commit.
+Append
+   the checkpoint's acknowledgements again: the instance before may have died between its commit and them.
+2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets on.
+3. **Read and sequence.** Tasks read ranges and number their messages by segment; the driver decides from the ranges'
+   summaries which of them are committed, and what the next checkpoint's producer states are.
+4. **Write.** Tasks stage rows in the store and publish messages as pending, each under an identity of its attempt. 5.
+**Commit** in one SQL transaction: the fence is checked, the rows of winning attempts are merged, and the checkpoint is
+   written with the acknowledgements of winning attempts.
+6. **Acknowledge.** Only now the acknowledgements are appended.
+
+Whatever stops a consumer, the next one goes on from what did commit: reading is repeated, staged rows are deleted,
+pending messages are never acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.messages.checkpoints import Checkpoint, Source
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy.exc import SQLAlchemyError
+
+from coranto_consumers.spark.application import Application
+from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
+from coranto_consumers.spark.frames import error_of_task, parse_schema
+from coranto_consumers.spark.inputs import InputReader
+from coranto_consumers.spark.outputs import Published, Staged, publish_journal_outputs, stage_table_output
+from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
+from coranto_consumers.spark.ranges import Range, plan_transaction
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staging import delete_staged, stage_tables
+
+DEFAULT_TRANSACTION_BYTES = 256 << 20
+DEFAULT_PARTITION_BYTES = 32 << 20
+
+_log = structlog.get_logger(__name__)
+
+
+class SparkConsumer:
+    """Runs an application exactly once over its source journals.
+
+    `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads about `max_transaction_bytes`
+    of journal content at most, a task about `max_partition_bytes`. `on_progress` is called after each transaction. Use
+    one instance from one thread. Instances of the same application name, here or elsewhere, fence each other off.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        client: ClientConfig,
+        store_url: str,
+        spark: SparkSession,
+        *,
+        max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
+        max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
+        on_progress: Callable[[ConsumeReport], None] | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        if max_transaction_bytes < 1 or max_partition_bytes < 1:
+            raise InvalidInput("max_transaction_bytes and max_partition_bytes must be positive")
+        self._application = application
+        self._spark = spark
+        self._config = client
+        self._hooks = hooks or Hooks()
+        self._store = SqlStore(store_url, commit=self._hooks.commit)
+        self._max_transaction_bytes = max_transaction_bytes
+        self._on_progress = on_progress or (lambda report: None)
+        self._inputs = InputReader(spark, client, parse_schema(application.value_schema), max_partition_bytes)
+
+    def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
+        """Process what the journals hold now, in at most `max_transactions` transactions.
+
+        Messages written meanwhile are left to the next run, and so are transactions of producers that are still open.
+        Raises Fenced when another instance has started (stop then; nothing was committed), CorruptMessage for a
+        message that is no JSON or does not fit the application's schema, InvalidInput for outputs that fit no table
+        or journal, SqlStoreError or CommitOutcomeUnknown for a failing store, and what clients raise for unreachable
+        brokers. After any of them, running again goes on from the last commit.
+        """
+        with SyncJournalClient.of(self._config) as client:
+            try:
+                return self._run(client, max_transactions)
+            except PySparkException as error:
+                ours = error_of_task(error)
+                if ours is None:
+                    raise
+                raise ours from error
+
+    def _run(self, client: SyncJournalClient, max_transactions: int | None) -> ConsumeReport:
+        fence, checkpoint = self._store.raise_fence(self._application.name)
+        self._hooks.reached(Step.FENCED)
+        replayed = self._acknowledge(client, checkpoint.ack_intents)
+        self._delete_stale_rows(fence)
+        self._hooks.reached(Step.RECOVERED)
+
+        journals = find_journals(client, self._application.sources, field="application sources")
+        heads = {journal: client.head(journal) for journal in journals}
+        sources = {**checkpoint.sources, **self._new_sources(client, journals, checkpoint)}
+        report = ConsumeReport(0, 0, 0, 0, _offsets(journals, sources), heads, replayed, fence)
+        behind = set(journals)
+        while max_transactions is None or report.transactions < max_transactions:
+            ranges = plan_transaction(
+                {journal: (sources[journal].read_through, heads[journal]) for journal in sorted(behind)},
+                self._max_transaction_bytes,
+            )
+            if not ranges:
+                break
+            report, after = self._transaction(client, ranges, sources, report)
+            # A journal may end in a line that its writer has not finished. It stays there for the next run.
+            behind -= {each.journal for each in ranges if after[each.journal].read_through == each.begin}
+            sources = after
+            self._on_progress(report)
+        return replace(report, heads={journal: client.head(journal) for journal in journals})
+
+    def _transaction(
+        self, client: SyncJournalClient, ranges: Sequence[Range], sources: Mapping[str, Source], report: ConsumeReport
+    ) -> tuple[ConsumeReport, dict[str, Source]]:
+        """Steps 2 to 6 of the module's description, for ranges that are planned."""
+        self._hooks.reached(Step.PLANNED)
+        cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
+        with self._inputs.read(ranges, sources, cuts) as read:
+            self._hooks.reached(Step.SEQUENCED)
+            staged, published = self._write(client, read.committed, read.messages, report.fence)
+            self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))
+            self._hooks.reached(Step.COMMITTED)
+            self._acknowledge(client, published.intents)
+            self._hooks.reached(Step.ACKNOWLEDGED)
+        report = replace(
+            report,
+            transactions=report.transactions + 1,
+            messages=report.messages + read.messages,
+            rows=report.rows + read.rows,
+            published=report.published + published.messages,
+            offsets=_offsets(report.offsets, read.sources),
+        )
+        return report, read.sources
+
+    def _write(
+        self, client: SyncJournalClient, committed: DataFrame, messages: int, fence: int
+    ) -> tuple[list[Staged], Published]:
+        """Have tasks stage and publish what the application makes of committed messages."""
+        if not messages:
+            return [], Published({}, 0)
+        outputs = self._application.outputs(committed)
+        staged = [stage_table_output(output, self._store, self._application.name, fence) for output in outputs.tables]
+        self._hooks.reached(Step.STAGED)
+        published = publish_journal_outputs(outputs.journals, client)
+        self._hooks.reached(Step.PUBLISHED)
+        return staged, published
+
+    def _commit(self, fence: int, staged: Sequence[Staged], checkpoint: Checkpoint) -> None:
+        name = self._application.name
+        with self._store.transaction(name, fence) as transaction:
+            for each in staged:
+                each.merge(transaction.connection)
+            for stage in {each.stage.name: each.stage for each in staged}.values():
+                delete_staged(transaction.connection, stage, name, below_fence=fence + 1)
+            self._hooks.reached(Step.MERGED)
+            transaction.commit(checkpoint)
+
+    def _acknowledge(self, client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
+        """Append acknowledgements; to how many journals. Raises what the client does after its patience.
+
+        They are in the committed checkpoint, so should this fail then the next start appends them.
+        """
+        appended = 0
+        for journal, content in sorted(intents.items()):
+            try:
+                client.append(journal, content, retry_unknown=True)
+            except JournalNotFound:
+                _log.warning("a journal with pending messages is gone, and they with it", journal=journal)
+            else:
+                appended += 1
+        return appended
+
+    def _delete_stale_rows(self, fence: int) -> None:
+        """Delete what dead or fenced instances staged. Nothing will ever merge it."""
+        try:
+            with self._store.engine.begin() as connection:
+                for stage in stage_tables(self._store, connection):
+                    delete_staged(connection, stage, self._application.name, below_fence=fence)
+        except SQLAlchemyError as error:
+            raise self._store.failure("stale staged rows could not be deleted", error) from error
+
+    def _new_sources(
+        self, client: SyncJournalClient, journals: Sequence[str], checkpoint: Checkpoint
+    ) -> dict[str, Source]:
+        """Journals met for the first time are read from the earliest offset that they have."""
+        return {
+            journal: Source(earliest(fragment_begins(client, journal)))
+            for journal in journals
+            if journal not in checkpoint.sources
+        }
+
+
+def _offsets(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:
+    return {journal: sources[journal].read_through for journal in journals}

@@ -1,0 +1,105 @@
+"""DataFrames of a consumer transaction: the rows that were read, and those that are committed and parsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from coranto.client import ClientConfig
+from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from coranto_consumers.spark.options import Isolation
+from coranto_consumers.spark.ranges import Plan, Range
+from coranto_consumers.spark.rows import PIECE
+from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
+from coranto_consumers.spark.sequencing import Window
+
+METADATA = {"_journal": "journal", "_offset": "offset", "_producer": "producer", "_clock": "clock"}
+"""Columns that committed rows have besides their values, and what they are in the source."""
+
+_CORRUPT = "_coranto_corrupt"
+_WINDOWS = StructType(
+    [StructField(PIECE.name, LongType()), StructField("lo", LongType()), StructField("hi", LongType())]
+)
+
+
+def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFrame:
+    """All messages of a plan's ranges with their pieces, and the ranges' summaries."""
+    reader = spark.read.format("journal").options(
+        endpoint=client.endpoint, isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
+    )
+    if client.file_root is not None:
+        reader = reader.option("fileRoot", str(client.file_root))
+    return reader.load()
+
+
+def collect_summaries(rows: DataFrame, plan: Plan) -> dict[Range, RangeSummary]:
+    """The summaries of a plan's ranges."""
+    found = rows.where(F.col(PIECE.name) == SUMMARY_PIECE).select("value").collect()
+    summaries = {summary.number: summary for summary in (RangeSummary.loads(row.value.encode()) for row in found)}
+    return {part: summaries[number] for part, number in plan.numbers.items()}
+
+
+def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Window]) -> DataFrame:
+    """The rows that lie within the windows: committed messages, each once."""
+    chosen = spark.createDataFrame([(window.piece, window.lo, window.hi) for window in windows], _WINDOWS)
+    return (
+        rows.join(F.broadcast(chosen), PIECE.name)
+        .where((F.col("clock") > F.col("lo")) & (F.col("clock") <= F.col("hi")))
+        .select("journal", "offset", "producer", "clock", "value")
+    )
+
+
+def parse_schema(ddl: str) -> StructType:
+    """The columns of an application's `value_schema`. Raises InvalidInput."""
+    try:
+        schema = StructType.fromDDL(ddl)
+    except PySparkException as error:
+        raise InvalidInput(f"{ddl!r} is no list of columns: {error}", field="value_schema") from error
+    if not isinstance(schema, StructType):
+        raise InvalidInput(f"{ddl!r} is a type, not a list of columns", field="value_schema")
+    reserved = sorted({*METADATA, _CORRUPT} & set(schema.names))
+    if reserved:
+        raise InvalidInput(f"column {reserved[0]} is reserved", field="value_schema")
+    return schema
+
+
+def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Rows with their JSON values as columns. A value that does not fit fails the job with its journal and offset."""
+    asked = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    parsed = F.from_json("value", asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
+    rows = rows.withColumn("parsed", parsed)
+    problem = F.concat(
+        F.lit("coranto.errors.CorruptMessage: journal "),
+        F.col("journal"),
+        F.lit(" at offset "),
+        F.col("offset").cast("string"),
+        F.lit(": its value does not fit the columns "),
+        F.lit(schema.simpleString()),
+    )
+    is_bad = F.col("parsed").isNull() | F.col(f"parsed.{_CORRUPT}").isNotNull()
+    good = F.when(is_bad, F.raise_error(problem).cast("boolean")).otherwise(F.lit(True))
+    values = [F.col("parsed").getField(name).alias(name) for name in schema.names]
+    metadata = [F.col(source).alias(name) for name, source in METADATA.items()]
+    return rows.where(good).select(*values, *metadata)
+
+
+_CORRUPT_MESSAGE = re.compile(r"CorruptMessage: journal (\S+) at offset (\d+): ([^\n]*)")
+_OFFSET_JUMP = re.compile(r"OffsetJump: journal (\S+) has no content in \[(\d+), (\d+)\)")
+_INVALID_INPUT = re.compile(r"InvalidInput: (?:([^\n:]*): )?([^\n]*)")
+
+
+def error_of_task(error: PySparkException) -> CorantoError | None:
+    """The error that a task raised, out of what Spark says of it; None when it was none of ours."""
+    text = str(error)
+    if found := _CORRUPT_MESSAGE.search(text):
+        return CorruptMessage(found[1], int(found[2]), found[3].rstrip())
+    if found := _OFFSET_JUMP.search(text):
+        return OffsetJump(found[1], int(found[2]), int(found[3]))
+    if found := _INVALID_INPUT.search(text):
+        return InvalidInput(found[2].rstrip(), field=found[1] or "")
+    return None

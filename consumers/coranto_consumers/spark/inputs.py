@@ -1,0 +1,149 @@
+"""The input of one transaction: reading ranges once, and telling which of their messages are committed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import structlog
+from coranto.client import ClientConfig
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan
+from coranto_consumers.spark.ranges import Plan, Range, plan_slices
+from coranto_consumers.spark.scanning import RangeSummary
+from coranto_consumers.spark.sequencing import Sequenced, sequence, windows_of
+
+_SLICES_PER_CORE = 2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a transaction consumes, while its context is open."""
+
+    committed: DataFrame
+    """The application's columns and metadata, persisted."""
+    messages: int
+    """Rows of `committed`."""
+    rows: int
+    """Messages that were read."""
+    sources: dict[str, Source]
+    """The sources' states after this transaction."""
+
+
+class InputReader:
+    """Reads the inputs of transactions."""
+
+    def __init__(self, spark: SparkSession, client: ClientConfig, schema: StructType, max_partition_bytes: int) -> None:
+        self._spark = spark
+        self._client = client
+        self._schema = schema
+        self._max_partition_bytes = max_partition_bytes
+        self._max_slices = _SLICES_PER_CORE * cores(spark)
+
+    @contextmanager
+    def read(
+        self, ranges: Sequence[Range], sources: Mapping[str, Source], cuts: Mapping[str, Sequence[int]]
+    ) -> Iterator[Input]:
+        """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting them is cheap.
+
+        Raises CorruptData when a message is missing; what tasks raise comes out of Spark.
+        """
+        with ExitStack() as persisted:
+            plan = self._plan(ranges, cuts)
+            rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan)))
+            summaries = collect_summaries(rows, plan)
+            parts = _by_journal(summaries)
+            results = {journal: sequence(journal, sources[journal], parts[journal]) for journal in sorted(parts)}
+            if any(result.replay for result in results.values()):
+                replays = self._plan_replays(results, cuts, first_number=len(summaries))
+                again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays)))
+                rows = rows.unionByName(again)
+                replayed = _by_journal(collect_summaries(again, replays))
+                for journal, found in replayed.items():
+                    producers = _replaying(results[journal])
+                    results[journal] = sequence(journal, sources[journal], parts[journal], found, producers)
+            _warn_of_resets(results)
+            committed = parse_values(
+                choose_committed(self._spark, rows, windows_of(list(results.values()))), self._schema
+            )
+            with _persisted(committed):
+                messages = committed.count()
+                persisted.close()  # What was read is not needed any more, now that `committed` is there.
+                yield Input(
+                    committed,
+                    messages,
+                    sum(summary.rows for summary in summaries.values()),
+                    {**sources, **{journal: result.source for journal, result in results.items()}},
+                )
+
+    def _plan(
+        self,
+        ranges: Sequence[Range],
+        cuts: Mapping[str, Sequence[int]],
+        first_number: int = 0,
+        replay: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> Plan:
+        slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=self._max_slices, cuts=cuts)
+        return Plan(tuple(slices), first_number, replay or {})
+
+    def _plan_replays(
+        self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int
+    ) -> Plan:
+        """Pending messages from before the checkpoint that are now committed must be read again."""
+        ranges = [result.replay[0] for result in results.values() if result.replay is not None]
+        begins = {
+            journal: {producer.hex(): state.begin for producer, state in _replaying(result).items()}
+            for journal, result in results.items()
+            if result.replay is not None
+        }
+        return self._plan(ranges, cuts, first_number, begins)
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks the session runs at once, as far as its settings tell (Connect has no other way to ask)."""
+    local = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", spark.conf.get("spark.master", "") or "")
+    if local:
+        return int(local[1])
+    if told := spark.conf.get("spark.default.parallelism", ""):
+        return int(told)
+    each = int(spark.conf.get("spark.executor.cores", "") or 1)
+    return max(2, each * int(spark.conf.get("spark.executor.instances", "") or 2))
+
+
+@contextmanager
+def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
+    frame.persist()
+    try:
+        yield frame
+    finally:
+        frame.unpersist()
+
+
+def _by_journal(summaries: Mapping[Range, RangeSummary]) -> dict[str, dict[Range, RangeSummary]]:
+    found: dict[str, dict[Range, RangeSummary]] = {}
+    for part, summary in summaries.items():
+        found.setdefault(part.journal, {})[part] = summary
+    return found
+
+
+def _replaying(result: Sequenced) -> Mapping[ProducerId, ProducerState]:
+    return result.replay[1] if result.replay is not None else {}
+
+
+def _warn_of_resets(results: Mapping[str, Sequenced]) -> None:
+    for journal, result in results.items():
+        for reset in result.resets:
+            _log.warning(
+                "a producer acknowledged less than before: what it publishes again is processed again",
+                journal=journal,
+                producer=reset.producer.hex(),
+                offset=reset.offset,
+            )

@@ -1,0 +1,79 @@
+"""Writing an application's outputs in a way that only a committing transaction makes count."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StructType, VariantType
+from sqlalchemy import Connection, Table
+
+from coranto_consumers.spark.application import JournalOutput, TableOutput
+from coranto_consumers.spark.discovery import find_journals
+from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask
+from coranto_consumers.stores.merge import MergePlan, merge_staged, plan_merge
+from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.staging import stage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows that stand ready in a stage table."""
+
+    plan: MergePlan
+    stage: Table
+    attempts: tuple[str, ...]
+    """The attempts that Spark declared successful."""
+    rows: int
+
+    def merge(self, connection: Connection) -> None:
+        """Merge them into their table. Raises as `merge_staged` does."""
+        merge_staged(connection, self.plan, self.stage, self.attempts, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Messages that are pending in their journals, and what commits them."""
+
+    intents: dict[str, bytes]
+    messages: int
+
+
+def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
+    """Stage the rows of an output. Raises InvalidInput when they do not fit their table."""
+    plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge)
+    stage = stage_of(store, plan)
+    task = StageTask(store.url, stage, shard, fence)
+    won = output.rows.mapInArrow(task, STAGED).collect()
+    return Staged(plan, stage, tuple(row.attempt for row in won), sum(row.rows for row in won))
+
+
+def publish_journal_outputs(outputs: Sequence[JournalOutput], client: SyncJournalClient) -> Published:
+    """Publish the messages of outputs as pending. Raises InvalidInput for journals or columns that are not there."""
+    intents: defaultdict[str, bytes] = defaultdict(bytes)
+    messages = 0
+    for output in outputs:
+        journals = find_journals(client, output.journals, field="journal output")
+        task = PublishTask(client.config, journals, output.mapping)
+        won = _keys_and_values(output).mapInArrow(task, PUBLISHED).collect()
+        for row in won:
+            intents[row.journal] += bytes(row.intent)
+            messages += row.messages
+    return Published(dict(intents), messages)
+
+
+def _keys_and_values(output: JournalOutput) -> DataFrame:
+    rows = output.rows
+    wanted = {"value"} if output.mapping == "random" else {"key", "value"}
+    if missing := sorted(wanted - set(rows.columns)):
+        raise InvalidInput(f"the rows have no column {missing[0]!r}", field="journal output")
+    value = F.col("value")
+    if isinstance(rows.schema["value"].dataType, StructType | VariantType):
+        value = F.to_json(value)
+    key = F.col("key") if "key" in rows.columns else F.lit(None)
+    return rows.select(key.cast(BinaryType()).alias("key"), value.cast("string").alias("value"))

@@ -1,0 +1,41 @@
+"""Spark sessions with the settings that consumers want."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from coranto.errors import InvalidInput
+from pyspark.sql import SparkSession
+
+_SETTINGS: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Aggregates of one transaction are small: more partitions than cores only cost.
+    "spark.sql.shuffle.partitions": "2",
+    # Staging writes to the store as it goes, so a second attempt beside the first would only load the store.
+    "spark.speculation": "false",
+}
+
+
+def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session on `master`, or the process's existing one. `settings` add to, and override, those for consumers.
+
+    Python workers run on this interpreter, unless PYSPARK_PYTHON says otherwise. Raises InvalidInput without Java.
+    """
+    java = os.environ.get("JAVA_HOME")
+    if not (os.path.exists(os.path.join(java, "bin", "java")) if java else shutil.which("java")):
+        raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,128 @@
+"""What tasks do with an output's rows: stage them in the store, or publish them.
+
+Both return only what the driver needs to make the rows count: who wrote them. Spark hands the driver the results of the
+attempts that won, so what any other attempt wrote stays without effect: its staged rows are not merged, and its
+messages are never acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.uuids import Clock, new_producer_id
+from sqlalchemy import Table
+
+from coranto_consumers.spark.application import MappingName
+from coranto_consumers.stores.staging import StageWriter
+
+Batches = Iterator[Any]
+"""Arrow record batches (pyarrow has no types)."""
+
+STAGED: Final = "attempt STRING, rows BIGINT"
+PUBLISHED: Final = "journal STRING, intent BINARY, messages BIGINT"
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """Stages the rows of a partition. Yields (attempt, rows) when there are any."""
+
+    store_url: str = field(repr=False)  # It may hold a password.
+    stage: Table
+    shard: str
+    fence: int
+
+    def __call__(self, batches: Batches) -> Batches:
+        attempt, rows = uuid.uuid4().hex, 0
+        first = next(batches, None)
+        if first is None:
+            return
+        with StageWriter(self.store_url, self.stage, self.shard, self.fence, attempt) as writer:
+            rows += writer.write(first.to_pylist())
+            for batch in batches:
+                rows += writer.write(batch.to_pylist())
+        if rows:
+            yield pa.record_batch({"attempt": [attempt], "rows": [rows]})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTask:
+    """Publishes the rows (`key`, `value`) of a partition, pending. Yields each journal's acknowledgement.
+
+    On return all messages are in their journals. They commit when the acknowledgements are appended.
+    """
+
+    client: ClientConfig
+    journals: tuple[str, ...]
+    mapping: MappingName
+
+    def __call__(self, batches: Batches) -> Batches:
+        first = next(batches, None)
+        if first is None:
+            return
+        counts = dict.fromkeys(self.journals, 0)
+        journal_of = self._mapping()
+        with SyncJournalClient.of(self.client) as client:
+
+            def append(journal: str, content: bytes) -> None:
+                # Readers discard duplicates, so an append of unknown outcome is simply repeated.
+                client.append(journal, content, retry_unknown=True)
+
+            publisher = SyncPublisher(
+                append, producer=new_producer_id(os.urandom), clock=Clock(time.time_ns), framing=JsonLines()
+            )
+            for batch in _chain(first, batches):
+                for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):
+                    journal = journal_of(self._key(key))
+                    publisher.add(journal, _message(value))
+                    counts[journal] += 1
+            intents = publisher.prepare()
+        if intents:
+            yield pa.record_batch(
+                {
+                    "journal": pa.array(intents, pa.string()),
+                    "intent": pa.array(intents.values(), pa.binary()),
+                    "messages": pa.array([counts[journal] for journal in intents], pa.int64()),
+                }
+            )
+
+    def _mapping(self) -> Mapping:
+        match self.mapping:
+            case "rendezvous":
+                return RendezvousMapping(self.journals)
+            case "modulo":
+                return ModuloMapping(self.journals)
+            case "random":
+                return RandomMapping(self.journals, random.Random())
+
+    def _key(self, key: bytes | None) -> bytes:
+        if key is None and self.mapping != "random":
+            raise InvalidInput(f"a message for {self.journals[0]} has no key to map it by", field="journal output")
+        return key or b""
+
+
+def _chain(first: Any, rest: Batches) -> Batches:
+    yield first
+    yield from rest
+
+
+def _message(value: str | None) -> dict[str, object]:
+    try:
+        message = json.loads(value or "")
+    except ValueError as error:
+        raise InvalidInput(f"{value!r} is not JSON: {error}", field="journal output") from error
+    if not isinstance(message, dict):
+        raise InvalidInput(f"{value!r} is not a JSON object", field="journal output")
+    return message

@@ -1,0 +1,198 @@
+"""`format("journal")` in a real Spark, against a broker that speaks the protocol."""
+
+import json
+import os
+import time
+
+import pyarrow as pa
+import pytest
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import SyncPublisher, TransactionBuilder
+from coranto.messages.uuids import Clock, Flags, new_producer_id
+from pyspark.errors import PySparkException
+
+pytestmark = pytest.mark.integration
+ONE, TWO = "a/topic/one", "a/topic/two"
+
+
+@pytest.fixture
+def topic(broker):
+    """Two journals: ten committed messages in each, five rolled back, five pending, two of the committed ones twice."""
+    broker.create(ONE, TWO)
+    sent = {ONE: [], TWO: []}
+
+    def append(journal: str, content: bytes) -> None:
+        broker.write(journal, content)
+        sent[journal].append(content)
+
+    def publisher() -> SyncPublisher:
+        producer, clock = new_producer_id(os.urandom), Clock(time.time_ns)
+        return SyncPublisher(append, producer=producer, clock=clock, framing=JsonLines())
+
+    first, second = publisher(), publisher()
+    for n in range(10):
+        for journal in (ONE, TWO):
+            first.add(journal, {"n": n, "text": "é\n"})
+    first.commit()
+    for n in range(100, 105):
+        for journal in (ONE, TWO):
+            second.add(journal, {"n": n})
+    second.flush()
+    second.rollback()
+    for journal in (ONE, TWO):
+        append(journal, b"".join(sent[journal][0].splitlines(keepends=True)[:2]))
+    third = publisher()
+    for n in range(200, 205):
+        for journal in (ONE, TWO):
+            third.add(journal, {"n": n})
+    third.flush()
+    return broker
+
+
+def load(spark, broker, **options):
+    if not {"assign", "subscribe", "selector"} & set(options):
+        options["selector"] = "name:prefix=a/topic/"
+    return spark.read.format("journal").options(endpoint=broker.endpoint, **options).load()
+
+
+def test_a_read_yields_committed_messages_once(spark, topic):
+    frame = load(spark, topic)
+
+    assert frame.schema.simpleString() == (
+        "struct<journal:string,offset:bigint,next_offset:bigint,producer:binary,clock:bigint,flags:int,value:string>"
+    )
+    rows = frame.collect()
+    for journal in (ONE, TWO):
+        mine = sorted((row for row in rows if row.journal == journal), key=lambda row: row.offset)
+        assert [json.loads(row.value)["n"] for row in mine] == list(range(10))
+        assert json.loads(mine[0].value)["text"] == "é\n"
+        assert {row.flags for row in mine} == {Flags.CONTINUE_TXN}
+        assert len({bytes(row.producer) for row in mine}) == 1
+        assert [row.clock for row in mine] == sorted(row.clock for row in mine)
+        content = topic.content(journal)
+        assert all(content[row.offset : row.next_offset] == row.value.encode() + b"\n" for row in mine)
+
+
+def test_an_uncommitted_read_yields_every_line_over_many_tasks(spark, topic):
+    frame = load(spark, topic, isolation="read_uncommitted", maxBytesPerPartition="300", assign=json.dumps([ONE]))
+
+    rows = sorted(frame.collect(), key=lambda row: row.offset)
+
+    assert frame.rdd.getNumPartitions() > 5
+    assert b"".join(row.value.encode() + b"\n" for row in rows) == topic.content(ONE)
+    assert [row.flags for row in rows].count(Flags.ACK_TXN) == 2
+
+
+def load_offsets(spark, broker, starting, ending):
+    return load(
+        spark,
+        broker,
+        isolation="read_uncommitted",
+        subscribe=ONE,
+        startingOffsets=json.dumps({ONE: starting}),
+        endingOffsets=json.dumps({ONE: ending}),
+    )
+
+
+def test_offsets_bound_a_read(spark, topic):
+    lines = topic.content(ONE).splitlines(keepends=True)
+    second, third = len(lines[0]), len(lines[0] + lines[1])
+
+    assert [row.offset for row in load_offsets(spark, topic, second, third).collect()] == [second]
+    assert [row.offset for row in load_offsets(spark, topic, 1, third).collect()] == [second]
+    assert load_offsets(spark, topic, -2, -1).count() == len(lines)
+    assert load_offsets(spark, topic, third, third).count() == 0
+
+
+def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
+    reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
+
+    assert load(spark, topic, includeUuid="false").columns == ["journal", "offset", "next_offset", "value"]
+    frame = reader.schema("value BINARY, offset BIGINT").load()
+    row = frame.orderBy("offset").first()
+    assert isinstance(row.value, (bytes, bytearray))
+    assert frame.toArrow().schema.names == ["value", "offset"]
+    assert frame.toArrow().schema.field("value").type == pa.binary()
+
+
+def test_an_unfinished_line_at_the_head_is_not_read(spark, broker):
+    broker.create(ONE)
+    broker.write(ONE, b'{"n":1}\n{"n":2')
+
+    assert [row.value for row in load(spark, broker).collect()] == ['{"n":1}']
+
+
+def test_journals_without_content_yield_nothing(spark, broker):
+    broker.create(ONE)
+
+    assert load(spark, broker).count() == 0
+    assert load(spark, broker, isolation="read_uncommitted").count() == 0
+
+
+def test_fragments_are_read_from_their_store(spark, topic, tmp_path):
+    topic.fake.journals[ONE].roll(tmp_path)
+    topic.fake.calls.clear()
+
+    rows = load(spark, topic, fileRoot=str(tmp_path)).where(f"journal = '{ONE}'").collect()
+
+    assert sorted(json.loads(row.value)["n"] for row in rows) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"isolatoin": "read_committed"}, "did you mean isolation?"),
+        ({"selector": "name:prefix=b/"}, "no journal matches 'name:prefix=b/'"),
+        ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
+        ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is no range of a/topic/one"),
+    ],
+)
+def test_what_cannot_be_read_is_said_by_spark(spark, topic, options, problem):
+    with pytest.raises(PySparkException) as caught:
+        load(spark, topic, **options).collect()
+    assert problem in str(caught.value)
+
+
+def test_an_unknown_column_is_refused(spark, topic):
+    reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
+
+    with pytest.raises(PySparkException, match="there is no column 'key'"):
+        reader.schema("key STRING").load().collect()
+    with pytest.raises(PySparkException, match="column 'offset' is bigint, not int"):
+        reader.schema("offset INT").load().collect()
+
+
+def test_corrupt_content_is_named_by_journal_and_offset(spark, broker):
+    broker.create(ONE)
+    broker.write(ONE, b'{"n":1}\nnot json\n')
+
+    with pytest.raises(PySparkException, match="journal a/topic/one at offset 8: not a line of JSON"):
+        load(spark, broker).collect()
+
+
+def test_text_that_is_not_utf8_can_be_read_as_bytes_only(spark, broker):
+    broker.create(ONE)
+    uuid = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    uuid.outside(ONE, {"text": "x"})
+    broker.write(ONE, uuid.take(ONE, 1000).replace(b'"x"', b'"\xff"'))
+
+    with pytest.raises(PySparkException, match="offset 0: not UTF-8"):
+        load(spark, broker).collect()
+    reader = spark.read.format("journal").option("endpoint", broker.endpoint).option("selector", "name:prefix=a/topic/")
+    assert reader.schema("value BINARY").load().count() == 1
+
+
+def test_journals_of_other_content_are_refused(spark, broker):
+    broker.create(ONE, content_type="text/csv")
+
+    with pytest.raises(PySparkException, match="journal a/topic/one has content-type text/csv"):
+        load(spark, broker).collect()
+
+
+def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
+    from coranto_consumers.spark.session import new_session
+
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(InvalidInput, match="Java 17"):
+        new_session("none")

@@ -1,0 +1,331 @@
+"""A Spark consumer's tables and messages are exact, whatever stops it and wherever."""
+
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+from coranto.errors import CorruptMessage, Fenced, InvalidInput
+from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.publisher import SyncPublisher
+from coranto.messages.sequencer import Sequencer, read_committed
+from coranto.messages.uuids import Clock, new_producer_id
+from coranto_consumers.spark import (
+    Add,
+    Hooks,
+    JournalOutput,
+    Max,
+    Outputs,
+    Quotient,
+    SparkConsumer,
+    Step,
+    TableOutput,
+)
+from coranto_consumers.stores import SqlStore
+from coranto_consumers.stores.staging import stage_tables
+from pyspark.sql import functions as F
+from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text, func, select
+from sqlalchemy.exc import OperationalError
+
+pytestmark = pytest.mark.integration
+
+SOURCES = ("delays/events/one", "delays/events/two")
+ALERTS = ("delays/alerts/one", "delays/alerts/two")
+CARRIERS = ("AA", "B6", "UA")
+TOTALS = Table(
+    "totals",
+    MetaData(),
+    Column("carrier", Text, primary_key=True),
+    Column("flights", BigInteger, nullable=False),
+    Column("total", Double),
+    Column("longest", Double),
+    Column("mean", Double),
+)
+
+
+class Delays:
+    """Sums delays by carrier, and alerts of long ones."""
+
+    name = "delays"
+    sources = "name:prefix=delays/events/"
+    value_schema = "n BIGINT, carrier STRING, delay DOUBLE"
+
+    def outputs(self, committed):
+        totals = committed.groupBy("carrier").agg(
+            F.count("*").alias("flights"), F.sum("delay").alias("total"), F.max("delay").alias("longest")
+        )
+        alerts = committed.where("delay > 180").selectExpr("carrier AS key", "struct(n, carrier, delay) AS value")
+        merge = {"flights": Add(), "total": Add(), "longest": Max(), "mean": Quotient("total", "flights")}
+        return Outputs(
+            tables=[TableOutput(TOTALS, totals, keys=["carrier"], merge=merge)],
+            journals=[JournalOutput(alerts, "name:prefix=delays/alerts/")],
+        )
+
+
+class World:
+    """The source journals with what was published, and what must come of it."""
+
+    def __init__(self, broker) -> None:
+        self.broker = broker
+        self.committed: list[dict] = []
+        self._rng = random.Random(7)
+        self._n = 0
+        broker.create(*SOURCES, *ALERTS)
+
+    def publisher(self) -> SyncPublisher:
+        producer, clock = new_producer_id(os.urandom), Clock(time.time_ns)
+        return SyncPublisher(self.broker.write, producer=producer, clock=clock, framing=JsonLines())
+
+    def rows(self, count: int) -> list[dict]:
+        made = []
+        for _ in range(count):
+            self._n += 1
+            delay = self._rng.choice([None, *range(-10, 400, 10)])
+            made.append({"n": self._n, "carrier": self._rng.choice(CARRIERS), "delay": delay})
+        return made
+
+    def publish(self, count: int) -> None:
+        """A transaction over both journals, with some of its messages appended twice and one that is rolled back."""
+        rows = self.rows(count)
+        good, bad = self.publisher(), self.publisher()
+        for row in rows:
+            good.add(self._rng.choice(SOURCES), row)
+        for row in self.rows(5):
+            bad.add(self._rng.choice(SOURCES), row)
+        bad.flush()
+        good.flush()
+        for journal in SOURCES:
+            content = self.broker.content(journal)
+            self.broker.write(journal, b"".join(content.splitlines(keepends=True)[-3:]))
+        good.commit()
+        bad.rollback()
+        self.committed += rows
+
+    def alerts(self) -> list[dict]:
+        found = []
+        for journal in ALERTS:
+            content = self.broker.content(journal)
+            envelopes = iter_messages(JsonLines(), journal, [content], 0)
+            found += [
+                {name: value for name, value in envelope.message.items() if name != "_meta"}
+                for envelope in read_committed(envelopes, Sequencer(), lambda wanted: [])
+            ]
+        return sorted(found, key=lambda row: row["n"])
+
+    def check(self, store_url: str) -> None:
+        """The table and the alerts are exactly what the committed messages amount to, and nothing else is left."""
+        cells = defaultdict(list)
+        for row in self.committed:
+            cells[row["carrier"]].append(row["delay"])
+        expected = []
+        for carrier, delays in sorted(cells.items()):
+            known = [float(delay) for delay in delays if delay is not None]
+            total = sum(known) if known else None
+            longest = max(known) if known else None
+            expected.append((carrier, len(delays), total, longest, None if total is None else total / len(delays)))
+        with SqlStore(store_url).engine.connect() as connection:
+            assert [tuple(row) for row in connection.execute(select(TOTALS).order_by("carrier"))] == expected
+            for stage in stage_tables(SqlStore(store_url), connection):
+                assert connection.execute(select(func.count()).select_from(stage)).scalar_one() == 0
+        late = [row for row in self.committed if row["delay"] is not None and row["delay"] > 180]
+        assert self.alerts() == sorted(late, key=lambda row: row["n"])
+
+
+@pytest.fixture
+def world(broker) -> World:
+    return World(broker)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+def consumer(spark, world, store_url, **options) -> SparkConsumer:
+    return SparkConsumer(Delays(), world.broker.config, store_url, spark, **options)
+
+
+def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url):
+    for _ in range(2):
+        world.publish(30)
+    reports = []
+    limits = {"max_transaction_bytes": 8_000, "max_partition_bytes": 3_000}
+
+    report = consumer(spark, world, store_url, on_progress=reports.append, **limits).run_until_caught_up()
+
+    world.check(store_url)
+    assert report.transactions == len(reports) > 1
+    assert report.messages == len(world.committed)
+    assert report.rows == sum(world.broker.content(journal).count(b"\n") for journal in SOURCES)
+    assert report.published == len(world.alerts()) > 0
+    assert report.offsets == report.heads == {journal: world.broker.head(journal) for journal in SOURCES}
+    assert (report.lag_bytes, report.fence, report.replayed_intents) == (0, 1, 0)
+    assert [r.lag_bytes for r in reports] == sorted((r.lag_bytes for r in reports), reverse=True)
+    assert SqlStore(store_url).read("delays").checkpoint.sources.keys() == set(SOURCES)
+
+    again = consumer(spark, world, store_url).run_until_caught_up()
+    assert (again.transactions, again.messages, again.fence) == (0, 0, 2)
+    assert again.replayed_intents == len(ALERTS)
+    world.check(store_url)
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Hooks):
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def reached(self, step: Step) -> None:
+        if step is self.step:
+            raise Crash(step)
+
+
+def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, store_url):
+    for step in Step:
+        world.publish(15)
+        with pytest.raises(Crash):
+            consumer(spark, world, store_url, hooks=CrashAt(step)).run_until_caught_up()
+
+    report = consumer(spark, world, store_url).run_until_caught_up()
+
+    world.check(store_url)
+    assert report.fence == len(Step) + 1
+
+
+def test_an_instance_that_was_superseded_is_refused(spark, world, store_url):
+    world.publish(20)
+
+    class TakenOver(Hooks):
+        """Another instance starts and catches up while this one is about to commit."""
+
+        def reached(self, step: Step) -> None:
+            if step is Step.PUBLISHED:
+                consumer(spark, world, store_url).run_until_caught_up()
+
+    with pytest.raises(Fenced, match="delays: fence 1 was raised"):
+        consumer(spark, world, store_url, hooks=TakenOver()).run_until_caught_up()
+
+    # What the superseded instance published stays pending for ever; its staged rows go with the next start.
+    consumer(spark, world, store_url).run_until_caught_up()
+    world.check(store_url)
+
+
+def test_a_commit_whose_answer_was_lost_counts_once(spark, world, sqlite_url):
+    world.publish(20)
+
+    class LosesTheAnswer(Hooks):
+        def commit(self, connection) -> None:
+            connection.commit()
+            raise OperationalError("COMMIT", {}, Exception("connection lost"))
+
+    report = consumer(spark, world, sqlite_url, hooks=LosesTheAnswer()).run_until_caught_up()
+
+    assert report.transactions == 1
+    world.check(sqlite_url)
+
+
+def test_a_transaction_that_stays_open_over_many_is_delivered_once_it_commits(spark, world, sqlite_url):
+    slow, dead = world.publisher(), world.publisher()
+    rows = world.rows(30)
+    for begin in (0, 10, 20):
+        for row in rows[begin : begin + 10]:
+            slow.add(SOURCES[0], row)
+        slow.flush()
+        dead.add(SOURCES[0], world.rows(1)[0])
+        dead.flush()
+        world.publish(5)
+        consumer(spark, world, sqlite_url).run_until_caught_up()
+        world.check(sqlite_url)
+
+    before = world.broker.fake.count("Read")
+    slow.commit()
+    world.committed += rows
+    report = consumer(spark, world, sqlite_url).run_until_caught_up()
+
+    world.check(sqlite_url)
+    assert (report.messages, report.rows) == (30, 1)
+    assert world.broker.fake.count("Read") > before
+
+
+def corrupt_after(world, spark, store_url, line: bytes) -> CorruptMessage:
+    world.publish(10)
+    consumer(spark, world, store_url).run_until_caught_up()
+    good = world.broker.head(SOURCES[0])
+    world.publish(10)
+    offset = world.broker.head(SOURCES[0])
+    world.broker.write(SOURCES[0], line)
+
+    with pytest.raises(CorruptMessage) as caught:
+        consumer(spark, world, store_url).run_until_caught_up()
+
+    assert (caught.value.journal, caught.value.offset) == (SOURCES[0], offset)
+    assert SqlStore(store_url).read("delays").checkpoint.sources[SOURCES[0]].read_through == good
+    return caught.value
+
+
+def test_a_line_that_is_no_message_stops_the_consumer_before_it_commits(spark, world, sqlite_url):
+    assert "not a line of JSON" in str(corrupt_after(world, spark, sqlite_url, b"{nonsense\n"))
+
+
+def test_a_value_that_does_not_fit_stops_the_consumer_before_it_commits(spark, world, sqlite_url):
+    line = b'{"n":1,"carrier":"AA","delay":"late"}\n'
+    assert "its value does not fit the columns struct<n:bigint" in str(corrupt_after(world, spark, sqlite_url, line))
+
+
+def test_a_line_that_is_not_finished_is_left_for_later(spark, world, sqlite_url):
+    world.publish(5)
+    head = world.broker.head(SOURCES[1])
+    world.broker.write(SOURCES[1], b'{"n":1,')
+
+    report = consumer(spark, world, sqlite_url).run_until_caught_up()
+
+    world.check(sqlite_url)
+    assert report.offsets[SOURCES[1]] == head
+    assert report.lag_bytes == 7
+    assert consumer(spark, world, sqlite_url).run_until_caught_up().messages == 0
+
+
+def test_what_a_deleted_journal_had_pending_is_let_go(spark, world, sqlite_url):
+    world.publish(40)
+    with pytest.raises(Crash):
+        consumer(spark, world, sqlite_url, hooks=CrashAt(Step.COMMITTED)).run_until_caught_up()
+    del world.broker.fake.journals[ALERTS[0]]
+
+    assert consumer(spark, world, sqlite_url).run_until_caught_up().replayed_intents == len(ALERTS) - 1
+
+
+def failing(spark, world, store_url, problem: str, **changes) -> None:
+    application = Delays()
+    for name, value in changes.items():
+        setattr(application, name, value)
+    with pytest.raises(InvalidInput, match=problem):
+        SparkConsumer(application, world.broker.config, store_url, spark).run_until_caught_up()
+
+
+def outputs(*, tables: Iterable[TableOutput] = (), journals: Iterable[JournalOutput] = ()) -> Outputs:
+    return Outputs(tuple(tables), tuple(journals))
+
+
+def test_applications_that_cannot_work_are_told_why(spark, world, sqlite_url):
+    failing(spark, world, sqlite_url, "no journal matches 'name:prefix=none/'", sources="name:prefix=none/")
+    failing(spark, world, sqlite_url, "value_schema: 'n WHAT' is no list of columns", value_schema="n WHAT")
+    failing(spark, world, sqlite_url, "value_schema: column _offset is reserved", value_schema="_offset INT")
+    world.publish(3)
+    for problem, make in {
+        "table totals: has no column 'n'": lambda rows: outputs(tables=[TableOutput(TOTALS, rows.select("n"))]),
+        "no journal matches": lambda rows: outputs(journals=[JournalOutput(rows, "name:prefix=none/")]),
+        "there is no journal none/at-all": lambda rows: outputs(journals=[JournalOutput(rows, ["none/at-all"])]),
+        "the rows have no column 'key'": lambda rows: outputs(journals=[JournalOutput(rows, [ALERTS[0]])]),
+        "has no key to map it by": lambda rows: outputs(
+            journals=[JournalOutput(rows.selectExpr("null AS key", "'{}' AS value"), [ALERTS[0]])]
+        ),
+        "'nope' is not JSON": lambda rows: outputs(
+            journals=[JournalOutput(rows.selectExpr("'nope' AS value"), [ALERTS[0]], "random")]
+        ),
+    }.items():
+        failing(spark, world, sqlite_url, problem, outputs=make)
+    assert world.alerts() == []
