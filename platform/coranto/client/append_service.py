@@ -101,9 +101,10 @@ class AppendService:
             while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
                 self._released.clear()
                 await self._released.wait()
-            return self._take(journal, content)
+            return self.append_nowait(journal, content)
 
-    def _take(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
+    def append_nowait(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
+        """As `append`, for a caller that bounds what is pending by itself."""
         state = self._journals.setdefault(journal, _Journal())
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         # A caller may leave failures to `flush`, which raises them; that is not an exception nobody looked at.

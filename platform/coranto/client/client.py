@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from coranto.client.appender import Appender
+from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
 from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
@@ -201,7 +201,7 @@ class JournalClient:
             try:
                 async with self._appender(journal, conditions) as append:
                     if isinstance(pieces, Sequence):
-                        for piece in pieces:
+                        for piece in _joined(pieces):
                             await append.write(piece)
                     else:
                         await append.write(b"")
@@ -356,3 +356,16 @@ class JournalClient:
         if delay is None:
             raise error
         await self._clock.sleep(delay)
+
+
+def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The pieces, small ones put together, so that each does not cost a message of its own."""
+    together: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if together and size + len(piece) > MAX_MESSAGE_BYTES:
+            yield b"".join(together)
+            together, size = [], 0
+        together.append(piece)
+        size += len(piece)
+    yield together[0] if len(together) == 1 else b"".join(together)

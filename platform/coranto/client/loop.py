@@ -11,7 +11,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,6 +46,10 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Have a function called on the loop soon."""
+        self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         """Cancel what runs and end the thread."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
 from collections import deque
@@ -182,7 +183,7 @@ class SyncJournalClient:
                 patience=patience,
             )
 
-        return SyncAppendService(shared_loop(), self._run(make()))
+        return SyncAppendService(shared_loop(), self._run(make()), pending_bytes)
 
     # -- Running them ----------------------------------------------------------------------------------------------
 
@@ -253,11 +254,19 @@ async def _abort(appender: Appender) -> None:
 
 
 class SyncAppendService:
-    """A blocking `AppendService`. Leaving the `with` block flushes, or drops what is pending after an exception."""
+    """A blocking `AppendService`. Leaving the `with` block flushes, or drops what is pending after an exception.
 
-    def __init__(self, loop: LoopThread, service: AppendService) -> None:
+    May be used by several threads. Handing over content does not wait for the loop's thread, only for room.
+    """
+
+    def __init__(self, loop: LoopThread, service: AppendService, pending_bytes: int) -> None:
         self._loop = loop
         self._service = service
+        self._capacity = pending_bytes
+        self._room = threading.Condition()
+        self._pending_bytes = 0
+        self._handed: deque[tuple[str, bytes, concurrent.futures.Future[Appended]]] = deque()
+        self._awake = False
 
     def __enter__(self) -> SyncAppendService:
         return self
@@ -268,33 +277,65 @@ class SyncAppendService:
         if error is None:
             self.flush()
         else:
-            self._loop.run(self._service.cancel())
+            self._loop.run(self._cancel())
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
         """Take in content, blocking while too much is pending, and return a future of its commit."""
         done: concurrent.futures.Future[Appended] = concurrent.futures.Future()
-        self._loop.run(self._take(journal, content, done))
+        # Content that was taken in is not recalled by cancelling its future.
+        done.set_running_or_notify_cancel()
+        with self._room:
+            while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
+                self._room.wait()
+            self._pending_bytes += len(content)
+            self._handed.append((journal, content, done))
+            wake = not self._awake
+            self._awake = True
+        if wake:
+            self._loop.call(self._take_over)
         return done
 
-    async def _take(self, journal: str, content: bytes, done: concurrent.futures.Future[Appended]) -> None:
-        def copy(source: asyncio.Future[Appended]) -> None:
-            if source.cancelled():
-                done.cancel()
-            elif error := source.exception():
-                done.set_exception(error)
-            else:
-                done.set_result(source.result())
-
-        (await self._service.append(journal, content)).add_done_callback(copy)
-
     def flush(self) -> None:
-        self._loop.run(self._service.flush())
+        """Return once everything taken in is committed. Raises the first failure of a journal that is not reset."""
+        self._loop.run(self._flush())
 
     def reset(self, journal: str) -> None:
-        async def reset() -> None:
-            self._service.reset(journal)
+        """Accept appends to a journal again after a failure that its callers have dealt with."""
+        self._loop.run(self._reset(journal))
 
-        self._loop.run(reset())
+    # -- On the loop's thread --------------------------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        with self._room:
+            handed, self._handed, self._awake = self._handed, deque(), False
+        for journal, content, done in handed:
+            self._service.append_nowait(journal, content).add_done_callback(
+                functools.partial(self._settle, len(content), done)
+            )
+
+    def _settle(
+        self, size: int, done: concurrent.futures.Future[Appended], committed: asyncio.Future[Appended]
+    ) -> None:
+        with self._room:
+            self._pending_bytes -= size
+            self._room.notify_all()
+        if committed.cancelled():
+            done.set_exception(concurrent.futures.CancelledError())
+        elif error := committed.exception():
+            done.set_exception(error)
+        else:
+            done.set_result(committed.result())
+
+    async def _flush(self) -> None:
+        self._take_over()
+        await self._service.flush()
+
+    async def _cancel(self) -> None:
+        self._take_over()
+        await self._service.cancel()
+
+    async def _reset(self, journal: str) -> None:
+        self._service.reset(journal)
 
 
 class _Handover:

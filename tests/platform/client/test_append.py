@@ -56,9 +56,19 @@ async def test_large_content_is_sent_in_messages_of_at_most_a_mebibyte(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     content = bytes(range(256)) * (14 << 10)
-    await client.append(NAME, [b"", b"head", content])
+    await client.append(NAME, [b"", b"he", b"ad", content])
     assert broker.content_sizes == [4, 1 << 20, 1 << 20, 1 << 20, 1 << 19]
     assert journal.content == b"head" + content
+
+
+async def test_small_pieces_are_sent_together(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
+    await client.append(NAME, [bytes([number % 256]) * 700 for number in range(3000)])
+    assert broker.content_sizes == [
+        (1 << 20) // 700 * 700,
+        (1 << 20) // 700 * 700,
+        3000 * 700 % ((1 << 20) // 700 * 700),
+    ]
+    assert journal.content == b"".join(bytes([number % 256]) * 700 for number in range(3000))
 
 
 async def test_an_iterable_is_one_append(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from coranto.client import SyncAppendService, SyncJournalClient
+from coranto.client import Appended, SyncAppendService, SyncJournalClient
 from coranto.client.loop import LoopThread, shared_loop
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -209,6 +209,22 @@ def test_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
     assert remote.fake.count("Append") < 1000
 
 
+def test_the_append_service_blocks_while_too_much_is_pending(sync: SyncJournalClient, remote: Broker) -> None:
+    remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
+    service = sync.append_service(pending_bytes=10)
+    first = service.append(NAME, b"12345678")
+    remote.reached(Point.APPEND_BEGUN)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(service.append, NAME, b"9abcdef")
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.05)
+        assert not first.cancel()
+        remote.cut()
+        assert second.result(timeout=5).result(timeout=5).begin == 8
+    service.flush()
+    assert remote.content == b"123456789abcdef"
+
+
 def test_failures_of_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
     remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
     service = sync.append_service()
@@ -220,14 +236,17 @@ def test_failures_of_the_append_service(sync: SyncJournalClient, remote: Broker)
     service.append(NAME, b"content").result(timeout=5)
     service.flush()
     remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
+    dropped: list[Future[Appended]] = []
     with pytest.raises(ZeroDivisionError):
-        _append_and_fail(service)
+        _append_and_fail(service, dropped)
+    with pytest.raises(CancelledError):
+        dropped[0].result(timeout=5)
     assert remote.content == b"content"
 
 
-def _append_and_fail(service: SyncAppendService) -> None:
+def _append_and_fail(service: SyncAppendService, dropped: list[Future[Appended]]) -> None:
     with service:
-        service.append(NAME, b"never")
+        dropped.append(service.append(NAME, b"never"))
         raise ZeroDivisionError
 
 
