@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import hashlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -102,13 +103,10 @@ class Appender:
         self._require(_State.IDLE, _State.STREAMING)
         try:
             call = await self._started()
-            if len(content) <= MAX_MESSAGE_BYTES:
-                if content:
-                    await call.write(pb.AppendRequest(content=content))
-            else:
-                view = memoryview(content)
-                for begin in range(0, len(content), MAX_MESSAGE_BYTES):
-                    await call.write(pb.AppendRequest(content=bytes(view[begin : begin + MAX_MESSAGE_BYTES])))
+            for piece in _pieces(content):
+                self._digest.update(piece)
+                self._length += len(piece)
+                await call.write(pb.AppendRequest(content=piece))
         except CALL_ENDED as error:
             raise await self._refusal(error) from error
         except asyncio.CancelledError:
@@ -116,8 +114,6 @@ class Appender:
             if cancelled_from_outside():
                 raise
             raise self._closed() from None
-        self._digest.update(content)
-        self._length += len(content)
 
     async def commit(self) -> AppendResult:
         """Commit what was written, which may be nothing (a barrier), and return where it is.
@@ -230,3 +226,13 @@ class Appender:
             registers=response.registers,
             header=response.header,
         )
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    if len(content) <= MAX_MESSAGE_BYTES:
+        if content:
+            yield content
+        return
+    view = memoryview(content)
+    for begin in range(0, len(content), MAX_MESSAGE_BYTES):
+        yield bytes(view[begin : begin + MAX_MESSAGE_BYTES])
