@@ -11,6 +11,7 @@ class HurriedClock:
 
     def __init__(self) -> None:
         self.slept = 0.0
+        self.has_slept = asyncio.Event()
 
     def now(self) -> float:
         return time.time()
@@ -20,4 +21,5 @@ class HurriedClock:
 
     async def sleep(self, seconds: float) -> None:
         self.slept += seconds
+        self.has_slept.set()
         await asyncio.sleep(0)

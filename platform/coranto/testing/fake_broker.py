@@ -12,7 +12,7 @@ import bisect
 import contextlib
 import enum
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +144,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.endpoint = ""
         self._revision = 1
         self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
-        self._reached: defaultdict[Point, asyncio.Event] = defaultdict(asyncio.Event)
+        self._reached: Counter[Point] = Counter()
+        self._progress = asyncio.Condition()
         self._written = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
         self._proxy = _Proxy()
@@ -155,9 +156,10 @@ class FakeBroker(pb_grpc.JournalServicer):
         """The next calls that reach `point` meet these actions in turn; None lets one pass."""
         self._actions[point].extend(actions)
 
-    async def reached(self, point: Point) -> None:
-        """Return once any call has reached `point`."""
-        await self._reached[point].wait()
+    async def reached(self, point: Point, times: int = 1) -> None:
+        """Return once `point` was reached so many times since the start."""
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._reached[point] >= times)
 
     def create(self, name: str, **fields: Any) -> FakeJournal:
         """Add a journal; `fields` are those of a JournalSpec."""
@@ -414,7 +416,9 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def _reach(self, point: Point, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
         """Do what is due here. A status to answer with is returned, `Break.END` as OK."""
-        self._reached[point].set()
+        async with self._progress:
+            self._reached[point] += 1
+            self._progress.notify_all()
         actions = self._actions[point]
         action = actions.popleft() if actions else None
         if isinstance(action, grpc.StatusCode):

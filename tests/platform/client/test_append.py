@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -384,11 +385,12 @@ async def test_an_iterable_is_not_asked_again_for_what_it_gave(
     assert (journal.content, broker.count("Append")) == (b"", 1)
 
 
-async def test_an_iterable_is_kept_while_no_broker_listens(broker: FakeBroker, journal: FakeJournal) -> None:
+async def test_an_iterable_is_kept_while_no_broker_listens(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
+) -> None:
     await broker.refuse()
-    async with JournalClient(broker.endpoint, patience=30) as client:
-        append = asyncio.create_task(client.append(NAME, _pieces(b"a", b"b")))
-        await asyncio.sleep(0.01)
-        await broker.accept()
-        await append
+    append = asyncio.create_task(client.append(NAME, _pieces(b"a", b"b"), patience=math.inf))
+    await clock.has_slept.wait()
+    await broker.accept()
+    await append
     assert journal.content == b"ab"

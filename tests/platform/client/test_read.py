@@ -133,16 +133,17 @@ async def test_a_blocking_read_ends_at_its_end_offset(
     assert joined(await reading) == b"0123"
 
 
-async def test_a_blocking_read_sits_out_a_restart(broker: FakeBroker, journal: FakeJournal) -> None:
-    async with JournalClient(broker.endpoint) as client:
-        reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
-        await broker.write(NAME, b"012")
-        await broker.reached(Point.READ_CONTENT)
-        await broker.refuse()
-        await broker.write(NAME, b"345")
-        await asyncio.sleep(0.2)
-        await broker.accept()
-        assert joined(await reading) == b"012345"
+async def test_a_blocking_read_sits_out_a_restart(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
+) -> None:
+    reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
+    await broker.write(NAME, b"012")
+    await broker.reached(Point.READ_CONTENT)
+    await broker.refuse()
+    await broker.write(NAME, b"345")
+    await clock.has_slept.wait()
+    await broker.accept()
+    assert joined(await reading) == b"012345"
 
 
 async def test_a_tail_does_not_skip_what_is_written_while_it_reconnects(
@@ -151,8 +152,7 @@ async def test_a_tail_does_not_skip_what_is_written_while_it_reconnects(
     await broker.write(NAME, b"old")
     broker.at(Point.READ_BEGUN, None, Break.CUT)
     reading = asyncio.create_task(gather(client.read(NAME, -1, block=True), limit=3))
-    while broker.count("Read") < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await broker.reached(Point.READ_BEGUN, times=2)
     await broker.write(NAME, b"new")
     assert joined(await reading, 3) == b"new"
 

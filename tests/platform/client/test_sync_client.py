@@ -50,8 +50,8 @@ class Broker:
     def write(self, content: bytes) -> None:
         self.loop.run(self.fake.write(NAME, content))
 
-    def reached(self, point: Point) -> None:
-        self.loop.run(self.fake.reached(point))
+    def reached(self, point: Point, times: int = 1) -> None:
+        self.loop.run(self.fake.reached(point, times))
 
     def cut(self) -> None:
         async def cut() -> None:
@@ -130,8 +130,14 @@ def test_a_read_that_is_left_early_ends(sync: SyncJournalClient, remote: Broker)
     chunks = sync.read(NAME, block=True)
     assert next(chunks).offset == 0
     chunks.close()  # type: ignore[attr-defined]
+
+    def write_later() -> None:
+        remote.reached(Point.READ_BEGUN, times=3)
+        remote.write(b"later")
+
+    # The first read, the tail's look at the write head, and the tail.
     tail = sync.read(NAME, -1, block=True)
-    writer = threading.Timer(0.05, remote.write, [b"later"])
+    writer = threading.Thread(target=write_later)
     writer.start()
     assert next(tail).content == b"later"
     tail.close()  # type: ignore[attr-defined]
