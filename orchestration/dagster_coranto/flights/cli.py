@@ -1,0 +1,70 @@
+"""`coranto demo …`: the main job, on real flights."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from coranto.dirlock import DirectoryLock
+from coranto.telemetry import configure_logging
+from rich.console import Console
+
+app = typer.Typer(help="The main job, end to end, on real flights.", no_args_is_help=True)
+
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder of everything the demo keeps.")]
+Brokers = Annotated[int, typer.Option("--brokers", min=1, help="How many brokers to run.")]
+_DATA = Path(".coranto/demo")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@app.command()
+def run(
+    data_dir: DataDir = _DATA,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Only so many flights; 0 takes all.")] = 0,
+    brokers: Brokers = 1,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left, and begin anew.")] = False,
+) -> None:
+    """Start a cluster, publish the flights, consume them exactly once, kill the consumer, prove the result.
+
+    The exit code is 0 when everything was proven, and 1 when not.
+    """
+    from dagster_coranto.flights.materialize import forget
+    from dagster_coranto.flights.run import Demo, print_report
+
+    configure_logging("warning")
+    # A terminated demo cleans up as one that Ctrl-C stops.
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console()
+    data_dir = data_dir.absolute()
+    if fresh and data_dir.exists():
+        with DirectoryLock(data_dir):
+            forget(data_dir)
+        shutil.rmtree(data_dir)
+    try:
+        outcome = Demo(data_dir, limit=limit, brokers=brokers, console=console).run()
+    except KeyboardInterrupt:
+        console.print("\nStopped, and everything that was started with it. Run it again to go on.")
+        raise typer.Exit(130) from None
+    print_report(outcome, data_dir, console)
+    raise typer.Exit(0 if outcome.holds else 1)
+
+
+@app.command()
+def ui(
+    data_dir: DataDir = _DATA,
+    brokers: Brokers = 1,
+    port: Annotated[int, typer.Option("--port", help="Port of the UI, on this machine.")] = 3000,
+) -> None:
+    """Open the demo's cluster in Dagster's UI, until Ctrl-C."""
+    from dagster_coranto.flights.ui import serve
+
+    configure_logging("warning")
+    signal.signal(signal.SIGTERM, _interrupt)
+    serve(data_dir.absolute(), brokers=brokers, port=port, console=Console())

@@ -1,0 +1,184 @@
+"""The main job from beginning to end: cluster, two passes over the flights, a kill in the second, and the proof.
+
+Everything is done by the parts that anybody would use: the cluster is `coranto up`'s, and assets are materialised by
+Dagster in processes of their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment.
+Whoever runs it again finds it done: journals and tables are kept below the data directory, and each step does what is
+left to do.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.cluster import ClusterInfo, EmbeddedCluster
+from coranto.errors import ClusterError
+from coranto_consumers.stores.sql import SqlStore
+from rich.console import Console
+from rich.table import Table
+
+from dagster_coranto.flights.data import load_flights
+from dagster_coranto.flights.materialize import Job, consumer_name, store_url
+from dagster_coranto.flights.proof import Finding, prove
+from dagster_coranto.instance import dagster_environment
+
+FIRST = Job()
+SECOND = Job(prefix="second/", table="carrier_delays_second", max_transaction_bytes=2 << 20)
+_KILL_AFTER = 0.25
+_POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a demo found, step by step."""
+
+    findings: list[tuple[str, Finding]] = field(default_factory=list)
+    seconds: float = 0.0
+    killed: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.findings) and all(finding.holds for _, finding in self.findings)
+
+
+class Demo:
+    """One run of the main job below `data_dir`. `limit` takes only so many flights (0: all)."""
+
+    def __init__(self, data_dir: Path, *, limit: int = 0, brokers: int = 1, console: Console | None = None) -> None:
+        self._data_dir = data_dir
+        self._limit = limit
+        self._brokers = brokers
+        self._console = console or Console()
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> Outcome:
+        """Run both passes and prove them. Raises ClusterError or CorantoError when a part cannot run at all."""
+        begun = time.monotonic()
+        outcome = Outcome()
+        flights = load_flights(self._limit)
+        self._say(f"[bold]{len(flights):,} flights[/] that left New York in 2013; everything below {self._data_dir}")
+        with self._cluster() as info:
+            config = ClientConfig(info.endpoint, info.file_root)
+            self._say("\n[bold]1. First pass:[/] specs → flights/events → carrier_delays, flights/alerts")
+            self._materialize(FIRST)
+            outcome.findings += [("first pass", f) for f in self._prove(config, FIRST)]
+            self._say("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
+            self._materialize(SECOND, ["journal_specs", "flights/events"])
+            outcome.killed = self._consume_and_kill(config)
+            self._say(outcome.killed)
+            self._materialize(SECOND)
+            outcome.findings += [("second pass", f) for f in self._prove(config, SECOND)]
+        outcome.seconds = time.monotonic() - begun
+        return outcome
+
+    @contextmanager
+    def _cluster(self) -> Iterator[ClusterInfo]:
+        with EmbeddedCluster(self._data_dir, brokers=self._brokers) as cluster:
+            self._say(f"[bold]Cluster[/] of etcd and {self._brokers} broker(s) is up at {cluster.info.endpoint}")
+            try:
+                yield cluster.info
+            finally:
+                for child in self._children:
+                    _end(child)
+
+    def _environment(self) -> dict[str, str]:
+        return dagster_environment(self._data_dir)
+
+    def _start(self, job: Job, selection: Sequence[str]) -> subprocess.Popen[bytes]:
+        job = Job(job.prefix, job.table, self._limit, job.max_transaction_bytes)
+        command = [sys.executable, "-m", "dagster_coranto.flights.materialize", job.to_json(), *selection]
+        child = subprocess.Popen(command, env=self._environment())
+        self._children.append(child)
+        return child
+
+    def _materialize(self, job: Job, selection: Sequence[str] = ()) -> None:
+        code = self._start(job, selection).wait()
+        if code != 0:
+            raise ClusterError(
+                f"Dagster's run of {', '.join(selection) or 'all assets'} failed (exit code {code}); "
+                "its events are above, and in `make ui`"
+            )
+
+    def _prove(self, config: ClientConfig, job: Job) -> list[Finding]:
+        flights = load_flights(self._limit)
+        return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
+
+    def _consume_and_kill(self, config: ClientConfig) -> str:
+        """Start the second pass's consumer and `kill -9` it once it has committed some of the journals."""
+        store, shard = SqlStore(store_url(self._data_dir)), consumer_name(SECOND)
+        with SyncJournalClient.of(config) as client:
+            journals = client.list(f"name:prefix={SECOND.prefix}flights/events/").journals
+            total = sum(client.head(journal.name) for journal in journals)
+        if _consumed(store, shard) >= total:
+            return "The second pass was finished by an earlier run (killed then); `--fresh` begins anew."
+        child = self._start(SECOND, ["carrier_delays", "flights/alerts"])
+        while child.poll() is None:
+            consumed = _consumed(store, shard)
+            if _KILL_AFTER * total <= consumed < total:
+                child.send_signal(signal.SIGKILL)
+                child.wait()
+                return (
+                    f"[bold red]kill -9[/] of the consumer (pid {child.pid}) with {consumed:,} of {total:,} bytes "
+                    f"committed; starting it again"
+                )
+            time.sleep(_POLL_S)
+        raise ClusterError(
+            f"the consumer ended (exit code {child.returncode}) before it could be killed; its events are above"
+        )
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+
+def _consumed(store: SqlStore, shard: str) -> int:
+    """Bytes of source journals that the consumer's checkpoint has behind it."""
+    found = store.read(shard)
+    return 0 if found is None else sum(source.read_through for source in found.checkpoint.sources.values())
+
+
+def _end(child: subprocess.Popen[bytes], patience_s: float = 10.0) -> None:
+    """Stop a child that this process started, kindly first."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def print_report(outcome: Outcome, data_dir: Path, console: Console) -> None:
+    """The proof as a table, and what to try next."""
+    table = Table(title="Proof", title_justify="left")
+    table.add_column("")
+    table.add_column("pass")
+    table.add_column("claim")
+    table.add_column("seen")
+    for name, finding in outcome.findings:
+        table.add_row("[green]✓[/]" if finding.holds else "[red]✗[/]", name, finding.claim, finding.detail)
+    console.print()
+    console.print(table)
+    verdict = "[bold green]It all holds[/]" if outcome.holds else "[bold red]It does not hold[/]"
+    console.print(f"{verdict} ({outcome.seconds:.0f} s).", highlight=False)
+    shown = data_dir if not data_dir.is_relative_to(Path.cwd()) else data_dir.relative_to(Path.cwd())
+    console.print(
+        f"""
+Try next:
+  make ui                                                   the same cluster in Dagster's UI
+  .venv/bin/coranto up --data-dir {shown}            the same cluster, for the commands below in another shell:
+  export CORANTO_DATA={data_dir}
+  .venv/bin/coranto journals list
+  .venv/bin/coranto journals read flights/alerts/part-000 --committed | head
+  .venv/bin/coranto journals fragments flights/events/part-000
+""",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,78 @@
+"""The main job as the demo runs it, on a slice of the flights: both passes, the kill between them, the proof."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from coranto.client import ClientConfig
+from coranto.cluster import EmbeddedCluster
+from coranto_consumers.testing import PostgresServer
+from dagster_coranto.flights.data import load_flights
+from dagster_coranto.flights.proof import prove, prove_table
+from dagster_coranto.flights.run import FIRST, Demo
+from rich.console import Console
+
+pytestmark = pytest.mark.system
+
+FLIGHTS = 24_000
+
+
+def processes_that_name(path: Path) -> list[str]:
+    """Command lines of processes that mention `path`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It ended while we looked.
+        if str(path) in words:
+            found.append(words)
+    return found
+
+
+@pytest.fixture
+def quiet() -> Iterator[Console]:
+    with Path("/dev/null").open("w") as nowhere:
+        yield Console(file=nowhere)
+
+
+def test_main_job_on_sqlite(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CORANTO_STORE_URL", raising=False)
+    data = tmp_path / "demo"
+    outcome = Demo(data, limit=FLIGHTS, console=quiet).run()
+    assert outcome.holds, [finding for _, finding in outcome.findings if not finding.holds]
+    assert len(outcome.findings) == 6
+    assert "kill -9" in outcome.killed
+    assert processes_that_name(data) == []
+
+    # Run again it finds everything done, and proves it anew.
+    again = Demo(data, limit=FLIGHTS, console=quiet).run()
+    assert again.holds
+    assert "earlier run" in again.killed
+
+    # The proof notices when it does not hold: a cell of the table, then a byte of a fragment.
+    store_url = f"sqlite:///{data / 'store.db'}"
+    flights = load_flights(FLIGHTS)
+    with sqlite3.connect(data / "store.db") as database:
+        database.execute("UPDATE carrier_delays SET cancelled = cancelled + 1 WHERE carrier = 'UA'")
+    assert not prove_table(store_url, FIRST.table, flights).holds
+    victim = next(path for path in sorted((data / "fragments" / "flights" / "events").rglob("*")) if path.is_file())
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    victim.write_bytes(content)
+    with EmbeddedCluster(data) as cluster:
+        config = ClientConfig(cluster.info.endpoint, cluster.info.file_root)
+        coverage = prove(config, store_url, flights)[-1]
+    assert not coverage.holds
+    assert victim.name in coverage.detail
+
+
+def test_main_job_on_postgresql(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresServer() as server:
+        monkeypatch.setenv("CORANTO_STORE_URL", server.new_database())
+        outcome = Demo(tmp_path / "demo", limit=FLIGHTS, console=quiet).run()
+    assert outcome.holds, [finding for _, finding in outcome.findings if not finding.holds]
+    assert "kill -9" in outcome.killed
