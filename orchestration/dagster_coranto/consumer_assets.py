@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from coranto.errors import Fenced
 
+from coranto.errors import Fenced
+from coranto.telemetry import progress
 from dagster_coranto.groups import JournalGroup
+from dagster_coranto.log import DagsterLog
 from dagster_coranto.metadata import offsets_metadata, offsets_text, table
 from dagster_coranto.resource import JournalResource, heads_of
 from dagster_coranto.spark import SparkResource
@@ -103,24 +105,32 @@ def _run_consumer(
 ) -> "ConsumeReport":
     from coranto_consumers.spark.consumer import DEFAULT_TRANSACTION_BYTES, SparkConsumer
 
-    def log_progress(report: "ConsumeReport") -> None:
-        context.log.info(
-            f"transaction {report.transactions}: {report.messages:,} messages so far, "
-            f"{report.published:,} published, {report.lag_bytes:,} bytes to go"
-        )
+    with progress("Consuming", unit="bytes", log=DagsterLog(context.log)) as bar:
+        lag: int | None = None
 
-    consumer = SparkConsumer(
-        settings.application,
-        journals.client_config(),
-        settings.store_url,
-        spark.session(),
-        max_transaction_bytes=settings.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
-        on_progress=log_progress,
-    )
-    try:
-        return consumer.run_until_caught_up()
-    except Fenced as error:
-        raise dg.Failure(str(error), allow_retries=False) from error
+        def show(report: "ConsumeReport") -> None:
+            nonlocal lag
+            if lag is None:
+                bar.expect(report.lag_bytes)
+            else:
+                bar.advance(lag - report.lag_bytes)
+            lag = report.lag_bytes
+            bar.note(
+                f"{report.messages:,} messages in {report.transactions} transactions, {report.published:,} published"
+            )
+
+        consumer = SparkConsumer(
+            settings.application,
+            journals.client_config(),
+            settings.store_url,
+            spark.session,
+            max_transaction_bytes=settings.max_transaction_bytes or DEFAULT_TRANSACTION_BYTES,
+            on_progress=show,
+        )
+        try:
+            return consumer.run_until_caught_up()
+        except Fenced as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
 
 
 def consumer_metadata(report: "ConsumeReport") -> Mapping[str, Any]:

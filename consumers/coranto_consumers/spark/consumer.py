@@ -3,14 +3,13 @@
 The driver owns each transaction, executors do the work (`docs/architecture.md`):
 
 1. **Start.** Raise the fence in the SQL store and restore the checkpoint. From here no earlier instance can commit.
-Append
-   the checkpoint's acknowledgements again: the instance before may have died between its commit and them.
+   Append the checkpoint's acknowledgements again: the instance before may have died between its commit and them.
 2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets on.
 3. **Read and sequence.** Tasks read ranges and number their messages by segment; the driver decides from the ranges'
    summaries which of them are committed, and what the next checkpoint's producer states are.
-4. **Write.** Tasks stage rows in the store and publish messages as pending, each under an identity of its attempt. 5.
-**Commit** in one SQL transaction: the fence is checked, the rows of winning attempts are merged, and the checkpoint is
-   written with the acknowledgements of winning attempts.
+4. **Write.** Tasks stage rows in the store and publish messages as pending, each under an identity of its attempt.
+5. **Commit** in one SQL transaction: the fence is checked, the rows of winning attempts are merged, and the checkpoint
+   is written with the acknowledgements of winning attempts.
 6. **Acknowledge.** Only now the acknowledgements are appended.
 
 Whatever stops a consumer, the next one goes on from what did commit: reading is repeated, staged rows are deleted,
@@ -23,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
-from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput, JournalNotFound
-from coranto.messages.checkpoints import Checkpoint, Source
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.exc import SQLAlchemyError
 
+from coranto.client import ClientConfig, SyncJournalClient
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
 from coranto_consumers.spark.frames import error_of_task, parse_schema
@@ -50,8 +49,9 @@ class SparkConsumer:
     """Runs an application exactly once over its source journals.
 
     `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads about `max_transaction_bytes`
-    of journal content at most, a task about `max_partition_bytes`. `on_progress` is called after each transaction. Use
-    one instance from one thread. Instances of the same application name, here or elsewhere, fence each other off.
+    of journal content at most, a task about `max_partition_bytes`. `spark` may be a function that starts a session: it is
+    called when there is something to read. `on_progress` is called once the plan is known, and after each transaction.
+    Use one instance from one thread. Instances of the same application name, here or elsewhere, fence each other off.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SparkConsumer:
         application: Application,
         client: ClientConfig,
         store_url: str,
-        spark: SparkSession,
+        spark: SparkSession | Callable[[], SparkSession],
         *,
         max_transaction_bytes: int = DEFAULT_TRANSACTION_BYTES,
         max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
@@ -75,7 +75,7 @@ class SparkConsumer:
         self._store = SqlStore(store_url, commit=self._hooks.commit)
         self._max_transaction_bytes = max_transaction_bytes
         self._on_progress = on_progress or (lambda report: None)
-        self._inputs = InputReader(spark, client, parse_schema(application.value_schema), max_partition_bytes)
+        self._max_partition_bytes = max_partition_bytes
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process what the journals hold now, in at most `max_transactions` transactions.
@@ -106,6 +106,7 @@ class SparkConsumer:
         heads = {journal: client.head(journal) for journal in journals}
         sources = {**checkpoint.sources, **self._new_sources(client, journals, checkpoint)}
         report = ConsumeReport(0, 0, 0, 0, _offsets(journals, sources), heads, replayed, fence)
+        self._on_progress(report)
         behind = set(journals)
         while max_transactions is None or report.transactions < max_transactions:
             ranges = plan_transaction(
@@ -121,13 +122,17 @@ class SparkConsumer:
             self._on_progress(report)
         return replace(report, heads={journal: client.head(journal) for journal in journals})
 
+    def _inputs(self) -> InputReader:
+        spark = self._spark() if callable(self._spark) else self._spark
+        return InputReader(spark, self._config, parse_schema(self._application.value_schema), self._max_partition_bytes)
+
     def _transaction(
         self, client: SyncJournalClient, ranges: Sequence[Range], sources: Mapping[str, Source], report: ConsumeReport
     ) -> tuple[ConsumeReport, dict[str, Source]]:
         """Steps 2 to 6 of the module's description, for ranges that are planned."""
         self._hooks.reached(Step.PLANNED)
         cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
-        with self._inputs.read(ranges, sources, cuts) as read:
+        with self._inputs().read(ranges, sources, cuts) as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read.committed, read.messages, report.fence)
             self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))
