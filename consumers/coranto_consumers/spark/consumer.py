@@ -49,7 +49,7 @@ class SparkConsumer:
     """Runs an application exactly once over its source journals.
 
     `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads about `max_transaction_bytes`
-    of journal content at most, a task about `max_partition_bytes`. `spark` may be a function that starts a session: it is
+    of journal content at most, a task about `max_partition_bytes`. `spark` may be a function that starts a session,
     called when there is something to read. `on_progress` is called once the plan is known, and after each transaction.
     Use one instance from one thread. Instances of the same application name, here or elsewhere, fence each other off.
     """
