@@ -1,5 +1,7 @@
 """The append state machine: every append is driven through these states (seed 001 "Append State Machine").
 
+Beside the seed's states there is UPDATE_SUSPEND, because journals can be suspended and woken by appends.
+
 `TRANSITIONS` is the whole graph and `_HANDLERS` says who acts in each state. A handler does one state's work and names
 the next; going anywhere else than the table allows is a bug and raises. Every blocking state also ends in ERROR: when
 it fails, or (by cancellation of the task) when the client goes away.
@@ -21,7 +23,6 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments import ZERO_SUM, Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker import preconditions
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.pipeline import Pipeline
@@ -41,6 +42,7 @@ class State(enum.Enum):
     UPDATE_ASSIGNMENTS = "update assignments"
     AWAIT_DESIRED_REPLICAS = "await desired replicas"
     VALIDATE_PRECONDITIONS = "validate preconditions"
+    UPDATE_SUSPEND = "update suspend"
     STREAM_CONTENT = "stream content"
     READ_ACKNOWLEDGEMENTS = "read acknowledgements"
     ERROR = "error"
@@ -56,6 +58,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
             State.ACQUIRE_PIPELINE,  # We are the primary.
             State.START_PIPELINE,  # We are, and own the pipeline already.
             State.AWAIT_DESIRED_REPLICAS,  # We are not, and shall proxy.
+            State.UPDATE_SUSPEND,  # The journal is fully suspended, and shall be woken.
             State.ERROR,
         }
     ),
@@ -102,10 +105,12 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
         {
             State.STREAM_CONTENT,
             State.SEND_PIPELINE_SYNC,  # An explicit offset has the replicas roll to it.
+            State.UPDATE_SUSPEND,  # The journal is to be suspended, or woken.
             State.RESOLVE,  # The resolution was invalidated while the stores were being listed.
             State.ERROR,
         }
     ),
+    State.UPDATE_SUSPEND: frozenset({State.RESOLVE, State.ERROR}),
     State.STREAM_CONTENT: frozenset({State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}),
     State.READ_ACKNOWLEDGEMENTS: frozenset({State.FINISHED, State.ERROR}),
     State.ERROR: frozenset(),
@@ -155,6 +160,7 @@ class AppendFsm:
         self.commit: Fragment | None = None
         self.store_health_error = ""
         self._read_through = request.min_etcd_revision
+        self._suspend: pb.JournalSpec.Suspend | None = None  # What UPDATE_SUSPEND is to write.
         self._await_change = False  # Resolve only from a later state of the key space than `resolution`'s.
         self._pipeline: Pipeline | None = None
         self._owner: Resolution | None = None  # Whose replica's pipeline we own.
@@ -184,7 +190,7 @@ class AppendFsm:
             problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
         elif not message.content:
             self._committing = True
-        elif not may_write(self._resolved.spec):
+        elif not may_write(self._resolved.spec) or not preconditions.may_have_content(self.request):
             self.status = pb.NOT_ALLOWED
             return self._end_of_input(None)
         else:
@@ -222,16 +228,8 @@ class AppendFsm:
 
     async def prepare_stream(self) -> None:
         """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
-        pipeline = self._owned
-        spool = pipeline.spool
-        proposal = preconditions.propose(
-            spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
-        )
-        if proposal != spool.fragment:
-            # A fragment that completes is visible at once, so it must be acknowledged by then.
-            await pipeline.settled()
-            pipeline.propose(proposal, spool.registers, acknowledge=False)
-        self._begin = self._end = spool.end
+        await self._roll_if_due()
+        self._begin = self._end = self._owned.spool.end
         self._sum = new_sum()
 
     async def finish(self) -> None:
@@ -269,6 +267,10 @@ class AppendFsm:
             proxy_header=self.request.header if self.request.HasField("header") else None,
         )
         self.resolution = resolution
+        if resolution.status == pb.SUSPENDED and self.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
+            offset = resolution.spec.suspend.offset
+            self._suspend = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.NONE, offset=offset)
+            return State.UPDATE_SUSPEND
         if resolution.status != pb.OK:
             self.status = resolution.status
             return State.ERROR
@@ -389,13 +391,32 @@ class AppendFsm:
         except Invalidated:
             return State.RESOLVE
         verdict = preconditions.check(
-            self.request, resolution.spec, pipeline.spool.committed, replica.index.begin, replica.index.head
+            self.request, resolution.spec, pipeline.spool.committed, replica.index.known, self._env.clock.now()
         )
         self._roll_to = verdict.roll_to
         if verdict.status != pb.OK:
             self.status = verdict.status
             return State.ERROR
+        if verdict.suspend is not None:
+            if verdict.roll_to:
+                await self._roll_if_due()  # So that what is only here gets stored.
+            self._roll_to = 0
+            self._suspend = verdict.suspend
+            return State.UPDATE_SUSPEND
         return State.SEND_PIPELINE_SYNC if verdict.resync else State.STREAM_CONTENT
+
+    async def _update_suspend(self) -> State:
+        """Change the journal's spec. This may lose against another change; the later revision shows what became."""
+        resolution = self._resolved
+        assert resolution.item is not None
+        spec = pb.JournalSpec()
+        spec.CopyFrom(resolution.spec)
+        spec.suspend.CopyFrom(self._suspend or pb.JournalSpec.Suspend())
+        compares = [unmodified(resolution.item.kv), *(unmodified(each.kv) for each in resolution.assignments)]
+        put = Put(resolution.item.kv.key, spec.SerializeToString(deterministic=True))
+        result = await self._env.coordinator.txn(compares, [put])
+        self._read_through = result.header.revision
+        return State.RESOLVE
 
     async def _read_acknowledgements(self) -> State:
         """Give the pipeline on, await our turn, and read what every replica says to our proposal."""
@@ -456,6 +477,17 @@ class AppendFsm:
             raise RuntimeError(f"append state machine: {self.state.value} must not go to {state.value}")
         self.state = state
 
+    async def _roll_if_due(self) -> None:
+        pipeline = self._owned
+        spool = pipeline.spool
+        proposal = preconditions.propose(
+            spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
+        )
+        if proposal != spool.fragment:
+            # A fragment that completes is visible at once, so it must be acknowledged by then.
+            await pipeline.settled()
+            pipeline.propose(proposal, spool.registers, acknowledge=False)
+
     def _write(self, content: bytes) -> None:
         assert self._sum is not None
         self._owned.write(self._end - self._begin, content)
@@ -507,6 +539,7 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
     State.UPDATE_ASSIGNMENTS: AppendFsm._update_assignments,
     State.AWAIT_DESIRED_REPLICAS: AppendFsm._await_desired_replicas,
     State.VALIDATE_PRECONDITIONS: AppendFsm._validate_preconditions,
+    State.UPDATE_SUSPEND: AppendFsm._update_suspend,
     State.READ_ACKNOWLEDGEMENTS: AppendFsm._read_acknowledgements,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
+
 from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import Item
@@ -16,7 +17,6 @@ from coranto.effects import Clock, Disk
 from coranto.errors import CorantoError, StatusError, status_error
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.metrics import Metrics
@@ -150,8 +150,13 @@ class Broker:
         """Run work until the broker stops."""
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("background work failed", work=task.get_name(), exc_info=error)
 
     # -- For the resolver ----------------------------------------------------------------------------------------------
 
@@ -205,7 +210,8 @@ class Broker:
 
         Raises CorantoError when it failed and should be repeated before long.
         """
-        fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True))
+        no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
+        fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume))
         try:
             async with asyncio.timeout(PULSE_SECONDS):
                 if await fsm.run():

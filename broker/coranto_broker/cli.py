@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import structlog
 import typer
-from coranto.errors import CorantoError
-from coranto.telemetry import configure_logging
 from pydantic import ValidationError
 
+from coranto.errors import CorantoError
+from coranto.telemetry import configure_logging
 from coranto_broker.server import run
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import Fsync

@@ -17,11 +17,11 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from coranto.errors import InvalidInput
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
-from google.protobuf.message import DecodeError
-
 from coranto_broker.spool import Committed
 
 MAGIC = b"csp1"

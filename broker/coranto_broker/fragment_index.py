@@ -16,14 +16,14 @@ Which entry answers an offset (`find` is pure):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coranto.cover_set import CoverSet
 from coranto.effects import Clock
 from coranto.errors import Unavailable
 from coranto.fragments import Fragment
-
+from coranto_broker.preconditions import Known
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool_files import Sealed
 
@@ -79,8 +79,10 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
 class FragmentIndex:
     """All known fragments of one replica. Implements `SpoolObserver` except for handing fragments to the persister."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_gap: Callable[[], None] = lambda: None) -> None:
+        """`on_gap` hears of reads below the head for which there is nothing here (yet)."""
         self._clock = clock
+        self._on_gap = on_gap
         self._all: CoverSet[Entry] = CoverSet()
         self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
         self._sealed: dict[int, tuple[Sealed, Entry, float]] = {}  # By begin; when it was stored (inf: not yet).
@@ -95,14 +97,17 @@ class FragmentIndex:
         return self._all
 
     @property
-    def begin(self) -> int:
-        """Lowest offset of any known fragment, 0 when there is none."""
-        return self._all.begin_offset
-
-    @property
     def head(self) -> int:
         """One past the highest offset that is known to have been written."""
         return max(self._all.end_offset, self._noted_head)
+
+    @property
+    def known(self) -> Known:
+        """What preconditions of appends depend on."""
+        count = len(self._all)
+        return Known(
+            self._all.begin_offset, self.head, count == 0, self._all[count - 1].fragment.mod_time if count else 0
+        )
 
     @property
     def refreshed(self) -> bool:
@@ -163,6 +168,13 @@ class FragmentIndex:
         """Completed fragments whose files are still kept."""
         return [sealed for sealed, _, _ in self._sealed.values()]
 
+    def drop_stored(self) -> None:
+        """Remove the local files of fragments that are in a store. Nobody looks here for them any more."""
+        for begin, (sealed, _, stored_at) in list(self._sealed.items()):
+            if stored_at != float("inf"):
+                del self._sealed[begin]
+                sealed.drop()
+
     async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
         """Where to read `offset` (-1: the write head). With `block`, wait until there is something to read.
 
@@ -177,6 +189,8 @@ class FragmentIndex:
             found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
             if found.entry is not None:
                 return found
+            if found.offset < found.write_head:
+                self._on_gap()
             if offset == -1:
                 offset = found.offset  # The head as it was at first, not one that moves on.
             if block:

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
+
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-
 from coranto_broker.pipeline import ReplicationFailed
 
 MAX_MESSAGE_BYTES = 16 << 20

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
+
 from coranto.codecs import Compressor
 from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreDenied
@@ -23,7 +24,6 @@ from coranto.fragments import Fragment
 from coranto.postfix import PostfixTemplate
 from coranto.stores import FragmentStore, StoreRegistry
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.metrics import Metrics
 from coranto_broker.spool_files import Sealed
 

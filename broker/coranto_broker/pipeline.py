@@ -21,7 +21,6 @@ from typing import Protocol
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.spool_files import DurableSpool, Fsync
 
 

@@ -12,8 +12,10 @@ from coranto import labels
 from coranto.fragments import Codec, Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.spool import Committed, empty_at
+
+Suspend = pb.JournalSpec.Suspend
+DEFAULT_FLUSH_SECONDS = 24 * 60 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +23,31 @@ class Verdict:
     """What follows from the preconditions.
 
     With `status` other than OK the append ends. With `resync` the pipeline must be synchronized again, rolled to
-    `roll_to`. Otherwise content may stream, and `roll_to` (0: none) asks for a roll ahead of it.
+    `roll_to`. With `suspend` the journal's suspension must be changed first; the spool is rolled to `roll_to` before.
+    Otherwise content may stream, and `roll_to` (0: none) asks for a roll ahead of it.
     """
 
     status: pb.Status.ValueType = pb.OK
     roll_to: int = 0
     resync: bool = False
+    suspend: pb.JournalSpec.Suspend | None = None
 
 
-def check(
-    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, index_begin: int, index_end: int
-) -> Verdict:
-    """Check an append against the synchronized spool and the extent [index_begin, index_end) of all known fragments.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the fragment index knows: [begin, end) of all fragments, and whether there are any.
+
+    `flushed_at` is when the last of them was stored, in Unix seconds; 0 if it is not.
+    """
+
+    begin: int = 0
+    end: int = 0
+    empty: bool = True
+    flushed_at: int = 0
+
+
+def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float) -> Verdict:
+    """Check an append against the synchronized spool and all known fragments. `now` is wall time in seconds.
 
     An index that reaches beyond the spool means that consistency was lost: only an append with that explicit offset
     may go on, which is an operator's word that no earlier broker can still hold content. Journals that cannot be
@@ -46,7 +61,7 @@ def check(
         return Verdict(pb.REGISTER_MISMATCH)
     if spool.fragment.end < spec.suspend.offset:
         return Verdict(roll_to=spec.suspend.offset, resync=True)
-    head = max(spool.fragment.end, index_end)
+    head = max(spool.fragment.end, known.end)
     if request.offset:
         if request.offset != head:
             return Verdict(pb.WRONG_APPEND_OFFSET)
@@ -54,11 +69,42 @@ def check(
             return Verdict(roll_to=head, resync=True)
     elif spool.fragment.end != head and may_write(spec):
         return Verdict(pb.INDEX_HAS_GREATER_OFFSET)
-    if spool.fragment.begin == index_begin:
+    suspension = _check_suspension(request, spec, spool, known, now)
+    if suspension is not None:
+        return suspension
+    if spool.fragment.begin == known.begin:
         # The journal's first known content goes to the store early. A store that shows writes tells brokers that
         # recover from lost consistency that this is not a new journal.
         return Verdict(roll_to=spool.fragment.end)
     return Verdict()
+
+
+def may_have_content(request: pb.AppendRequest) -> bool:
+    """Whether an append of this kind may hold content; those that suspend, or leave a suspension alone, may not."""
+    return request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
+
+
+def _check_suspension(
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float
+) -> Verdict | None:
+    """What the request's wish for suspension means for a journal that is not fully suspended."""
+    level, end = spec.suspend.level, spool.fragment.end
+    suspended = level != Suspend.NONE
+    if request.suspend == pb.AppendRequest.SUSPEND_RESUME:
+        return Verdict(suspend=Suspend(level=Suspend.NONE, offset=end)) if suspended else None
+    if request.suspend == pb.AppendRequest.SUSPEND_NO_RESUME:
+        return Verdict(pb.SUSPENDED) if suspended else None
+    if request.suspend == pb.AppendRequest.SUSPEND_KEEP:
+        return None
+    if known.empty:
+        return Verdict(suspend=Suspend(level=Suspend.FULL, offset=end))
+    if suspended:
+        return Verdict(pb.SUSPENDED)
+    # A journal that got no append for a whole flush interval counts as idle.
+    idle_since = now - (spec.fragment.flush_interval.ToSeconds() or DEFAULT_FLUSH_SECONDS)
+    if request.suspend == pb.AppendRequest.SUSPEND_NOW or 0 < known.flushed_at <= idle_since:
+        return Verdict(suspend=Suspend(level=Suspend.PARTIAL, offset=end), roll_to=end)
+    return None
 
 
 def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragment, now: float) -> Fragment:

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
+
 from coranto.effects import Clock
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
@@ -31,6 +31,7 @@ from coranto_broker.spool_recovery import recover
 PULSE_SECONDS = 60.0
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
+REFRESH_FOR_GAP_SECONDS = 10.0
 _log = structlog.get_logger(__name__)
 
 
@@ -58,7 +59,7 @@ class Replica:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route."""
         self.folder = folder
         self.journal = folder.journal
-        self.index = FragmentIndex(folder.clock)
+        self.index = FragmentIndex(folder.clock, on_gap=self._gap)
         self.spool: Slot[DurableSpool] = Slot()
         self.pipeline: Slot[Pipeline | None] = Slot()
         self.flow_control = FlowControl()
@@ -69,7 +70,9 @@ class Replica:
         self._stores = stores
         self._persister = persister
         self._pulse = pulse
-        self._refresh_soon = asyncio.Event()
+        self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
+        self._refreshed_at = 0.0
+        self._refresh_sooner = asyncio.Event()
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
@@ -98,6 +101,7 @@ class Replica:
                 await self._stop_spool(drop)
         finally:
             self.index.close()
+            self.index.drop_stored()
             self.stopped.set()
 
     async def flush(self) -> None:
@@ -137,7 +141,19 @@ class Replica:
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.index.stored(sealed, fragment)
-        self._refresh_soon.set()  # To free its file.
+        if self.stopped.is_set():
+            self.index.drop_stored()
+        else:
+            self._refresh_by(self._clock.monotonic() + REFRESH_AFTER_STORING_SECONDS)  # To free its file.
+
+    def _gap(self) -> None:
+        """A reader wants content that is not here; another broker may have stored it since the last listing."""
+        self._refresh_by(self._refreshed_at + REFRESH_FOR_GAP_SECONDS)
+
+    def _refresh_by(self, at: float) -> None:
+        if at < self._refresh_at:
+            self._refresh_at = at
+            self._refresh_sooner.set()
 
     # -- What goes on in the background --------------------------------------------------------------------------------
 
@@ -199,8 +215,7 @@ class Replica:
             if spec is None:
                 return  # The journal is gone, and soon this replica.
             interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
-            begun_at = self._clock.monotonic()
-            self._refresh_soon.clear()
+            begun_at = self._refreshed_at = self._clock.monotonic()
             try:
                 listed = [
                     fragment
@@ -214,16 +229,18 @@ class Replica:
                 # Appends wait for the first listing.
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
-            await self._pause_refresh(interval)
+            self._refresh_at = self._clock.monotonic() + interval
+            await self._pause_refresh()
 
-    async def _pause_refresh(self, interval: float) -> None:
-        """Wait for `interval` seconds, or shortly after a fragment has been stored."""
-        try:
-            async with asyncio.timeout(interval):
-                await self._refresh_soon.wait()
-                await self._clock.sleep(min(interval, REFRESH_AFTER_STORING_SECONDS))
-        except TimeoutError:
-            return
+    async def _pause_refresh(self) -> None:
+        """Wait until it is time to list the stores, which may become earlier meanwhile."""
+        while (seconds := self._refresh_at - self._clock.monotonic()) > 0:
+            self._refresh_sooner.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._refresh_sooner.wait()
+            except TimeoutError:
+                return
 
     async def _keep_pulsing(self) -> None:
         failures = 0

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
+
 from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
 from coranto.coordination.layout import MemberId
 from coranto.errors import InvalidInput, Unavailable
 from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.ownership import Signal
 from coranto_broker.replica import Replica
 

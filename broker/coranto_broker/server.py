@@ -8,6 +8,8 @@ import resource
 import signal
 
 import structlog
+from prometheus_client import start_http_server
+
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
@@ -19,8 +21,6 @@ from coranto.errors import ClusterError
 from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
-from prometheus_client import start_http_server
-
 from coranto_broker.broker import Broker
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings

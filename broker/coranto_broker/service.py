@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
 from coranto_broker.handlers.errors import Context, reported
 

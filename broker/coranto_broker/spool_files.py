@@ -29,7 +29,6 @@ from typing import Protocol
 from coranto.effects import Clock, Disk
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker import commit_log
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Decision, Outcome, Spool

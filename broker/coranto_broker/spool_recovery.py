@@ -20,8 +20,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import structlog
-from coranto.errors import CorruptSpool
 
+from coranto.errors import CorruptSpool
 from coranto_broker import commit_log
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Hash, Spool, empty_at, new_sum
@@ -203,11 +203,13 @@ def _last_records(folder: SpoolFolder, found: _Found) -> tuple[commit_log.LogCon
 
 def _sealed(folder: SpoolFolder, verified: _Verified) -> Sealed:
     committed = verified.committed
+    content = folder.content(committed.fragment.begin)
+    content.seal()
     return Sealed(
         committed.fragment,
         committed.first_append_time,
         committed.registers,
-        folder.content(committed.fragment.begin),
+        content,
         verified.log,
         folder.create_revision,
     )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
+
 from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.stores import FragmentStore, StoreRegistry
-
 from coranto_broker.ownership import Invalidated, Signal
 
 PROBE_SECONDS = 60.0

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+
 from coranto.effects import DiskFile, LocalDisk
+from coranto.fragments import Fragment, parse_content_path
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 
@@ -151,6 +152,25 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], second
             if await found if inspect.isawaitable(found) else found:
                 return
             await asyncio.sleep(0.01)  # What is waited for is in files or in another process, and tells nobody.
+
+
+async def create(client: RawClient, spec: pb.JournalSpec) -> None:
+    """Create a journal and wait until it can be appended to."""
+    response = await client.apply(spec)
+    assert response.status == pb.OK
+    ready = await client.append_when_ready(spec.name)
+    assert ready.status == pb.OK
+
+
+def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dict[Path, Fragment]:
+    """The files of a journal in the store `file:///frags/`, and the fragments that their names stand for."""
+    assert settings.file_root is not None
+    folder = settings.file_root / "frags" / journal
+    return {
+        path: parse_content_path(journal, str(path.relative_to(folder)))
+        for path in sorted(folder.rglob("*-*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -65,6 +66,11 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def free_port() -> int:
+    return _free_port()
 
 
 @pytest.fixture

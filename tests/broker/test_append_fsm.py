@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from coranto import labels
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
@@ -83,6 +84,7 @@ class World:
             wait_refreshed=self._wait_refreshed,
         )
         self.health = ""
+        self.on_txn: Callable[[], None] = lambda: None
         self.replica.pipeline.put(None)
         self.replica.spool.put(self.spool)
         self.spec = pb.JournalSpec(name=JOURNAL, replication=1)
@@ -143,6 +145,7 @@ class World:
         self.txns.append((compares, ops))
         self.consistent = True
         self.revision += 1
+        self.on_txn()
         return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
 
     async def store_problem(self, url: str, until: Signal | None) -> str:
@@ -390,6 +393,50 @@ async def test_too_few_replicas_fail_and_too_many_wait(world: World) -> None:
     assert fsm.state is State.FINISHED
     assert not world.changes
     assert world.built == 3
+
+
+async def test_a_journal_is_suspended_and_woken(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+    now = pb.AppendRequest.SUSPEND_NOW
+
+    def written() -> pb.JournalSpec:
+        return pb.JournalSpec.FromString(world.txns[-1][1][0].value)
+
+    def apply() -> None:
+        world.spec = written()
+        world.status = pb.SUSPENDED if world.spec.suspend.level == pb.JournalSpec.Suspend.FULL else pb.OK
+
+    world.on_txn = apply
+    fsm = await world.append(suspend=now)
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.SUSPENDED)
+    assert world.spec.suspend == pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=6)
+    assert world.spool.fragment.length == 0, "what was only local has been completed"
+
+    assert (await world.append(suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
+    kept = await world.append(suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert (kept.state, world.spec.suspend.level) == (State.FINISHED, pb.JournalSpec.Suspend.PARTIAL)
+    assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_KEEP)).status == pb.NOT_ALLOWED
+
+    woken = await world.append(b"ghi")
+    assert woken.commit is not None
+    assert (woken.state, woken.commit.begin) == (State.FINISHED, 6)
+    assert world.spec.suspend.level == pb.JournalSpec.Suspend.NONE
+
+
+async def test_a_fully_suspended_journal_goes_on_at_its_offset(world: World) -> None:
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=70))
+    world.status = pb.SUSPENDED
+    assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
+
+    def apply() -> None:
+        world.spec = pb.JournalSpec.FromString(world.txns[-1][1][0].value)
+        world.status = pb.OK
+
+    world.on_txn = apply
+    fsm = await world.append(b"abc")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin) == (State.FINISHED, 70)
 
 
 async def test_an_unhealthy_store_refuses_appends(world: World) -> None:

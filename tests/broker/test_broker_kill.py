@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+
 from coranto import labels
 from coranto.fragments import parse_content_path
 from coranto.stores import open_store

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import grpc
 import grpc.aio
 import pytest
+
 from coranto import labels
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+
 from coranto import labels
-from coranto.fragments import Codec, Fragment, parse_content_path, sum_from_wire, sum_of
+from coranto.fragments import Codec, sum_from_wire, sum_of
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing import RawClient, eventually, running_broker
+from coranto_broker.testing import RawClient, create, eventually, stored_files
 
 pytestmark = pytest.mark.integration
 
@@ -34,14 +32,6 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
-
-
-async def create(client: RawClient, spec: pb.JournalSpec) -> None:
-    """Create a journal and wait until it can be appended to."""
-    response = await client.apply(spec)
-    assert response.status == pb.OK
-    ready = await client.append_when_ready(spec.name)
-    assert ready.status == pb.OK
 
 
 # ---------------------------------------------------------------------------------------------------- List and Apply
@@ -459,16 +449,6 @@ async def test_a_blocking_read_sees_commits_and_nothing_else(client: RawClient, 
 # --------------------------------------------------------------------------------- fragments, stores and persistence
 
 
-def stored_files(settings: BrokerSettings, journal: str = J) -> dict[Path, Fragment]:
-    assert settings.file_root is not None
-    folder = settings.file_root / "frags" / journal
-    return {
-        path: parse_content_path(journal, str(path.relative_to(folder)))
-        for path in sorted(folder.rglob("*-*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
-
-
 async def test_fragments_are_stored_by_name_length_and_sum(
     client: RawClient, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
@@ -600,104 +580,3 @@ async def test_store_health(client: RawClient, broker_settings: BrokerSettings) 
     bad = await health(fragment_store="file:///blocked/")
     assert bad.status == pb.FRAGMENT_STORE_UNHEALTHY
     assert "blocked" in bad.store_health_error
-
-
-# ------------------------------------------------------------------------------------------------ exit and recreation
-
-
-async def test_a_graceful_exit_stores_everything_and_the_next_broker_goes_on(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
-    async with running_broker(broker_settings) as (process, client):
-        await create(client, spec(stores=("file:///frags/",)))
-        await client.append(J, b"first", union_registers=labels.label_set(author="me"))
-        await client.append(J, b"second")
-        await process.exit_gracefully()
-        refused = await client.append(J, b"too late")
-        assert refused.status == pb.NO_JOURNAL_PRIMARY_BROKER
-    ends = [fragment.end for fragment in stored_files(broker_settings).values()]
-    assert ends == [5, 11]
-
-    async with running_broker(broker_settings) as (_, client):
-        response = await client.append_when_ready(J, b"third", check_registers=labels.parse_selector("author=me"))
-        assert response.status == pb.OK
-        assert response.commit.begin == 11
-        assert response.registers == labels.label_set(author="me")
-        assert await client.content(J) == b"firstsecondthird"
-
-
-async def test_a_broken_store_does_not_hold_up_the_exit(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
-    impatient = broker_settings.model_copy(update={"exit_seconds": 1.0})
-    async with running_broker(impatient) as (process, client):
-        await create(client, spec(stores=("file:///frags/",)))
-        await client.append(J, b"first")
-        assert broker_settings.file_root is not None
-        store = broker_settings.file_root / "frags"
-        if store.exists():
-            shutil.rmtree(store)
-        store.write_text("not a folder any more")
-        begun = asyncio.get_running_loop().time()
-        await process.exit_gracefully()
-        assert asyncio.get_running_loop().time() - begun < 5.0
-    store.unlink()
-
-    async with running_broker(broker_settings) as (_, client):
-        response = await client.append_when_ready(J, b"second")
-        assert response.commit.begin == 5
-        assert await client.content(J) == b"firstsecond"
-        await eventually(lambda: stored_files(broker_settings))
-
-
-async def test_a_journal_of_the_same_name_begins_anew(
-    broker_settings: BrokerSettings, broker: Running, spec: MakeSpec
-) -> None:
-    _, client = broker
-    await create(client, spec())
-    await client.append(J, b"old content", union_registers=labels.label_set(author="old"))
-    delete = pb.ApplyRequest.Change(delete=J, expect_mod_revision=-1)
-    await client.stub.Apply(pb.ApplyRequest(changes=[delete]))
-    spools = broker_settings.data_dir / "spools"
-    await eventually(lambda: not [files for _, _, files in os.walk(spools) if files])
-    await create(client, spec())
-    response = await client.append(J, b"new")
-    assert (response.commit.begin, len(response.registers.labels)) == (0, 0)
-    assert await client.content(J) == b"new"
-
-
-async def test_a_journal_recreated_while_no_broker_ran_begins_anew(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
-    async with running_broker(broker_settings) as (_, client):
-        await create(client, spec())
-        await client.append(J, b"old content")
-    other = broker_settings.model_copy(update={"id": "broker-1", "data_dir": broker_settings.data_dir / "other"})
-    async with running_broker(other) as (_, client):
-        await client.stub.Apply(pb.ApplyRequest(changes=[pb.ApplyRequest.Change(delete=J, expect_mod_revision=-1)]))
-        await client.apply(spec())
-    async with running_broker(broker_settings) as (_, client):
-        response = await client.append_when_ready(J, b"new")
-        assert response.commit.begin == 0
-        assert await client.content(J) == b"new"
-
-
-async def test_content_in_the_store_beyond_our_head_needs_an_operator(
-    broker_settings: BrokerSettings, spec: MakeSpec
-) -> None:
-    assert broker_settings.file_root is not None
-    content = b"written by others"
-    stored = Fragment(J, 0, len(content), sum_of(content), Codec.NONE)
-    path = broker_settings.file_root / "frags" / stored.content_path
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    async with running_broker(broker_settings) as (_, client):
-        await client.apply(spec(stores=("file:///frags/",)))
-        refused = await client.append_when_ready(J, b"mine")
-        validate(refused)
-        assert refused.status == pb.INDEX_HAS_GREATER_OFFSET
-        assert await client.content(J) == content
-        (head,) = await client.read(J, -1)
-        confirmed = await client.append(J, offset=head.write_head)
-        assert (confirmed.status, confirmed.commit.begin) == (pb.OK, len(content))
-        after = await client.append(J, b", then by me")
-        assert (after.status, after.commit.begin) == (pb.OK, len(content))
-        assert await client.content(J) == b"written by others, then by me"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto import labels
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto_broker import commit_log
 from coranto_broker.spool import Committed
-from hypothesis import given
-from hypothesis import strategies as st
 
 RECORDS = [
     Committed(Fragment("a/journal", 7, 7 + n, sum_of(b"x" * n), Codec.GZIP), labels.label_set(count=str(n)), 12.5)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from coranto_broker.flow_control import AppendUnderflow, FlowControl
 from hypothesis import given
 from hypothesis import strategies as st
+
+from coranto_broker.flow_control import AppendUnderflow, FlowControl
 
 KIB = 1024
 

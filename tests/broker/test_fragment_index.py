@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from coranto.cover_set import CoverSet
 from coranto.effects import LocalDisk
 from coranto.errors import Unavailable
@@ -139,6 +140,18 @@ async def test_reads_that_do_not_block_wait_for_the_first_listing(index: Fragmen
     index.refresh([fragment(0, 5, RECENT)], 0.0)
     assert (await task).write_head == 5
     assert (await index.query(5, block=False)).entry is None
+
+
+async def test_a_read_below_the_head_that_finds_nothing_is_told(clock: ManualClock) -> None:
+    gaps: list[int] = []
+    index = FragmentIndex(clock, on_gap=lambda: gaps.append(1))
+    index.refresh([fragment(0, 5, RECENT)], 0.0)
+    index.note_head(10)
+    assert (await index.query(3, block=False)).entry is not None
+    assert (await index.query(10, block=False)).entry is None
+    assert gaps == []
+    assert (await index.query(7, block=False)).entry is None
+    assert gaps == [1]
 
 
 async def test_a_closed_index_sends_readers_away(index: FragmentIndex) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from coranto_broker.ownership import Invalidated, Signal, Slot
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from coranto.codecs import decompress
 from coranto.effects import LocalDisk
 from coranto.errors import StoreDenied, StoreError

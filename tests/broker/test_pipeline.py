@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+
 from coranto import labels
 from coranto.fragments import Codec, Fragment
 from coranto.wire import protocol_pb2 as pb

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+
 from coranto import labels
 from coranto.fragments import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.preconditions import Verdict, check, next_registers, propose
+from coranto_broker.preconditions import Known, Verdict, may_have_content, next_registers, propose
+from coranto_broker.preconditions import check as check_known
 from coranto_broker.spool import Committed
 
 JOURNAL = "a/journal"
+NOW = 1_700_000_000.0
+DAY = 24 * 60 * 60
+Suspend = pb.JournalSpec.Suspend
+Wish = pb.AppendRequest
 SPEC = pb.JournalSpec(name=JOURNAL, fragment=pb.JournalSpec.Fragment(length=1000, compression_codec=pb.SNAPPY))
 REGISTERS = labels.label_set(author="me")
 
@@ -17,6 +23,12 @@ REGISTERS = labels.label_set(author="me")
 def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet | None = None) -> Committed:
     total = ZERO_SUM if begin == end else b"s" * 20
     return Committed(Fragment(JOURNAL, begin, end, total, Codec.GZIP), registers or pb.LabelSet(), first)
+
+
+def check(
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, begin: int, end: int, flushed_at: int = 0
+) -> Verdict:
+    return check_known(request, spec, spool, Known(begin, end, begin == end, flushed_at), now=NOW)
 
 
 def request(**fields: object) -> pb.AppendRequest:
@@ -115,3 +127,47 @@ def test_union_wins_over_what_is_there_and_over_subtraction() -> None:
     )
     assert changed == labels.label_set(author="she")
     assert next_registers(registers, request()) == registers
+
+
+@pytest.mark.parametrize(
+    ("wish", "level", "index", "expected"),
+    [
+        # wish, level of the journal's spec, (begin, end, stored at) of the index, what follows
+        (Wish.SUSPEND_RESUME, Suspend.NONE, (0, 100, 0), Verdict()),
+        (Wish.SUSPEND_RESUME, Suspend.PARTIAL, (0, 100, 0), Verdict(suspend=Suspend(level=Suspend.NONE, offset=100))),
+        (Wish.SUSPEND_NO_RESUME, Suspend.NONE, (0, 100, 0), Verdict()),
+        (Wish.SUSPEND_NO_RESUME, Suspend.PARTIAL, (0, 100, 0), Verdict(pb.SUSPENDED)),
+        (Wish.SUSPEND_KEEP, Suspend.PARTIAL, (0, 100, 0), Verdict()),
+        (Wish.SUSPEND_NOW, Suspend.PARTIAL, (0, 100, 0), Verdict(pb.SUSPENDED)),
+        (
+            Wish.SUSPEND_NOW,
+            Suspend.NONE,
+            (0, 100, 0),
+            Verdict(suspend=Suspend(level=Suspend.PARTIAL, offset=100), roll_to=100),
+        ),
+        (Wish.SUSPEND_NOW, Suspend.NONE, (0, 0, 0), Verdict(suspend=Suspend(level=Suspend.FULL, offset=100))),
+        (Wish.SUSPEND_IF_FLUSHED, Suspend.PARTIAL, (0, 0, 0), Verdict(suspend=Suspend(level=Suspend.FULL, offset=100))),
+        (Wish.SUSPEND_IF_FLUSHED, Suspend.NONE, (0, 100, 0), Verdict()),  # Not stored yet.
+        (Wish.SUSPEND_IF_FLUSHED, Suspend.NONE, (0, 100, int(NOW) - DAY + 1), Verdict()),
+        (
+            Wish.SUSPEND_IF_FLUSHED,
+            Suspend.NONE,
+            (0, 100, int(NOW) - DAY),
+            Verdict(suspend=Suspend(level=Suspend.PARTIAL, offset=100), roll_to=100),
+        ),
+    ],
+)
+def test_suspension(
+    wish: pb.AppendRequest.Suspend.ValueType,
+    level: pb.JournalSpec.Suspend.Level.ValueType,
+    index: tuple[int, int, int],
+    expected: Verdict,
+) -> None:
+    spec = pb.JournalSpec(name=JOURNAL, suspend=Suspend(level=level))
+    begin, end, flushed_at = index
+    assert check(request(suspend=wish), spec, committed(50, 100), begin, end, flushed_at) == expected
+
+
+def test_appends_that_suspend_hold_no_content() -> None:
+    allowed = {wish for wish in Wish.Suspend.values() if may_have_content(request(suspend=wish))}
+    assert allowed == {Wish.SUSPEND_RESUME, Wish.SUSPEND_NO_RESUME}

@@ -6,14 +6,15 @@ import hashlib
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import Outcome, Spool, empty_at
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments import Codec, Fragment, sum_of
@@ -20,8 +23,6 @@ from coranto_broker.spool import Decision, Outcome, empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool_recovery import Recovered, recover
 from coranto_broker.testing import FaultyDisk, ManualClock
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from coranto.errors import StoreError
 from coranto.stores import StoreRegistry, open_store
 from coranto.testing.clocks import HurriedClock

@@ -7,11 +7,11 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import grpc.aio
+
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
 from coranto_broker.handlers.errors import Context, next_message

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 import structlog
+
 from coranto.errors import (
     CoordinationError,
     CorantoError,
@@ -18,7 +19,6 @@ from coranto.errors import (
     StoreError,
     Unavailable,
 )
-
 from coranto_broker.flow_control import AppendUnderflow
 
 _log = structlog.get_logger(__name__)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from coranto.cover_set import CoverSet
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.fragment_index import Entry
 
 if TYPE_CHECKING:

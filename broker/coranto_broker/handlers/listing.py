@@ -9,7 +9,6 @@ from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Tar
 from coranto.errors import InvalidInput
 from coranto.specs import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.handlers.errors import Context
 
 if TYPE_CHECKING:

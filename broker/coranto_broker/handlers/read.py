@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.fragment_index import Entry
 from coranto_broker.handlers.errors import Context
 

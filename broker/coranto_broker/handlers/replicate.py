@@ -8,7 +8,6 @@ from coranto.errors import InvalidInput
 from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.handlers.errors import Context, next_message
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed

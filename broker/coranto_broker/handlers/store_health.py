@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from coranto.errors import CorantoError
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
-
 from coranto_broker.store_probe import probe, probe_delete
 
 if TYPE_CHECKING:
