@@ -56,6 +56,7 @@ class Broker:
         coordinator: Coordinator,
         keyspace: JournalKeySpace,
         stores: StoreRegistry,
+        peers: Peers | None = None,
     ) -> None:
         """The key space has been loaded, and shows this broker's member key."""
         self.settings = settings
@@ -65,7 +66,7 @@ class Broker:
         self.stores = stores
         self.member = MemberId(settings.zone, settings.id)
         self.metrics = Metrics()
-        self.peers = Peers(settings.zone)
+        self.peers = peers if peers is not None else Peers(settings.zone)
         self.fragments = FragmentCache(stores, settings.cache_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk

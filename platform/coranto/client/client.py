@@ -60,9 +60,10 @@ class JournalClient:
         file_root: Path | None = None,
         patience: float = DEFAULT_PATIENCE,
         clock: Clock | None = None,
+        connection: Connection | None = None,
     ) -> None:
         self.config = ClientConfig(endpoint, file_root, patience)
-        self._connection = Connection(self.config)
+        self._connection = connection or Connection(self.config)
         self._direct = DirectReader(file_root)
         self._clock: Clock = clock or SystemClock()
         self._applied_revision = 0
