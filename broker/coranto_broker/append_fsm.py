@@ -519,15 +519,7 @@ class AppendFsm:
         if pipeline.local_only:
             turn.done()
             return
-
-        async def read_good_byes() -> None:
-            try:
-                await turn.wait()
-                await pipeline.gather_end()
-            finally:
-                turn.done()
-
-        self._env.spawn(read_good_byes())
+        self._env.spawn(pipeline.shut_down(turn))
 
 
 _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {

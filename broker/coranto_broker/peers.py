@@ -147,9 +147,14 @@ class PeerStream:
             if response is not None:
                 raise ReplicationFailed("the peer sent a response that was not asked for")
         finally:
-            self._writer.cancel()
-            self._call.cancel()
+            self.abort()
             await asyncio.gather(self._writer, return_exceptions=True)
+
+    def abort(self) -> None:
+        self._failed = True
+        self._writer.cancel()
+        self._call.cancel()
+        self._less.set()
 
     def _send(self, request: pb.ReplicateRequest, size: int) -> None:
         if self._failed:
@@ -163,6 +168,11 @@ class PeerStream:
             response = await self._call.read()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise ReplicationFailed(_describe(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ReplicationFailed("it did not answer in time and was given up") from None
         if response is grpc.aio.EOF:
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:

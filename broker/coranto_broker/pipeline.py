@@ -23,6 +23,9 @@ from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool_files import DurableSpool, Fsync
 
+GOOD_BYE_SECONDS = 5.0
+"""How long a pipeline that is shut down waits for its replicas."""
+
 
 class ReplicationFailed(CorantoError):
     """A replica broke, or answered what it should not. Whether the append will be part of the journal is not known."""
@@ -59,6 +62,10 @@ class ReplicaStream(Protocol):
         """Return once the replica, too, has closed; any further response is an error."""
         ...
 
+    def abort(self) -> None:
+        """Wait no longer for the replica: whoever reads from it gets an error."""
+        ...
+
 
 class LocalStream:
     """The broker's own spool as a replica of the pipeline."""
@@ -93,6 +100,9 @@ class LocalStream:
         self._spool.roll_back()
 
     async def closed(self) -> None:
+        return
+
+    def abort(self) -> None:
         return
 
 
@@ -272,6 +282,30 @@ class Pipeline:
             except (OSError, CorantoError) as error:
                 self._failed_to_send(name, error)
         return self.spool
+
+    async def shut_down(self, turn: Turn) -> None:
+        """After `close_send`, and with the turn taken before it: wait for what is in flight and for good-byes.
+
+        Replicas that have not answered within GOOD_BYE_SECONDS are given up.
+        """
+        waiting = asyncio.ensure_future(turn.wait())
+        try:
+            _, pending = await asyncio.wait((waiting,), timeout=GOOD_BYE_SECONDS)
+            if pending:
+                self._abort()
+            await waiting
+            try:
+                async with asyncio.timeout(GOOD_BYE_SECONDS):
+                    await self.gather_end()
+            except TimeoutError:
+                self._abort()
+        finally:
+            waiting.cancel()
+            turn.done()
+
+    def _abort(self) -> None:
+        for _, stream in self._streams:
+            stream.abort()
 
     async def gather_end(self) -> None:
         """Wait until every replica has closed its stream."""

@@ -188,9 +188,7 @@ class Replica:
         if pipeline is not None:
             turn = pipeline.turn()
             self.spool.put(pipeline.close_send())
-            await turn.wait()
-            await pipeline.gather_end()
-            turn.done()
+            await pipeline.shut_down(turn)
         spool = await self.spool.take()
         if drop:
             spool.close()

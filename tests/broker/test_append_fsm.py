@@ -65,6 +65,10 @@ class Peer:
     async def closed(self) -> None:
         return
 
+    def abort(self) -> None:
+        self.answers.append(ReplicationFailed("given up"))
+        self.gate.set()
+
 
 class World:
     """One journal and its broker, as the state machine sees them; the Route's members are `self` and `peers`."""
@@ -567,6 +571,26 @@ async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_be
     # What the first peer may not have is ours; it is part of the journal, at the same offsets.
     assert again.commit is not None
     assert again.commit.begin == 6
+    assert await world.is_free()
+
+
+async def test_a_peer_that_falls_silent_holds_up_nobody_once_the_route_has_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto_broker.pipeline.GOOD_BYE_SECONDS", 0.05)
+    world.peers, world.spec.replication = [Peer()], 2
+    await world.append()
+    world.peers[0].gate.clear()
+    hanging = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0.01)
+    assert not hanging.done()
+    world.peers, world.spec.replication = [], 1
+    following = await world.append(b"def")
+    assert following.commit is not None
+    assert (following.state, following.commit.begin) == (State.FINISHED, 3)
+    failed = await asyncio.wait_for(hanging, 2)
+    assert failed.state is State.ERROR
+    assert "given up" in str(failed.error)
     assert await world.is_free()
 
 

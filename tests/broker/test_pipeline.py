@@ -57,6 +57,9 @@ class Peer:
     def close_send(self) -> None:
         self.open = False
 
+    def abort(self) -> None:
+        self.broken = True
+
     async def closed(self) -> None:
         if self.answers:
             raise ReplicationFailed("an answer that was not asked for")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context, next_message
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
+from coranto_broker.resolver import Resolution
 from coranto_broker.spool_files import DurableSpool
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
+
+DEMOTED_SECONDS = 5.0
+"""How long a primary that was replaced may go on with what it has begun."""
 
 
 async def serve(broker: Broker, context: Context) -> None:
@@ -41,11 +46,35 @@ async def serve(broker: Broker, context: Context) -> None:
             break
         except Invalidated:
             continue
+    driving = asyncio.ensure_future(_drive(spool, request, resolution.header, context))
+    demoted = asyncio.ensure_future(_demoted(broker, resolution))
     try:
-        await _drive(spool, request, resolution.header, context)
+        await asyncio.wait((driving, demoted), return_when=asyncio.FIRST_COMPLETED)
+        if not driving.done():
+            raise Unavailable("this stream's broker is no longer the journal's primary")
+        driving.result()
     finally:
+        driving.cancel()
+        demoted.cancel()
+        await asyncio.gather(driving, demoted, return_exceptions=True)
         spool.roll_back()
         replica.spool.put(spool)
+
+
+async def _demoted(broker: Broker, resolution: Resolution) -> None:
+    """Return once the Route has had another primary for a while: time to finish, but not to block its successor."""
+    primary = _primary(resolution)
+    while _primary(resolution) == primary:
+        if resolution.invalidated is None:
+            break
+        await resolution.invalidated.wait()
+        resolution = await broker.resolver.resolve(resolution.spec.name, may_proxy=True, require_primary=True)
+    await broker.clock.sleep(DEMOTED_SECONDS)
+
+
+def _primary(resolution: Resolution) -> pb.ProcessSpec.ID | None:
+    route = resolution.header.route
+    return route.members[route.primary] if 0 <= route.primary < len(route.members) else None
 
 
 async def _drive(spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context) -> None:
