@@ -12,6 +12,7 @@ from coranto.client.values import (
     FragmentInfo,
     JournalInfo,
     Listing,
+    Suspend,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "JournalClient",
     "JournalInfo",
     "Listing",
+    "Suspend",
     "SyncAppendService",
     "SyncAppender",
     "SyncJournalClient",

@@ -76,6 +76,7 @@ class Appender:
             check_registers=conditions.check_registers,
             union_registers=conditions.union_registers,
             subtract_registers=conditions.subtract_registers,
+            suspend=pb.AppendRequest.Suspend.ValueType(conditions.suspend),
             min_etcd_revision=min_etcd_revision,
         )
         validate_journal(journal, allow_metadata=True)

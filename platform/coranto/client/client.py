@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,9 @@ from coranto.client.values import (
     FragmentInfo,
     JournalInfo,
     Listing,
+    Suspend,
 )
+from coranto.client.watch import Watch
 from coranto.effects import Clock, SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -107,10 +110,7 @@ class JournalClient:
                     header = check_answer(response, subject)
                 elif not response.journals:
                     raise CorruptData(f"{subject}: the broker broke the protocol: a later message has no journals")
-                journals.extend(
-                    JournalInfo(entry.spec, entry.mod_revision, entry.create_revision, entry.route)
-                    for entry in response.journals
-                )
+                journals.extend(map(JournalInfo.of, response.journals))
         except grpc.aio.AioRpcError as error:
             raise self._connection.failure(subject, error) from error
         except asyncio.CancelledError:
@@ -122,6 +122,19 @@ class JournalClient:
         if header is None:
             raise CorruptData(f"{subject}: the broker broke the protocol: it answered nothing")
         return Listing(header, tuple(journals))
+
+    async def watch(self, selector: str | pb.LabelSelector = "") -> AsyncGenerator[Listing]:
+        """The journals that match a selector, now and again whenever one was created, changed or deleted.
+
+        Changes of a route alone are not told. The watch resumes where it was when brokers come and go; until its first
+        snapshot it raises what went wrong last once `patience` runs out. Close the iterator (`contextlib.aclosing`)
+        when leaving it.
+        """
+        parsed = parse_selector(selector) if isinstance(selector, str) else selector
+        watch = Watch(self._connection, self._clock, parsed, self.config.patience)
+        async with contextlib.aclosing(watch.snapshots()) as snapshots:
+            async for listing in snapshots:
+                yield listing
 
     async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
         """Create, update and delete journals, all or none.
@@ -184,17 +197,18 @@ class JournalClient:
         check_registers: pb.LabelSelector | None = None,
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
+        suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
         patience: float | None = None,
     ) -> AppendResult:
-        """Append content and commit it, wholly or not at all.
+        """Append content and commit it, wholly or not at all. `suspend` says what becomes of a suspension.
 
         Content that can be given again (bytes, or a sequence of them) is appended again for `patience` seconds after
         failures that certainly applied nothing; an iterable only until its first item was taken. `retry_unknown`
         also repeats after AppendOutcomeUnknown: content may then be committed more than once, which is right for
         messages with UUIDs, whose readers discard duplicates.
         """
-        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
+        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
         retry = Retry(self.config.patience if patience is None else patience)
         pieces: Sequence[bytes] | AsyncIterable[bytes] = (content,) if isinstance(content, bytes) else content
         taken = False
@@ -348,6 +362,32 @@ class JournalClient:
                 check_answer(response, subject)
                 check_well_formed(response, subject)
                 return response
+            except TRANSIENT as error:
+                await self._wait(retry, error)
+
+    # -- Fragment stores -------------------------------------------------------------------------------------------
+
+    async def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
+        """Have a broker try whether it can write, read, list and sign files in the fragment store at `url`.
+
+        `check_delete` also tries whether files can be removed: one that is written for it below the store's
+        `check_delete_prefix`, which ends in `/`. Raises StoreUnhealthy, whose `detail` is what the broker met.
+        """
+        subject = f"health of {url}"
+        request = pb.FragmentStoreHealthRequest(
+            fragment_store=url, check_delete=check_delete, check_delete_prefix=check_delete_prefix
+        )
+        validate(request)
+        retry = Retry(self.config.patience)
+        while True:
+            try:
+                try:
+                    response = await self._connection.stub.FragmentStoreHealth(request)
+                except grpc.aio.AioRpcError as error:
+                    raise self._connection.failure(subject, error) from error
+                if response.status != pb.OK:
+                    raise status_error(response.status, subject, response.header, response.store_health_error)
+                return
             except TRANSIENT as error:
                 await self._wait(retry, error)
 

@@ -25,7 +25,7 @@ from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
 from coranto.client.loop import LoopThread, shared_loop
-from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing
+from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing, Suspend
 from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
 from coranto.wire import protocol_pb2 as pb
 
@@ -83,6 +83,15 @@ class SyncJournalClient:
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
         return self._run(self._here.list(selector))
 
+    def watch(self, selector: str | pb.LabelSelector = "") -> Iterator[Listing]:
+        """As `JournalClient.watch`; `timeout` does not bound it. Close the iterator when leaving it."""
+        loop, snapshots = shared_loop(), self._here.watch(selector)
+        try:
+            while (listing := loop.run(_next(snapshots))) is not None:
+                yield listing
+        finally:
+            loop.run(snapshots.aclose())
+
     def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
         return self._run(self._here.apply(changes))
 
@@ -95,6 +104,7 @@ class SyncJournalClient:
         check_registers: pb.LabelSelector | None = None,
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
+        suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
         patience: float | None = None,
     ) -> AppendResult:
@@ -105,6 +115,7 @@ class SyncJournalClient:
             check_registers=check_registers,
             union_registers=union_registers,
             subtract_registers=subtract_registers,
+            suspend=suspend,
             retry_unknown=retry_unknown,
             patience=patience,
         )
@@ -163,6 +174,9 @@ class SyncJournalClient:
             )
         )
 
+    def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
+        self._run(self._here.store_health(url, check_delete=check_delete, check_delete_prefix=check_delete_prefix))
+
     def append_service(
         self,
         *,
@@ -212,6 +226,10 @@ async def _timed(work: Coroutine[Any, Any, T], timeout: float | None, changes: s
         if changes:
             raise AppendOutcomeUnknown(f"{changes}: no answer within {timeout} s") from error
         raise Unavailable(f"no answer within {timeout} s") from error
+
+
+async def _next(snapshots: AsyncGenerator[Listing]) -> Listing | None:
+    return await anext(snapshots, None)
 
 
 class SyncAppender:

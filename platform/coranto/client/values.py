@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from coranto.fragments import Fragment
@@ -28,6 +29,10 @@ class JournalInfo:
     mod_revision: int
     create_revision: int
     route: pb.Route
+
+    @classmethod
+    def of(cls, entry: pb.ListResponse.Journal) -> JournalInfo:
+        return cls(entry.spec, entry.mod_revision, entry.create_revision, entry.route)
 
     @property
     def name(self) -> str:
@@ -72,9 +77,24 @@ class FragmentInfo:
         return self.fragment.mod_time != 0
 
 
+class Suspend(enum.IntEnum):
+    """What an append does about its journal's suspension. Only the first two may have content."""
+
+    RESUME = pb.AppendRequest.SUSPEND_RESUME
+    """Wake the journal if it is suspended."""
+    NO_RESUME = pb.AppendRequest.SUSPEND_NO_RESUME
+    """Fail with JournalSuspended if it is suspended."""
+    IF_FLUSHED = pb.AppendRequest.SUSPEND_IF_FLUSHED
+    """Suspend it if all content is in its store, for a flush interval by now. JournalSuspended says that it is."""
+    NOW = pb.AppendRequest.SUSPEND_NOW
+    """Suspend it however recent its content is. JournalSuspended says that it is."""
+    KEEP = pb.AppendRequest.SUSPEND_KEEP
+    """Leave a partial suspension as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppendConditions:
-    """What must hold for an append, and what it does to the journal's registers.
+    """What must hold for an append, and what it does to the journal's registers and suspension.
 
     `offset` zero means the journal's head, whatever it is. Registers change only with at least one byte of content.
     An empty set of registers satisfies every check.
@@ -84,3 +104,4 @@ class AppendConditions:
     check_registers: pb.LabelSelector | None = None
     union_registers: pb.LabelSet | None = None
     subtract_registers: pb.LabelSet | None = None
+    suspend: Suspend = Suspend.RESUME

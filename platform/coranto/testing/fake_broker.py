@@ -13,7 +13,7 @@ import contextlib
 import enum
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 STORE = "file:///fragments/"
+_FULL = pb.JournalSpec.Suspend.FULL
 _PROCESS = pb.ProcessSpec.ID(zone="local", suffix="fake-broker")
 
 
@@ -36,9 +37,11 @@ class Point(enum.Enum):
     """Where a call can be met by an action."""
 
     LIST = "before a List is answered"
+    SNAPSHOT = "before a watched List sends another snapshot"
     APPLY = "before an Apply is applied"
     APPLIED = "after an Apply was applied, before it is answered"
     FRAGMENTS = "before a ListFragments is answered"
+    STORE_HEALTH = "before a FragmentStoreHealth is answered"
     APPEND_BEGUN = "after an append's parameters came"
     APPEND_CONTENT = "after a message of content came"
     APPEND_HALF_CLOSED = "after the commit and the half-close came, before anything is applied"
@@ -81,6 +84,8 @@ class FakeJournal:
     spool: bytearray = field(default_factory=bytearray)
     elsewhere: bool = False
     """Another broker has it: this one proxies, or refuses when it may not."""
+    index_end: int = 0
+    """Where the fragment index ends that a lost predecessor left, when that is beyond the head."""
 
     @property
     def head(self) -> int:
@@ -147,6 +152,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         self._reached: Counter[Point] = Counter()
         self._progress = asyncio.Condition()
         self._written = asyncio.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._proxy = _Proxy()
 
@@ -166,6 +173,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self._revision += 1
         spec = pb.JournalSpec(name=name, replication=1, **fields)
         self.journals[name] = FakeJournal(spec, self._revision, self._revision)
+        self._tell_watchers()
         return self.journals[name]
 
     async def write(self, name: str, content: bytes) -> None:
@@ -189,6 +197,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         return self.calls.count(call)
 
     async def __aenter__(self) -> FakeBroker:
+        self._loop = asyncio.get_running_loop()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_JournalServicer_to_server(self, self._server)
         self._proxy.upstream = self._server.add_insecure_port("127.0.0.1:0")
@@ -214,6 +223,22 @@ class FakeBroker(pb_grpc.JournalServicer):
         if status is not None:
             yield pb.ListResponse(status=_status(status), header=self._header())
             return
+        if request.HasField("watch_resume"):
+            while self._revision <= request.watch_resume.etcd.revision:
+                await self._changed.wait()
+        while True:
+            revision = self._revision
+            for response in self._snapshot(request.selector):
+                yield response
+            if not request.watch:
+                return
+            yield pb.ListResponse()
+            while self._revision == revision:
+                await self._changed.wait()
+            if await self._reach(Point.SNAPSHOT, context) is not None:
+                return
+
+    def _snapshot(self, selector: pb.LabelSelector) -> Iterator[pb.ListResponse]:
         entries = [
             pb.ListResponse.Journal(
                 spec=journal.spec,
@@ -222,11 +247,21 @@ class FakeBroker(pb_grpc.JournalServicer):
                 route=self._header().route,
             )
             for name, journal in sorted(self.journals.items())
-            if labels.matches(request.selector, labels.with_meta(name, journal.spec.labels))
+            if labels.matches(selector, labels.with_meta(name, journal.spec.labels))
         ]
         yield pb.ListResponse(header=self._header(), journals=entries[:2])
         for begin in range(2, len(entries), 2):
             yield pb.ListResponse(journals=entries[begin : begin + 2])
+
+    def _tell_watchers(self) -> None:
+        """From any thread: the revision has changed."""
+
+        def wake() -> None:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(wake)
 
     async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ApplyResponse:
         self._came("Apply", request)
@@ -244,6 +279,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 else:
                     journal = FakeJournal(change.upsert, self._revision, self._revision)
                     self.journals[change.upsert.name] = journal
+            self._tell_watchers()
             status = await self._reach(Point.APPLIED, context)
         return pb.ApplyResponse(status=_status(status), header=self._header())
 
@@ -259,6 +295,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         journal = self._journal(request.journal)
         if journal is None:
             status = pb.JOURNAL_NOT_FOUND
+        elif journal.spec.suspend.level == _FULL:
+            status = pb.SUSPENDED
         if status is not None or journal is None:
             return pb.FragmentsResponse(status=_status(status), header=self._header())
         items = list(journal.stored)
@@ -306,7 +344,13 @@ class FakeBroker(pb_grpc.JournalServicer):
             await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
         await self._reach(Point.APPEND_HALF_CLOSED, context)
         async with self._written:
-            begin = journal.head
+            begin = max(journal.head, journal.index_end)
+            if begin > journal.head:
+                if journal.spool:
+                    journal.roll()
+                journal.spool_begin = begin
+            if journal.spec.suspend.level and first.suspend == pb.AppendRequest.SUSPEND_RESUME:
+                journal.spec.suspend.level = pb.JournalSpec.Suspend.NONE
             journal.spool += content
             if content:
                 changed = labels.subtract(journal.registers, first.subtract_registers)
@@ -325,8 +369,17 @@ class FakeBroker(pb_grpc.JournalServicer):
             return pb.NOT_JOURNAL_PRIMARY_BROKER
         if journal.registers.labels and not labels.matches(request.check_registers, journal.registers):
             return pb.REGISTER_MISMATCH
-        if request.offset not in (0, journal.head):
+        if request.offset not in (0, max(journal.head, journal.index_end)):
             return pb.WRONG_APPEND_OFFSET
+        if not request.offset and journal.index_end > journal.head:
+            return pb.INDEX_HAS_GREATER_OFFSET
+        if request.suspend == pb.AppendRequest.SUSPEND_NOW or (
+            request.suspend == pb.AppendRequest.SUSPEND_IF_FLUSHED and not journal.spool
+        ):
+            journal.spec.suspend.level = pb.JournalSpec.Suspend.PARTIAL if journal.stored else _FULL
+            return pb.SUSPENDED
+        if journal.spec.suspend.level == _FULL and request.suspend != pb.AppendRequest.SUSPEND_RESUME:
+            return pb.SUSPENDED
         return None
 
     async def Read(
@@ -338,12 +391,14 @@ class FakeBroker(pb_grpc.JournalServicer):
         journal = self._journal(request.journal)
         if journal is None:
             status = pb.JOURNAL_NOT_FOUND
+        elif journal.spec.suspend.level == _FULL:
+            status = pb.SUSPENDED
         elif journal.elsewhere and request.do_not_proxy:
             status = pb.NOT_JOURNAL_BROKER
         if status is not None or journal is None:
             yield pb.ReadResponse(status=_status(status), header=header)
             return
-        offset = journal.head if request.offset == -1 else request.offset
+        offset = max(journal.head, journal.index_end) if request.offset == -1 else request.offset
         while True:
             found = journal.find(offset)
             if found is None and request.block:
@@ -354,7 +409,10 @@ class FakeBroker(pb_grpc.JournalServicer):
                 return
             if found is None:
                 yield pb.ReadResponse(
-                    status=pb.OFFSET_NOT_YET_AVAILABLE, header=header, offset=offset, write_head=journal.head
+                    status=pb.OFFSET_NOT_YET_AVAILABLE,
+                    header=header,
+                    offset=offset,
+                    write_head=max(journal.head, journal.index_end),
                 )
                 return
             offset, item = found
@@ -394,9 +452,10 @@ class FakeBroker(pb_grpc.JournalServicer):
     async def FragmentStoreHealth(
         self, request: pb.FragmentStoreHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FragmentStoreHealthResponse:
-        return pb.FragmentStoreHealthResponse(
-            status=pb.FRAGMENT_STORE_UNHEALTHY, header=self._header(), store_health_error="a fake broker has no stores"
-        )
+        self._came("FragmentStoreHealth", request)
+        status = await self._reach(Point.STORE_HEALTH, context)
+        problem = "" if status is None else f"asked for, of {request.fragment_store}"
+        return pb.FragmentStoreHealthResponse(status=_status(status), header=self._header(), store_health_error=problem)
 
     # -- Shared by calls -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""Watched listings: the matching journals as they are now, and again whenever one was created, changed or deleted.
+
+On the wire a snapshot is a message with a header and the first journals, messages with further journals only, and one
+entirely empty message that ends it. A watch that survives disconnects is a sequence of such calls, each of which names
+the header of the last snapshot that was complete, so that nothing is told twice and nothing missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+
+import grpc.aio
+import structlog
+
+from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.reader import TRANSIENT
+from coranto.client.responses import check_answer
+from coranto.client.retry import Retry
+from coranto.client.values import JournalInfo, Listing
+from coranto.effects import Clock
+from coranto.errors import CorruptData, Unavailable
+from coranto.wire import protocol_pb2 as pb
+
+_SUBJECT = "watch of journals"
+_END = pb.ListResponse()
+
+_log = structlog.get_logger(__name__)
+
+
+class SnapshotBuilder:
+    """Puts the messages of one call together to snapshots. Pure."""
+
+    def __init__(self) -> None:
+        self._header: pb.Header | None = None
+        self._journals: list[JournalInfo] = []
+
+    def accept(self, response: pb.ListResponse) -> Listing | None:
+        """Take the next message; returns the snapshot that it ends, if it does.
+
+        Raises the StatusError of a refusal, and CorruptData for a message that has no place here.
+        """
+        if self._header is None:
+            if response == _END:
+                raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot ends that never began")
+            self._header = check_answer(response, _SUBJECT)
+        elif response == _END:
+            complete = Listing(self._header, tuple(self._journals))
+            self._header, self._journals = None, []
+            return complete
+        elif response.HasField("header") or not response.journals:
+            raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot goes on with no journals")
+        self._journals.extend(map(JournalInfo.of, response.journals))
+        return None
+
+
+class Watch:
+    """One watch. `snapshots` may be called once.
+
+    Until the first snapshot a broker that cannot serve is asked again for `patience` seconds; later for ever.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock, selector: pb.LabelSelector, patience: float) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._selector = selector
+        self._retry = Retry(patience)
+        self._last: Listing | None = None
+
+    async def snapshots(self) -> AsyncGenerator[Listing]:
+        while True:
+            try:
+                async for listing in self._call():
+                    known, self._last = self._last, listing
+                    if known is None:
+                        self._retry = Retry(math.inf)
+                    self._retry.progressed()
+                    # A broker that resumes a watch cannot tell whether what changed since was about these journals.
+                    if known is None or known.journals != listing.journals:
+                        yield listing
+            except TRANSIENT as error:
+                delay = self._retry.failed(self._clock.monotonic())
+                if delay is None:
+                    raise
+                _log.debug("watch waits", failure=str(error), seconds=delay)
+                await self._clock.sleep(delay)
+
+    async def _call(self) -> AsyncGenerator[Listing]:
+        """One List RPC, which ends only by an error."""
+        resume = self._last.header if self._last is not None else None
+        call = self._connection.stub.List(pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume))
+        builder = SnapshotBuilder()
+        try:
+            async for response in call:
+                if (listing := builder.accept(response)) is not None:
+                    yield listing
+        except grpc.aio.AioRpcError as error:
+            raise self._connection.failure(_SUBJECT, error) from error
+        except asyncio.CancelledError:
+            if cancelled_from_outside():
+                raise
+            raise Unavailable(f"{_SUBJECT}: the connection was closed") from None
+        finally:
+            call.cancel()
+        raise Unavailable(f"{_SUBJECT}: the broker ended it")
