@@ -14,7 +14,7 @@ from coranto.coordination.keyspace import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
-from coranto.errors import CorantoError, StatusError, status_error
+from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
@@ -204,7 +204,10 @@ class Broker:
         while True:
             await self.clock.sleep(self.settings.fsync_interval)
             for replica in self.resolver.local_replicas:
-                await replica.flush()
+                try:
+                    await replica.flush()
+                except OSError as error:
+                    _log.error("spool could not be forced to the disk", journal=replica.journal, error=str(error))
 
     async def _pulse(self, replica: Replica) -> Signal | None:
         """Append nothing to a journal, as its primary. Returns what tells that its Route has changed since.
@@ -230,8 +233,18 @@ class Broker:
         return fsm.resolution.invalidated if fsm.resolution is not None else None
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        item = self.keyspace.state.item(journal)
-        return item.spec if item is not None and item.create_revision == create_revision else None
+        """The spec of a journal with that create revision; None when it was deleted.
+
+        Raises InvalidInput when the journal exists and its spec cannot be read.
+        """
+        state = self.keyspace.state
+        entry = state.entries.get(state.layout.item_key(journal))
+        if entry is None or entry.kv.create_revision != create_revision:
+            return None
+        item = state.item(journal)
+        if item is None:
+            raise InvalidInput(f"the spec of {journal} in etcd cannot be read; apply a valid one", field=journal)
+        return item.spec
 
     def _spec_reader(self, journal: str, create_revision: int) -> Callable[[], pb.JournalSpec | None]:
         return lambda: self._spec_of(journal, create_revision)

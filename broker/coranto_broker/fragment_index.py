@@ -7,9 +7,10 @@ Which entry answers an offset (`find` is pure):
 
 * -1 stands for the write head.
 * The covering entry that reaches furthest.
-* Where nothing covers the offset but a *stored* fragment begins above it, the read jumps there if that fragment is the
+* Where nothing covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
   first of all, or was stored more than six hours ago. A younger one may be preceded by a fragment that another broker
-  is still uploading, so the read waits.
+  is still uploading, so the read waits. A fragment that this broker has stored itself is not listed yet: what other
+  brokers stored before it only the next listing tells.
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 """
 
@@ -33,7 +34,7 @@ FIRST_REFRESH_PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A fragment of the index; `content` is its local file, None when it is only in a store."""
+    """A fragment of the index; `content` is its local file, None when it is known from a listing of the stores."""
 
     fragment: Fragment
     content: SharedFile | None = None
@@ -66,7 +67,7 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
             if index == len(entries):
                 return Found(offset, write_head, None)
             mod_time = entries[index].fragment.mod_time
-            if not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
+            if entries[index].content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
                 return Found(offset, write_head, None)
             offset = entries[index].begin
         entry = entries[index]

@@ -59,7 +59,7 @@ class FragmentPersister:
         *,
         max_parallel: int = MAX_PARALLEL,
     ) -> None:
-        """`spec_of` gives the present spec of a journal with that create revision, None when it is gone."""
+        """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted."""
         self._spec_of = spec_of
         self._stores = stores
         self._clock = clock
@@ -106,14 +106,14 @@ class FragmentPersister:
         sealed = job.sealed
         while not sealed.content.discarded:
             await self._pause(job)
-            spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
-            if spec is None:
-                _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
-                sealed.drop()
-                return
-            if not spec.fragment.stores:
-                return  # Nothing to do: it is served from its local file.
             try:
+                spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
+                if spec is None:
+                    _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
+                    sealed.drop()
+                    return
+                if not spec.fragment.stores:
+                    return  # Nothing to do: it is served from its local file.
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):
                     stored = await self._attempt(sealed, spec)
             except (CorantoError, OSError) as error:

@@ -203,18 +203,21 @@ class Replica:
         spool.close()
 
     def _has_stores(self) -> bool:
-        spec = self._spec()
+        try:
+            spec = self._spec()
+        except CorantoError:
+            return False  # Nobody knows. The content stays where it is.
         return spec is not None and len(spec.fragment.stores) > 0
 
     async def _keep_refreshed(self) -> None:
-        failures = 0
+        failures, interval = 0, DEFAULT_REFRESH_SECONDS
         while True:
-            spec = self._spec()
-            if spec is None:
-                return  # The journal is gone, and soon this replica.
-            interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
             begun_at = self._refreshed_at = self._clock.monotonic()
             try:
+                spec = self._spec()
+                if spec is None:
+                    return  # The journal is gone, and soon this replica.
+                interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
                 listed = [
                     fragment
                     for url in spec.fragment.stores

@@ -226,16 +226,17 @@ class Resolver:
             return
         assigned = {each.item: each for each in state.by_member.get(self._member, [])}
         for journal, local in list(self._locals.items()):
-            item = state.item(journal)
+            # The entry, not the item: a spec that cannot be read is no reason to drop the journal's content.
+            entry = state.entries.get(state.layout.item_key(journal))
+            deleted = entry is None or entry.kv.create_revision != local.create_revision
             mine = assigned.get(journal)
-            recreated = item is None or item.create_revision != local.create_revision
-            if mine is None or recreated or (local.primary and mine.slot != 0):
+            if mine is None or deleted or (local.primary and mine.slot != 0):
                 del self._locals[journal]
-                self._stop_local(local, drop=recreated)
+                self._stop_local(local, drop=deleted)
         for journal, mine in assigned.items():
             item = state.item(journal)
             if item is None:
-                continue  # The allocator is about to remove the assignment.
+                continue  # Deleted, and the assignment is about to go; or there is a spec that cannot be read.
             basis = self._basis(state, item)
             found = self._locals.get(journal)
             if found is None:

@@ -125,6 +125,7 @@ class DurableSpool:
         self._spool = spool or Spool(folder.journal)
         self._content = folder.content(self._spool.fragment.begin)
         self._log = log
+        self._log_length = log.size() if log is not None else 0
         self._generation = generation
         self._published = self._spool.end
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
@@ -229,7 +230,8 @@ class DurableSpool:
                 self._content.truncate(0)
             self._spool.adopt(decision)
             return
-        old_content, old_log, old_generation = self._content, self._log, self._generation
+        old_content, old_log = self._content, self._log
+        old_generation, old_length = self._generation, self._log_length
         if self._spool.delta:
             old_content.truncate(before.fragment.length)
         if self.fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
@@ -238,7 +240,7 @@ class DurableSpool:
             self._log = None
             self._record(decision.committed)
         except OSError:
-            self._log, self._generation = old_log, old_generation
+            self._log, self._generation, self._log_length = old_log, old_generation, old_length
             self._spool.roll_back()
             raise
         self._spool.adopt(decision)
@@ -266,18 +268,20 @@ class DurableSpool:
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels:
                 return  # A journal that was never written needs no memory.
-            self._generation = 0
+            self._generation, self._log_length = 0, 0
             self._log = self._folder.log(begin, 0)
-        elif self._log.size() > COMPACT_LOG_BYTES:
+        elif self._log_length > COMPACT_LOG_BYTES:
             old = self._log
             new = self._folder.log(begin, self._generation + 1)
             new.write_at(0, record)
             if self.fsync is Fsync.COMMIT:
                 new.sync()
-            self._log, self._generation = new, self._generation + 1
+            self._log, self._generation, self._log_length = new, self._generation + 1, len(record)
             old.discard()
             return
-        self._log.write_at(self._log.size(), record)
+        # Where the last whole record ends, whatever a write that failed may have left behind it.
+        self._log.write_at(self._log_length, record)
+        self._log_length += len(record)
 
     async def _sync(self) -> None:
         version = self._version

@@ -42,10 +42,14 @@ class ManualClock:
 
 
 class FaultyDisk(LocalDisk):
-    """This machine's disk, whose writes to files that contain `full` in their name fail half-way while it is set."""
+    """This machine's disk, with faults.
+
+    Writes to files that contain `full` in their name fail half-way; if `stuck`, truncating them fails, too.
+    """
 
     def __init__(self) -> None:
         self.full: str | None = None
+        self.stuck = False
         self.syncs: list[str] = []
 
     def open(self, path: Path) -> Any:
@@ -72,6 +76,8 @@ class _FaultyFile:
         return self._file.read_at(offset, length)
 
     def truncate(self, length: int) -> None:
+        if self._disk.stuck and self._disk.full is not None and self._disk.full in self._path.name:
+            raise OSError(errno.EIO, "cannot truncate", str(self._path))
         self._file.truncate(length)
 
     def size(self) -> int:

@@ -188,6 +188,20 @@ def test_a_full_disk_fails_the_commit_and_changes_nothing(
     assert (recovered.spool.end, recovered.spool.fragment.sum) == (6, sum_of(b"abcxyz"))
 
 
+def test_what_a_failed_commit_leaves_in_the_log_is_overwritten(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc")
+    spool.write(0, b"def")
+    disk.full, disk.stuck = "commits", True  # Not even cutting off the half record works.
+    with pytest.raises(OSError, match="cannot truncate"):
+        spool.propose(spool.next_fragment(), NONE, primary=True)
+    spool.roll_back()
+    disk.full, disk.stuck = None, False
+    append(spool, b"xyz")
+    assert recover(folder).spool.fragment.sum == sum_of(b"abcxyz")
+
+
 def test_content_at_a_wrong_delta_touches_no_file(spool: DurableSpool, folder: SpoolFolder) -> None:
     append(spool, b"abc")
     with pytest.raises(InvalidInput):
