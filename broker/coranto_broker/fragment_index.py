@@ -66,10 +66,11 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
         if not covered:
             if index == len(entries):
                 return Found(offset, write_head, None)
-            mod_time = entries[index].fragment.mod_time
-            if entries[index].content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
+            above = entries[index]
+            mod_time = above.fragment.mod_time
+            if above.content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
                 return Found(offset, write_head, None)
-            offset = entries[index].begin
+            offset = above.begin
         entry = entries[index]
         if entry.fragment.mod_time and entry.fragment.mod_time < begin_mod_time:
             offset = entry.end

@@ -199,6 +199,19 @@ async def test_a_local_file_stays_until_a_later_listing_covers_it(
     assert not sealed.log.path.exists()
 
 
+async def test_a_read_does_not_jump_to_what_this_broker_stored_before_a_listing_shows_it(
+    index: FragmentIndex, tmp_path: Path
+) -> None:
+    # Found by simulation: the broker before us stores [0, 10) just after our listing, and we store what follows it.
+    sealed = local(tmp_path, 10)
+    index.refresh([], 0.0)
+    index.spool_complete(sealed)
+    index.stored(sealed, fragment(10, 20, RECENT))
+    assert (await index.query(0, block=False)).entry is None
+    index.refresh([fragment(0, 10, RECENT), fragment(10, 20, RECENT)], 1.0)
+    assert (await index.query(0, block=False)).offset == 0
+
+
 async def test_a_listing_does_not_hide_the_fragment_under_construction(index: FragmentIndex, tmp_path: Path) -> None:
     sealed = local(tmp_path, 10)
     index.spool_commit(fragment(10, 15), sealed.content)
