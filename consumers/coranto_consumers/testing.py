@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 import psycopg
+
 from coranto.errors import Unavailable
 
 _START_TIMEOUT_S = 60.0

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
 from coranto.client import ClientConfig
 from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.spark.session import new_session
 from coranto_consumers.testing import PostgresServer
-from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,6 @@ import datetime as dt
 from decimal import Decimal
 
 import pytest
-from coranto.errors import InvalidInput, SqlStoreError
-from coranto_consumers.stores import Add, Max, Min, Quotient, Replace, SqlStore
-from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, plan_merge
-from coranto_consumers.stores.staging import PREFIX, StageWriter, delete_staged, stage_name, stage_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import (
@@ -29,6 +25,11 @@ from sqlalchemy import (
     inspect,
     select,
 )
+
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores import Add, Max, Min, Quotient, Replace, SqlStore
+from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, merge_staged, plan_merge
+from coranto_consumers.stores.staging import PREFIX, StageWriter, delete_staged, stage_name, stage_of
 
 DELAYS = Table(
     "carrier_delays",

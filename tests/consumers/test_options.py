@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.options import Isolation, ReadOptions
 

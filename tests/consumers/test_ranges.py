@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from coranto.errors import InvalidInput
-from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
 from hypothesis import given
 from hypothesis import strategies as st
+
+from coranto.errors import InvalidInput
+from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
 
 offsets = st.integers(0, 10_000)
 journals = st.dictionaries(

@@ -4,6 +4,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
 from coranto.client import Chunk
 from coranto.errors import CorruptData, CorruptMessage, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
@@ -15,8 +18,6 @@ from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transa
 from coranto_consumers.spark.reading import read_blocks, read_lines
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, read_committed, read_sequenced
 from coranto_consumers.spark.sequencing import read_end, sequence, windows_of
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 FRAMING = JsonLines()
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)

@@ -6,11 +6,12 @@ import time
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
+
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Clock, Flags, new_producer_id
-from pyspark.errors import PySparkException
 
 pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"

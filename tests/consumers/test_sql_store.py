@@ -3,11 +3,12 @@
 import threading
 
 import pytest
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, inspect, select
+from sqlalchemy.exc import OperationalError
+
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto_consumers.stores import SqlStore
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, inspect, select
-from sqlalchemy.exc import OperationalError
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 

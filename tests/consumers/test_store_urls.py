@@ -1,6 +1,7 @@
 """Store URLs: two databases, and no password ever shown."""
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto_consumers.stores import SqlStore, display_url, parse_store_url
 

@@ -76,6 +76,7 @@ class SparkConsumer:
         self._max_transaction_bytes = max_transaction_bytes
         self._on_progress = on_progress or (lambda report: None)
         self._max_partition_bytes = max_partition_bytes
+        self._inputs: InputReader | None = None
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
         """Process what the journals hold now, in at most `max_transactions` transactions.
@@ -122,9 +123,12 @@ class SparkConsumer:
             self._on_progress(report)
         return replace(report, heads={journal: client.head(journal) for journal in journals})
 
-    def _inputs(self) -> InputReader:
-        spark = self._spark() if callable(self._spark) else self._spark
-        return InputReader(spark, self._config, parse_schema(self._application.value_schema), self._max_partition_bytes)
+    def _input_reader(self) -> InputReader:
+        if self._inputs is None:
+            spark = self._spark() if callable(self._spark) else self._spark
+            schema = parse_schema(self._application.value_schema)
+            self._inputs = InputReader(spark, self._config, schema, self._max_partition_bytes)
+        return self._inputs
 
     def _transaction(
         self, client: SyncJournalClient, ranges: Sequence[Range], sources: Mapping[str, Source], report: ConsumeReport
@@ -132,7 +136,7 @@ class SparkConsumer:
         """Steps 2 to 6 of the module's description, for ranges that are planned."""
         self._hooks.reached(Step.PLANNED)
         cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
-        with self._inputs().read(ranges, sources, cuts) as read:
+        with self._input_reader().read(ranges, sources, cuts) as read:
             self._hooks.reached(Step.SEQUENCED)
             staged, published = self._write(client, read.committed, read.messages, report.fence)
             self._commit(report.fence, staged, Checkpoint(read.sources, published.intents))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from coranto.client import ClientConfig
-from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from coranto.client import ClientConfig
+from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
 from coranto_consumers.spark.options import Isolation
 from coranto_consumers.spark.ranges import Plan, Range
-from coranto_consumers.spark.rows import PIECE
+from coranto_consumers.spark.rows import FIELDS, PIECE
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.sequencing import Window
 
@@ -22,6 +22,7 @@ METADATA = {"_journal": "journal", "_offset": "offset", "_producer": "producer",
 """Columns that committed rows have besides their values, and what they are in the source."""
 
 _CORRUPT = "_coranto_corrupt"
+_SEQUENCED = StructType([*(FIELDS[name] for name in ("journal", "offset", "producer", "clock", "value")), PIECE])
 _WINDOWS = StructType(
     [StructField(PIECE.name, LongType()), StructField("lo", LongType()), StructField("hi", LongType())]
 )
@@ -34,7 +35,8 @@ def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFram
     )
     if client.file_root is not None:
         reader = reader.option("fileRoot", str(client.file_root))
-    return reader.load()
+    # Only what is needed below: rows are cached whole, and each column costs.
+    return reader.schema(_SEQUENCED).load()
 
 
 def collect_summaries(rows: DataFrame, plan: Plan) -> dict[Range, RangeSummary]:
@@ -69,23 +71,31 @@ def parse_schema(ddl: str) -> StructType:
 
 
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Rows with their JSON values as columns. A value that does not fit fails the job with its journal and offset."""
+    """Rows with their JSON values as columns, and a column that is not null for those that do not fit: see `take_in`.
+
+    Values that do not fit are not filtered out here, nor made to fail: Spark would parse each value once for that and
+    once more for its columns.
+    """
     asked = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     parsed = F.from_json("value", asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
-    rows = rows.withColumn("parsed", parsed)
-    problem = F.concat(
-        F.lit("coranto.errors.CorruptMessage: journal "),
-        F.col("journal"),
-        F.lit(" at offset "),
-        F.col("offset").cast("string"),
-        F.lit(": its value does not fit the columns "),
-        F.lit(schema.simpleString()),
-    )
-    is_bad = F.col("parsed").isNull() | F.col(f"parsed.{_CORRUPT}").isNotNull()
-    good = F.when(is_bad, F.raise_error(problem).cast("boolean")).otherwise(F.lit(True))
+    misfit = F.when(F.col("parsed").isNull() | F.col(f"parsed.{_CORRUPT}").isNotNull(), True)
     values = [F.col("parsed").getField(name).alias(name) for name in schema.names]
     metadata = [F.col(source).alias(name) for name, source in METADATA.items()]
-    return rows.where(good).select(*values, *metadata)
+    return rows.withColumn("parsed", parsed).select(*values, *metadata, misfit.alias(_CORRUPT))
+
+
+def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
+    """Evaluate persisted `parse_values`: the columns for the application, and the number of rows.
+
+    Raises CorruptMessage for a value that does not fit the schema.
+    """
+    first = F.min(F.when(F.col(_CORRUPT), F.struct("_journal", "_offset"))).alias("first")
+    [found] = parsed.agg(F.count(F.lit(1)).alias("messages"), first).collect()
+    if found.first is not None:
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
+        journal, offset = found.first
+        raise CorruptMessage(journal, offset, f"its value does not fit the columns {columns}")
+    return parsed.drop(_CORRUPT), int(found.messages)
 
 
 _CORRUPT_MESSAGE = re.compile(r"CorruptMessage: journal (\S+) at offset (\d+): ([^\n]*)")

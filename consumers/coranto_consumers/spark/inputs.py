@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import structlog
-from coranto.client import ClientConfig
-from coranto.messages.checkpoints import ProducerState, Source
-from coranto.messages.uuids import ProducerId
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan
+from coranto.client import ClientConfig
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
 from coranto_consumers.spark.ranges import Plan, Range, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence, windows_of
@@ -71,12 +71,10 @@ class InputReader:
                     producers = _replaying(results[journal])
                     results[journal] = sequence(journal, sources[journal], parts[journal], found, producers)
             _warn_of_resets(results)
-            committed = parse_values(
-                choose_committed(self._spark, rows, windows_of(list(results.values()))), self._schema
-            )
-            with _persisted(committed):
-                messages = committed.count()
-                persisted.close()  # What was read is not needed any more, now that `committed` is there.
+            chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
+            with _persisted(parse_values(chosen, self._schema)) as parsed:
+                committed, messages = take_in(parsed, self._schema)
+                persisted.close()  # What was read is not needed any more, now that `parsed` is there.
                 yield Input(
                     committed,
                     messages,

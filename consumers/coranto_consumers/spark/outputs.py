@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StructType, VariantType
 from sqlalchemy import Connection, Table
 
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
 from coranto_consumers.spark.application import JournalOutput, TableOutput
 from coranto_consumers.spark.discovery import find_journals
 from coranto_consumers.spark.tasks import PUBLISHED, STAGED, PublishTask, StageTask

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s
 from coranto.messages.columnar_lines import read_json_lines
 from coranto.messages.framing import JsonLines
-
 from coranto_consumers.spark.ranges import Range
 
 BLOCK_BYTES = 8 << 20

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from coranto.errors import CorruptMessage, InvalidInput
-from coranto.messages.columnar import Int64s, UInt64s
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.columnar import Int64s, UInt64s
 from coranto_consumers.spark.reading import Lines
 
 ROWS_PER_BATCH: Final = 32_768

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import numpy as np
 import pyarrow as pa
+
 from coranto.errors import CorruptData
 from coranto.messages.checkpoints import ProducerState
 from coranto.messages.columnar import (
@@ -30,7 +31,6 @@ from coranto.messages.columnar import (
 )
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, ProducerId
-
 from coranto_consumers.spark.ranges import Plan, Range
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 

@@ -12,7 +12,6 @@ from coranto.errors import CorruptData
 from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S, ProducerState, Source, prune
 from coranto.messages.columnar import ClockReset, resolve
 from coranto.messages.uuids import ProducerId
-
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.scanning import ALWAYS_PIECE, RangeSummary, piece_of
 

@@ -7,8 +7,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from coranto.errors import InvalidInput
 from pyspark.sql import SparkSession
+
+from coranto.errors import InvalidInput
 
 _SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -35,6 +36,9 @@ def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[st
         raise InvalidInput("Spark needs Java 17 or later: install it (openjdk-17-jre-headless), or set JAVA_HOME")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        # Otherwise Spark looks up this machine's name, and warns of what it finds.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)

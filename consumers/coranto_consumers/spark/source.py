@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from coranto.client import SyncJournalClient
-from coranto.errors import InvalidInput
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from coranto.client import SyncJournalClient
+from coranto.errors import InvalidInput
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, ReadOptions
 from coranto_consumers.spark.ranges import Plan, Range, Slice, split

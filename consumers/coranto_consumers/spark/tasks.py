@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+from sqlalchemy import Table
+
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.uuids import Clock, new_producer_id
-from sqlalchemy import Table
-
 from coranto_consumers.spark.application import MappingName
 from coranto_consumers.stores.staging import StageWriter
 

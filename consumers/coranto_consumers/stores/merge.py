@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coranto.errors import InvalidInput, SqlStoreError
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -29,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
+
+from coranto.errors import InvalidInput, SqlStoreError
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
 """Columns of a stage table that say whose row it is; no output column may use these names."""

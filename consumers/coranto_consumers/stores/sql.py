@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
-from coranto.messages.checkpoints import Checkpoint
 from sqlalchemy import (
     Column,
     Connection,
@@ -35,6 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.engines import READS_ONLY, open_engine
 from coranto_consumers.stores.urls import display_url, parse_store_url
 

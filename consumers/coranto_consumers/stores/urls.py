@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coranto.errors import InvalidInput
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
+
+from coranto.errors import InvalidInput
 
 ACCEPTED = "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database"
 
