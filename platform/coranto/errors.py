@@ -27,6 +27,8 @@
     │   ├── StoreUnhealthy
     │   └── UnknownStatus               a number of a newer broker
     ├── RpcFailed                       a broker ended a call with a gRPC error that trying again will not cure
+    │   ├── Unauthenticated             there is no token, or none that is valid
+    │   └── PermissionDenied            the token is valid, but not for this
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
@@ -132,6 +134,20 @@ class RpcFailed(CorantoError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Unauthenticated(RpcFailed):
+    """A call had no token, or one that is expired, unsigned, signed by an unknown key or otherwise not valid."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "UNAUTHENTICATED")
+
+
+class PermissionDenied(RpcFailed):
+    """A call's token is valid, but lacks the capability, or its scope does not cover what the call would change."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "PERMISSION_DENIED")
 
 
 class OffsetJump(CorantoError):

@@ -1,17 +1,24 @@
-"""How commands find a cluster."""
+"""How commands find a cluster, and work with it."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-from coranto.client import ClientConfig, SyncJournalClient
+from coranto.client import ClientConfig, JournalClient, SyncJournalClient
+from coranto.client.loop import shared_loop
+
+T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds for which a command keeps trying brokers that cannot serve, before it says so."""
+
+_CLEAN_UP_SECONDS = 10.0
 
 Endpoint = Annotated[
     str | None,
@@ -41,3 +48,25 @@ def find_cluster(endpoint: str | None) -> ClientConfig:
 def connect(endpoint: str | None) -> SyncJournalClient:
     """A client of `find_cluster(endpoint)`."""
     return SyncJournalClient.of(find_cluster(endpoint))
+
+
+def with_client(endpoint: str | None, work: Callable[[JournalClient], Awaitable[T]]) -> T:
+    """Do `work` with an asynchronous client of `find_cluster(endpoint)`.
+
+    When the command is interrupted the work is cancelled, and has a while to leave things in order.
+    """
+    config = find_cluster(endpoint)
+    ended = threading.Event()
+
+    async def run() -> T:
+        try:
+            async with JournalClient.of(config) as client:
+                return await work(client)
+        finally:
+            ended.set()
+
+    try:
+        return shared_loop().run(run())
+    except KeyboardInterrupt:
+        ended.wait(_CLEAN_UP_SECONDS)
+        raise

@@ -3,7 +3,7 @@
 from coranto.client.append_service import Appended, AppendService
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import ClientConfig
+from coranto.client.config import ClientConfig, ClientTls
 from coranto.client.sync import SyncAppender, SyncAppendService, SyncJournalClient
 from coranto.client.values import (
     AppendConditions,
@@ -23,6 +23,7 @@ __all__ = [
     "Appender",
     "Chunk",
     "ClientConfig",
+    "ClientTls",
     "FragmentInfo",
     "JournalClient",
     "JournalInfo",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from coranto.auth import Capability
 from coranto.client.connection import CALL_ENDED, REFUSALS, Connection, cancelled_from_outside
 from coranto.client.responses import append_failure, check_well_formed
 from coranto.client.values import AppendConditions, AppendResult
@@ -167,7 +168,9 @@ class Appender:
 
     async def _started(self) -> Call:
         if self._call is None:
-            self._call = self._connection.stub.Append()
+            self._call = self._connection.stub.Append(
+                metadata=self._connection.metadata(Capability.APPEND, self._journal)
+            )
             self._state = _State.STREAMING
             await self._call.write(self._parameters)
         return self._call

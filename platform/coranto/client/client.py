@@ -11,9 +11,10 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
+from coranto.auth import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
-from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
-from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.config import DEFAULT_PATIENCE, ClientConfig, ClientTls
+from coranto.client.connection import Connection, Metadata, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
@@ -62,18 +63,26 @@ class JournalClient:
         *,
         file_root: Path | None = None,
         patience: float = DEFAULT_PATIENCE,
+        auth: Auth | None = None,
+        tls: ClientTls | None = None,
         clock: Clock | None = None,
         connection: Connection | None = None,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience)
-        self._connection = connection or Connection(self.config)
-        self._direct = DirectReader(file_root)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls)
         self._clock: Clock = clock or SystemClock()
+        self._connection = connection or Connection(self.config, self._clock)
+        self._direct = DirectReader(file_root)
         self._applied_revision = 0
 
     @classmethod
     def of(cls, config: ClientConfig) -> JournalClient:
-        return cls(config.endpoint, file_root=config.file_root, patience=config.patience)
+        return cls(
+            config.endpoint,
+            file_root=config.file_root,
+            patience=config.patience,
+            auth=config.auth,
+            tls=config.tls,
+        )
 
     async def __aenter__(self) -> JournalClient:
         return self
@@ -103,7 +112,9 @@ class JournalClient:
         subject = "list of journals"
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
-        call = self._connection.stub.List(request)
+        call = self._connection.stub.List(
+            request, metadata=self._connection.metadata_over(Capability.LIST, request.selector)
+        )
         try:
             async for response in call:
                 if header is None:
@@ -148,7 +159,7 @@ class JournalClient:
         validate(request)
         await self._connect(subject)
         try:
-            response = await self._connection.stub.Apply(request)
+            response = await self._connection.stub.Apply(request, metadata=self._apply_metadata(request))
         except grpc.aio.AioRpcError as error:
             failure = self._connection.failure(subject, error)
             if isinstance(failure, Unavailable):
@@ -157,6 +168,10 @@ class JournalClient:
         header = check_answer(response, subject)
         self._applied_revision = max(self._applied_revision, header.etcd.revision)
         return header
+
+    def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
+        names = (change.upsert.name or change.delete for change in request.changes)
+        return self._connection.metadata_over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
 
     async def _connect(self, subject: str) -> None:
         """Return once there is a connection, so that what fails later is not for the want of one."""
@@ -303,7 +318,7 @@ class JournalClient:
 
     async def _head(self, request: pb.ReadRequest) -> int:
         subject = f"write head of {request.journal}"
-        call = self._connection.stub.Read(request)
+        call = self._connection.stub.Read(request, metadata=self._connection.metadata(Capability.READ, request.journal))
         try:
             async for response in call:
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
@@ -356,7 +371,9 @@ class JournalClient:
         while True:
             try:
                 try:
-                    response = await self._connection.stub.ListFragments(request)
+                    response = await self._connection.stub.ListFragments(
+                        request, metadata=self._connection.metadata(Capability.READ, request.journal)
+                    )
                 except grpc.aio.AioRpcError as error:
                     raise self._connection.failure(subject, error) from error
                 check_answer(response, subject)
@@ -382,7 +399,9 @@ class JournalClient:
         while True:
             try:
                 try:
-                    response = await self._connection.stub.FragmentStoreHealth(request)
+                    response = await self._connection.stub.FragmentStoreHealth(
+                        request, metadata=self._connection.metadata_over(Capability.READ, pb.LabelSelector())
+                    )
                 except grpc.aio.AioRpcError as error:
                     raise self._connection.failure(subject, error) from error
                 if response.status != pb.OK:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 import grpc
 import grpc.aio
 
-from coranto.client.config import ClientConfig, parse_endpoint
-from coranto.errors import CorantoError, RpcFailed, Unavailable
+from coranto.auth import HEADER, TOKEN_SECONDS, Capability, Keys, claims_for, scope_of
+from coranto.client.config import ClientConfig, ClientTls, parse_endpoint
+from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError, InvalidInput, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
+from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 MAX_RECEIVE_BYTES = 16 << 20
@@ -36,6 +40,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+Metadata = tuple[tuple[str, str], ...]
+
+_MAX_TOKENS = 1024
+
 REFUSALS = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -48,6 +56,10 @@ REFUSALS = frozenset(
 
 _LASTING = REFUSALS | {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
 
+_REFUSED: dict[grpc.StatusCode, type[Unauthenticated] | type[PermissionDenied]] = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+}
 
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
@@ -85,9 +97,13 @@ def cancelled_from_outside() -> bool:
 class Connection:
     """A channel to `config.endpoint`."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, clock: Clock | None = None) -> None:
         self.endpoint = config.endpoint
         self._target = parse_endpoint(config.endpoint)
+        self._auth = config.auth
+        self._tls = config.tls
+        self._clock: Clock = clock or SystemClock()
+        self._tokens: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._stub: pb_grpc.JournalAsyncStub | None = None
@@ -99,10 +115,12 @@ class Connection:
         if self._channel is None:
             _fork_guard.use()
             if self._target.secure:
-                credentials = grpc.ssl_channel_credentials()
+                credentials = channel_credentials(self._tls or ClientTls())
                 self._channel = grpc.aio.secure_channel(self._target.address, credentials, options=_OPTIONS)
             else:
-                self._channel = grpc.aio.insecure_channel(self._target.address, options=_OPTIONS)
+                # A token for this machine must not pass through a proxy on another.
+                private = [("grpc.enable_http_proxy", 0)] if self._auth is not None else []
+                self._channel = grpc.aio.insecure_channel(self._target.address, options=[*_OPTIONS, *private])
         return self._channel
 
     @property
@@ -110,6 +128,31 @@ class Connection:
         if self._stub is None:
             self._stub = pb_grpc.JournalStub(self.channel)
         return self._stub
+
+    def metadata(self, capability: Capability, journal: str) -> Metadata | None:
+        """What authorizes a call that is about one journal; None without `auth`.
+
+        The token that is signed allows no more than that. It is used again for half of its life.
+        """
+        if not isinstance(self._auth, Keys):
+            return self.metadata_over(capability, pb.LabelSelector())
+        now = self._clock.now()
+        made, metadata = self._tokens.get((capability, journal), (now - TOKEN_SECONDS, None))
+        if not made <= now < made + TOKEN_SECONDS / 2:
+            metadata = self.metadata_over(capability, scope_of((journal,)))
+            if len(self._tokens) >= _MAX_TOKENS:
+                self._tokens.clear()
+            self._tokens[capability, journal] = now, metadata
+        return metadata
+
+    def metadata_over(
+        self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
+    ) -> Metadata | None:
+        """What authorizes a call that is about the journals that `selector` matches; None without `auth`."""
+        if self._auth is None:
+            return None
+        claims = claims_for(capability, selector, self._clock.now(), seconds)
+        return ((HEADER, f"Bearer {self._auth.bearer(claims)}"),)
 
     async def close(self) -> None:
         """Close the channel and cancel its calls, for good."""
@@ -121,6 +164,26 @@ class Connection:
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
         """What a call that ended with a gRPC error means, for a call that changes nothing unless it completes."""
         code, details = error.code(), error.details() or "no details"
+        refused = _REFUSED.get(code)
+        if refused is not None:
+            return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}")
         if code in _LASTING:
             return RpcFailed(f"{subject}: {self.endpoint} answered {code.name}: {details}", code.name)
         return Unavailable(f"{subject}: no answer from {self.endpoint} ({code.name}: {details})")
+
+
+def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    """Credentials of a channel with TLS. Raises InvalidInput for files that cannot be read."""
+    ca, key, cert = (read_pem(path) if path is not None else None for path in (tls.ca, tls.key, tls.cert))
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def read_pem(path: Path) -> bytes:
+    """A PEM file's content. Raises InvalidInput."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}", field="TLS") from error
+    if b"-----BEGIN " not in content:
+        raise InvalidInput(f"{path} is not a PEM file", field="TLS")
+    return content

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc.aio
 import structlog
 
+from coranto.auth import Capability
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.read_progress import Event, Located, ReadProgress
@@ -149,7 +150,7 @@ class Reader:
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=options.min_etcd_revision,
         )
-        call = self._connection.stub.Read(request)
+        call = self._connection.stub.Read(request, metadata=self._connection.metadata(Capability.READ, options.journal))
         try:
             without_content = None
             async for response in call:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from coranto.auth import Auth
 from coranto.client.append_service import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_PENDING_BYTES,
@@ -23,7 +24,7 @@ from coranto.client.append_service import (
 from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE, ClientConfig
+from coranto.client.config import DEFAULT_PATIENCE, ClientConfig, ClientTls
 from coranto.client.loop import LoopThread, shared_loop
 from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing, Suspend
 from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
@@ -49,8 +50,10 @@ class SyncJournalClient:
         file_root: Path | None = None,
         patience: float = DEFAULT_PATIENCE,
         timeout: float | None = None,
+        auth: Auth | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls)
         self.timeout = timeout
         self._lock = threading.Lock()
         self._pid = 0
@@ -58,7 +61,14 @@ class SyncJournalClient:
 
     @classmethod
     def of(cls, config: ClientConfig, *, timeout: float | None = None) -> SyncJournalClient:
-        return cls(config.endpoint, file_root=config.file_root, patience=config.patience, timeout=timeout)
+        return cls(
+            config.endpoint,
+            file_root=config.file_root,
+            patience=config.patience,
+            timeout=timeout,
+            auth=config.auth,
+            tls=config.tls,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.config, self.timeout)

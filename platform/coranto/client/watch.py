@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 import structlog
 
+from coranto.auth import Capability
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.reader import TRANSIENT
 from coranto.client.responses import check_answer
@@ -89,7 +90,10 @@ class Watch:
     async def _call(self) -> AsyncGenerator[Listing]:
         """One List RPC, which ends only by an error."""
         resume = self._last.header if self._last is not None else None
-        call = self._connection.stub.List(pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume))
+        call = self._connection.stub.List(
+            pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume),
+            metadata=self._connection.metadata_over(Capability.LIST, self._selector),
+        )
         builder = SnapshotBuilder()
         try:
             async for response in call:

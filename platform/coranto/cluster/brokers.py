@@ -89,5 +89,7 @@ def serves(endpoint: str) -> bool:
             for response in pb_grpc.JournalStub(channel).List(pb.ListRequest(selector=selector), timeout=2.0):
                 return bool(response.status == pb.OK)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return True  # It answers; that it wants a token is no concern of its being ready.
             log.debug("cluster.broker_not_serving", endpoint=endpoint, error=str(error))
     return False

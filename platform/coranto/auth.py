@@ -1,0 +1,352 @@
+"""Authorization by bearer tokens: who may do what, to which journals, and until when.
+
+A token is a JWT that is signed with a key which brokers share (HS256; HS384 is accepted too). Beside the registered
+`iat` and `exp` it has two claims, as Gazette has them::
+
+    cap    a bit mask of capabilities
+    sel    a label selector: the journals it is for
+
+    {"cap": 8, "sel": {"include": {"labels": [{"name": "name", "value": "flights/", "prefix": true}]},
+                       "exclude": {"labels": []}}, "iat": 1700000000, "exp": 1700003600}
+
+Whatever cannot be understood in full is refused. No error says what a token or a key is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import functools
+import hmac
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn
+
+import jwt
+
+from coranto import labels
+from coranto.errors import InvalidInput, PermissionDenied, Unauthenticated
+from coranto.names import strip_metadata
+from coranto.wire import protocol_pb2 as pb
+
+LEEWAY_SECONDS: Final = 5.0
+"""How far clocks of those who sign and those who verify may be apart."""
+TOKEN_SECONDS: Final = 3600.0
+"""How long a token is good for that is made for one call. Reads, watches and appends may take long."""
+APPLY_TOKEN_SECONDS: Final = 60.0
+MIN_KEY_BYTES: Final = 32
+HEADER: Final = "authorization"
+
+_ACCEPT_MISSING = "AA=="
+_SIGN_WITH = "HS256"
+_MAX_TIME = 2.0**53
+_MAX_SCOPE_BYTES = 2048
+"""Larger selectors are not put into tokens: they would outgrow what servers take as metadata."""
+# Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, that is below 48 bytes.
+_jws = jwt.PyJWS(algorithms=["HS256", "HS384"], options={"enforce_minimum_key_length": True})
+
+
+class Capability(enum.IntFlag):
+    """What a token allows. Applications may define bits from 1 << 16 on."""
+
+    LIST = 1 << 1
+    APPLY = 1 << 2
+    READ = 1 << 3
+    APPEND = 1 << 4
+    REPLICATE = 1 << 5
+    """For brokers among themselves."""
+    ALL = 0xFFFFFFFF
+
+
+class Secret:
+    """A value that shows in no representation, and compares in constant time."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes | str) -> None:
+        self._value = value.encode() if isinstance(value, str) else value
+
+    def reveal(self) -> bytes:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
+        return Secret, (self._value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a token grants: `capability` over the journals that `selector` matches, until `exp`. Times are Unix seconds.
+
+    The selector sees a journal's labels and its `name`. An empty one matches every journal.
+    """
+
+    capability: Capability
+    selector: pb.LabelSelector = field(default_factory=pb.LabelSelector)
+    iat: float = 0.0
+    exp: float = math.inf
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether every journal is in scope."""
+        return not self.selector.include.labels and not self.selector.exclude.labels
+
+    @property
+    def by_name_alone(self) -> bool:
+        """Whether a journal's name, which never changes, decides whether it is in scope."""
+        both = (*self.selector.include.labels, *self.selector.exclude.labels)
+        return all(label.name == labels.NAME for label in both)
+
+    def covers(self, journal: str, journal_labels: pb.LabelSet | None = None) -> bool:
+        """Whether a journal with these labels is in scope."""
+        if self.covers_all:
+            return True
+        return labels.matches(self.selector, labels.with_meta(journal, journal_labels or pb.LabelSet()))
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys that brokers, and whoever may sign tokens, share. The first one signs, all of them verify."""
+
+    secrets: tuple[Secret, ...]
+    accept_missing: bool = False
+    """Whether requests without any token are let through, with every right: only while keys are being introduced."""
+
+    @classmethod
+    def parse(cls, text: str) -> Keys:
+        """Keys from base64, separated by commas or whitespace; `AA==` among them stands for `accept_missing`.
+
+        Raises InvalidInput, which tells the position of a bad key but not the key.
+        """
+        secrets: list[Secret] = []
+        accept_missing = False
+        for index, word in enumerate(text.replace(",", " ").split()):
+            if word == _ACCEPT_MISSING:
+                accept_missing = True
+                continue
+            try:
+                key = base64.b64decode(word, validate=True)
+            except (binascii.Error, ValueError):
+                raise InvalidInput(f"key {index + 1} of the list is not base64", field="auth keys") from None
+            if len(key) < MIN_KEY_BYTES:
+                raise InvalidInput(
+                    f"key {index + 1} of the list has {len(key)} bytes, and {MIN_KEY_BYTES} random ones are needed; "
+                    "`openssl rand -base64 32` makes a key",
+                    field="auth keys",
+                )
+            secrets.append(Secret(key))
+        if not secrets:
+            raise InvalidInput("there is no key to sign and verify with", field="auth keys")
+        return cls(tuple(secrets), accept_missing)
+
+    def bearer(self, claims: Claims) -> str:
+        """A token of these claims, signed for one call."""
+        return sign(claims, self)
+
+
+@dataclass(frozen=True, slots=True)
+class BearerToken:
+    """A token that somebody else has signed, sent with every call for as long as it lasts."""
+
+    token: Secret
+
+    @classmethod
+    def parse(cls, text: str) -> BearerToken:
+        """Raises InvalidInput, which doesn't tell the token."""
+        text = text.strip()
+        if not text or not text.isascii() or not text.isprintable() or " " in text:
+            raise InvalidInput("is not a token: expected three base64 parts with dots between them", field="auth token")
+        return cls(Secret(text))
+
+    def bearer(self, claims: Claims) -> str:
+        """The token, whatever the call needs."""
+        return self.token.reveal().decode()
+
+
+Auth = Keys | BearerToken
+
+
+def scope_of(journals: Iterable[str]) -> pb.LabelSelector:
+    """A selector of journals by their names."""
+    names = sorted({strip_metadata(journal) for journal in journals})
+    return pb.LabelSelector(include=pb.LabelSet(labels=[pb.Label(name=labels.NAME, value=name) for name in names]))
+
+
+def claims_for(capability: Capability, selector: pb.LabelSelector, now: float, seconds: float) -> Claims:
+    """Claims for one call, good for `seconds` from `now`. A scope too large to be sent with a call is left out."""
+    if selector.ByteSize() > _MAX_SCOPE_BYTES:
+        selector = pb.LabelSelector()
+    return Claims(capability, selector, now, now + seconds)
+
+
+def sign(claims: Claims, keys: Keys) -> str:
+    """A token of these claims, signed with the first key. They must have an end. Raises InvalidInput."""
+    if not math.isfinite(claims.exp):
+        raise InvalidInput("a token must expire", field="exp")
+    content = {
+        "cap": int(claims.capability),
+        "sel": {"include": _side_to_json(claims.selector.include), "exclude": _side_to_json(claims.selector.exclude)},
+        "iat": int(claims.iat),
+        "exp": int(claims.exp),
+    }
+    payload = json.dumps(content, separators=(",", ":")).encode()
+    return _jws.encode(payload, keys.secrets[0].reveal(), _SIGN_WITH)
+
+
+def verify(token: str, keys: Keys, now: float) -> Claims:
+    """The claims of a token that one of the keys signed and that is valid at `now`. Raises Unauthenticated."""
+    claims, not_before = _signed_claims(token, keys)
+    if now >= claims.exp + LEEWAY_SECONDS:
+        raise Unauthenticated("the token has expired")
+    if now < not_before - LEEWAY_SECONDS:
+        raise Unauthenticated("the token is not valid yet: the clocks disagree")
+    return claims
+
+
+@functools.lru_cache(maxsize=1024)
+def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
+    """Claims that one of the keys signed, and when they begin to be valid. Clients send a token more than once."""
+    content = _json_object(_payload(token, keys))
+    issued, not_before = _time(content, "iat", 0.0), _time(content, "nbf", 0.0)
+    expires = _time(content, "exp", None)
+    if "aud" in content:
+        raise Unauthenticated("the token is meant for another audience")
+    capability = content.get("cap")
+    if not isinstance(capability, int) or isinstance(capability, bool) or not 0 <= capability <= Capability.ALL:
+        raise Unauthenticated("the token's claim `cap` is not a 32-bit mask")
+    claims = Claims(Capability(capability), _selector(content), issued, expires)
+    return claims, max(issued, not_before)
+
+
+def require(claims: Claims, capability: Capability) -> None:
+    """Raises PermissionDenied unless the claims have every bit of `capability`."""
+    missing = capability & ~claims.capability
+    if missing:
+        names = "|".join(bit.name or hex(bit) for bit in Capability(missing))
+        raise PermissionDenied(f"the token lacks the capability {names}")
+
+
+def bearer_of(values: Iterable[str | bytes]) -> str | None:
+    """The token in the `authorization` header, whose values are given; None without one. Raises Unauthenticated."""
+    given = list(values)
+    if not given:
+        return None
+    if len(given) > 1:
+        raise Unauthenticated("there is more than one authorization header")
+    header = given[0]
+    scheme, _, token = (header.decode("ascii", "replace") if isinstance(header, bytes) else header).partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated("the authorization header is not `Bearer <token>`")
+    return token.strip()
+
+
+def _payload(token: str, keys: Keys) -> bytes:
+    """The content of a token whose signature fits one of the keys."""
+    reason = "the token's signature is not by a key that is known here"
+    for secret in keys.secrets:
+        try:
+            payload: bytes = _jws.decode(token, secret.reveal(), algorithms=["HS256", "HS384"])
+        except jwt.InvalidAlgorithmError:
+            reason = "the token is not signed with HS256 or HS384"
+        except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+            continue
+        except (jwt.PyJWTError, UnicodeError, ValueError):
+            # What the library says may quote the token.
+            reason = "the token is not a JWT"
+        else:
+            return payload
+    raise Unauthenticated(reason)
+
+
+def _json_object(payload: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(payload, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Unauthenticated("the token's content is not JSON") from None
+    if not isinstance(content, dict):
+        raise Unauthenticated("the token's content is not a JSON object")
+    return content
+
+
+def _no_constant(_: str) -> NoReturn:
+    raise ValueError("NaN and infinities are not JSON")
+
+
+def _time(content: dict[str, Any], name: str, default: float | None) -> float:
+    value = content.get(name, default)
+    if value is None and name not in content:
+        raise Unauthenticated(f"the token lacks the claim `{name}`")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_TIME:
+        raise Unauthenticated(f"the token's claim `{name}` is not a time")
+    return float(value)
+
+
+def _side_to_json(side: pb.LabelSet) -> dict[str, list[dict[str, str | bool]]]:
+    return {"labels": [_label_to_json(label) for label in side.labels]}
+
+
+def _label_to_json(label: pb.Label) -> dict[str, str | bool]:
+    result: dict[str, str | bool] = {"name": label.name}
+    if label.value:
+        result["value"] = label.value
+    if label.prefix:
+        result["prefix"] = True
+    return result
+
+
+def _selector(content: dict[str, Any]) -> pb.LabelSelector:
+    """The claim `sel`. Parts of it may be null or missing, and are empty then; anything unknown may restrict: refused.
+
+    A token without the claim might be of a kind that restricts otherwise. It is refused, too.
+    """
+    if content.get("sel") is None:
+        raise Unauthenticated("the token lacks the claim `sel`")
+    fields = _fields(content["sel"], {"include", "exclude"})
+    selector = pb.LabelSelector(include=_side(fields.get("include")), exclude=_side(fields.get("exclude")))
+    try:
+        return labels.rewrite_legacy_prefix(selector)
+    except InvalidInput:
+        raise _bad_selector() from None
+
+
+def _side(content: object) -> pb.LabelSet:
+    entries = _fields(content, {"labels"}).get("labels")
+    if entries is None:
+        entries = []
+    if not isinstance(entries, list):
+        raise _bad_selector()
+    return pb.LabelSet(labels=map(_label, entries))
+
+
+def _label(content: object) -> pb.Label:
+    fields = _fields(content, {"name", "value", "prefix"})
+    name, value, prefix = fields.get("name"), fields.get("value", ""), fields.get("prefix", False)
+    if not isinstance(name, str) or not name or not isinstance(value, str) or not isinstance(prefix, bool):
+        raise _bad_selector()
+    try:
+        return pb.Label(name=name, value=value, prefix=prefix)
+    except ValueError:  # A lone surrogate.
+        raise _bad_selector() from None
+
+
+def _fields(content: object, known: set[str]) -> dict[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not content.keys() <= known:
+        raise _bad_selector()
+    return content
+
+
+def _bad_selector() -> Unauthenticated:
+    return Unauthenticated("the token's claim `sel` is not a label selector")
