@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+
 from coranto.audit import FragmentAudit, JournalAudit, Verdict, audit_journal
 from coranto.client import JournalClient
 from coranto.client.loop import shared_loop
@@ -12,7 +13,6 @@ from coranto.client.values import JournalInfo
 from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import Fragment
 from coranto.stores import StoreRegistry
-
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import table
 from dagster_coranto.resource import JournalResource

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+
 from coranto.client import SyncJournalClient
 from coranto.errors import JournalNotFound
-
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import offsets_metadata, offsets_text, table
 from dagster_coranto.resource import JournalResource, heads_of

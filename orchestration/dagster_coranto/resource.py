@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
+from pydantic import Field
+
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.loop import shared_loop
 from coranto.client.values import JournalInfo
 from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.stores import StoreRegistry
-from pydantic import Field
-
 from dagster_coranto.groups import JournalGroup, check_prefix
 
 ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"

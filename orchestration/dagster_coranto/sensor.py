@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 
 import dagster as dg
-from coranto.errors import ClusterError, Unavailable
 from dagster._record import record
 from dagster._serdes import deserialize_value, serialize_value, whitelist_for_serdes
 
+from coranto.errors import ClusterError, Unavailable
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.resource import JournalPosition, JournalResource
 

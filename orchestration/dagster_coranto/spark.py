@@ -27,8 +27,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     def session(self) -> SparkSession:
         """The session. Raises InvalidInput where Java is missing."""
         if self._session is None:
-            from coranto_consumers.spark.session import new_session
             from pyspark.sql import SparkSession
+
+            from coranto_consumers.spark.session import new_session
 
             self._own = SparkSession.getActiveSession() is None
             self._session = new_session("dagster", master=self.master, settings=self.settings)

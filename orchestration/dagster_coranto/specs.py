@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import Message
+
 from coranto.client.values import JournalInfo
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
-from google.protobuf.message import Message
-
 from dagster_coranto.groups import check_prefix
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
+
 from coranto.client import SyncJournalClient
 from coranto.errors import EtcdTransactionFailed
 from coranto.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
-
 from dagster_coranto.metadata import table
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.specs import Change, SpecChange, SpecPlan, plan_specs, under_prefix

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import dagster as dg
+
 from coranto.client.values import JournalInfo
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
-
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import JournalMetadataSet
 

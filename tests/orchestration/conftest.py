@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from coranto.client.loop import shared_loop
+from coranto.cluster import EmbeddedCluster
 from coranto.testing.fake_broker import FakeBroker
-from dagster_coranto import JournalResource
+from dagster_coranto import JournalResource, dagster_environment
 
 
 @pytest.fixture
@@ -22,3 +24,16 @@ def broker() -> Iterator[FakeBroker]:
 def journals(broker: FakeBroker, tmp_path: Path) -> JournalResource:
     """The resource of `broker`, its fragment stores below the test's folder."""
     return JournalResource(endpoint=broker.endpoint, file_root=str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a real cluster, which this process's environment names, with a home for Dagster."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in dagster_environment(folder, {}).items():
+            environment.setenv(name, value)
+        for name in ("CORANTO_ENDPOINT", "CORANTO_STORE_URL"):
+            environment.delenv(name, raising=False)
+        with EmbeddedCluster(folder):
+            yield folder

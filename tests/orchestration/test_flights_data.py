@@ -5,6 +5,7 @@ import sys
 
 import pandas as pd
 import pytest
+
 from coranto.errors import InvalidInput
 from dagster_coranto.flights import data
 

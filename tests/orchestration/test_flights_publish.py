@@ -5,6 +5,7 @@ from collections import Counter
 
 import pandas as pd
 import pytest
+
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput, RegisterMismatch
 from coranto.labels import label_set

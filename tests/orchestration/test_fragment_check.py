@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+
 from coranto.client.loop import shared_loop
 from coranto.codecs import compress
 from coranto.fragments import Codec, Fragment, sum_of
@@ -44,7 +45,8 @@ def run_check(journals: JournalResource, **options: Any) -> dg.AssetCheckEvaluat
 
 
 def row_of(evaluation: dg.AssetCheckEvaluation) -> dict[str, Any]:
-    (record,) = evaluation.metadata["journals"].records
+    shown: Any = evaluation.metadata["journals"]
+    (record,) = shown.records
     return dict(record.data)
 
 

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 from dagster._core.nux import get_has_seen_nux
 from dagster._core.run_coordinator import DefaultRunCoordinator
+
 from dagster_coranto import dagster_environment, prepare_home
 
 
@@ -17,7 +18,7 @@ def test_an_instance_of_the_home_starts_runs_at_once_and_sends_no_telemetry(
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
         assert instance.telemetry_enabled is False
-        assert get_has_seen_nux()
+        assert get_has_seen_nux()  # type: ignore[no-untyped-call]
         assert isinstance(instance.run_coordinator, DefaultRunCoordinator)
         assert Path(instance.root_directory) == home
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+
 from coranto.errors import JournalNotFound
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalGroup, JournalResource, Publication, PublishContext, journal_assets
@@ -45,7 +46,8 @@ def test_it_reports_what_publishing_did_to_the_journals(broker: FakeBroker, jour
     assert metadata["bytes"] == 3
     assert metadata["heads"] == {"shop/orders/a": 2, "shop/orders/b": 4}
     assert metadata["note"] == "shop/orders"
-    rows = [dict(record.data) for record in materialization.metadata["journals"].records]
+    shown: Any = materialization.metadata["journals"]
+    rows = [dict(record.data) for record in shown.records]
     assert rows == [
         {"journal": "shop/orders/a", "head_before": 1, "head": 2, "bytes": 1},
         {"journal": "shop/orders/b", "head_before": 2, "head": 4, "bytes": 2},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
+
 from coranto.client.loop import shared_loop
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalGroup, JournalPollingSensorCursor, JournalResource, build_journal_polling_sensor

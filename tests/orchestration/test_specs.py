@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+
 from coranto.client.values import JournalInfo
 from coranto.errors import EtcdTransactionFailed, InvalidInput
 from coranto.testing.fake_broker import FakeBroker, Point
@@ -95,9 +96,9 @@ def materialize(journals: JournalResource, tree: str = TREE) -> dict[str, Any]:
     result = dg.materialize([build_journal_specs_asset(tree)], resources={"journals": journals})
     assert result.success
     (materialization,) = result.asset_materializations_for_node("journal_specs")
-    return {key: value.value for key, value in materialization.metadata.items() if key != "journals"} | {
-        "journals": materialization.metadata["journals"].records
-    }
+    metadata: dict[str, Any] = {key: value.value for key, value in materialization.metadata.items()}
+    shown: Any = materialization.metadata["journals"]
+    return {**metadata, "journals": shown.records}
 
 
 def rows(metadata: dict[str, Any]) -> Sequence[tuple[str, str, str]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dagster as dg
 import pytest
+
 from coranto.client.values import JournalInfo
 from coranto.errors import InvalidInput
 from coranto.labels import label_set, matches, with_meta

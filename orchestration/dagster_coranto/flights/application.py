@@ -5,12 +5,12 @@ This module imports Spark; load it when a consumer runs, not when definitions do
 
 from __future__ import annotations
 
-from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
-from coranto_consumers.stores.merge import Add, Max, Quotient
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
 
+from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
+from coranto_consumers.stores.merge import Add, Max, Quotient
 from dagster_coranto.flights.config import TABLE, consumer_name
 from dagster_coranto.flights.data import ALERT_COLUMNS, ALERT_MINUTES
 from dagster_coranto.groups import JournalGroup

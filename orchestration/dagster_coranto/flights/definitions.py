@@ -6,8 +6,8 @@ Loading them imports neither Spark nor pandas, and asks nothing of a cluster: th
 from pathlib import Path
 
 import dagster as dg
-from coranto.telemetry import progress
 
+from coranto.telemetry import progress
 from dagster_coranto.checks import build_fragment_check
 from dagster_coranto.consumer_assets import ConsumerSettings, build_spark_consumer_assets
 from dagster_coranto.flights.config import TABLE, FlightsConfig, store_url

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import dagster as dg
 import sqlalchemy as sa
+
 from coranto.cluster.info import process_start
 from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
 from coranto.telemetry import configure_logging
 from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
-
 from dagster_coranto.flights import config
 from dagster_coranto.flights.config import TABLE, TRANSACTION_BYTES, store_url
 from dagster_coranto.resource import JournalResource

@@ -35,7 +35,6 @@ from coranto.messages import Clock, JsonLines, ProducerId, RendezvousMapping, Tr
 from coranto.messages.framing import JsonObject
 from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
-
 from dagster_coranto.flights.data import Flight, dataset_digest, iter_flights, partition_key
 
 if TYPE_CHECKING:

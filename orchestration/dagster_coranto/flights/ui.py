@@ -9,10 +9,10 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-from coranto.cluster import EmbeddedCluster
-from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
 from rich.console import Console
 
+from coranto.cluster import EmbeddedCluster
+from coranto.cluster.processes import ChildProcess, free_port, stop_all, wait_ready
 from dagster_coranto.instance import dagster_environment
 
 _WORKSPACE = Path("workspace.yaml")

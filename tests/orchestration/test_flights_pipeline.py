@@ -1,0 +1,179 @@
+"""The pipeline on a small slice: a real cluster, Spark, and Dagster's own execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+
+from coranto.client import SyncJournalClient
+from coranto.messages import JsonLines, iter_messages
+from coranto.messages.sequencer import Sequencer, read_committed
+from coranto_consumers.spark.session import new_session
+from coranto_consumers.stores.sql import SqlStore
+from dagster_coranto import JournalResource
+from dagster_coranto.flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays, load_flights
+from dagster_coranto.flights.definitions import EVENTS, defs
+from dagster_coranto.flights.materialize import Job, consumer_name, forget, materialize, store_url
+
+pytestmark = pytest.mark.integration
+
+FLIGHTS = 3000
+KEY = ["carrier", "year", "month"]
+FIRST = Job(limit=FLIGHTS, max_transaction_bytes=400_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[SparkSession]:
+    """One session for the module's runs: they use it when it is there, and leave it running."""
+    before = SparkSession.getActiveSession()
+    session = new_session("coranto-tests")
+    yield session
+    if before is None:
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def materialized(cluster_dir: Path) -> Path:
+    """The cluster, with everything materialised over it once."""
+    assert materialize(FIRST, log_level="WARNING")
+    return cluster_dir
+
+
+def latest(key: str) -> dict[str, Any]:
+    """Metadata of an asset's latest materialisation."""
+    with dg.DagsterInstance.get() as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey.from_user_string(key))
+    assert event is not None
+    assert event.asset_materialization is not None
+    return {name: value.value for name, value in event.asset_materialization.metadata.items()}
+
+
+def delays(data_dir: Path, table: str) -> list[dict[str, object]]:
+    with SqlStore(store_url(data_dir)).engine.connect() as connection:
+        rows = connection.execute(sa.text(f"SELECT * FROM {table} ORDER BY carrier, year, month")).mappings().all()
+    return [dict(row) for row in rows]
+
+
+def expected_delays(limit: int) -> list[dict[str, object]]:
+    rows = expected_carrier_delays(load_flights(limit)).to_dict("records")
+    return [{str(name): None if pd.isna(value) else value for name, value in row.items()} for row in rows]
+
+
+def alerts(prefix: str = "") -> list[tuple[object, ...]]:
+    journal = f"{prefix}flights/alerts/part-000"
+    with JournalResource().client() as client:
+        content = client.read_all(journal, 0, client.head(journal))
+    envelopes = iter_messages(JsonLines(), journal, [content], 0)
+    committed = read_committed(envelopes, Sequencer(ring_size=1 << 20), lambda _: [])
+    return sorted(tuple(envelope.message.get(column) for column in ALERT_COLUMNS) for envelope in committed)
+
+
+def expected(limit: int) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in expected_alerts(load_flights(limit)).astype(object).to_numpy().tolist())
+
+
+def test_table_and_alerts_are_what_the_csv_says(materialized: Path) -> None:
+    assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS)
+    assert alerts() == expected(FLIGHTS)
+    assert alerts()
+
+
+def test_metadata_tells_offsets_messages_transactions_and_lag(materialized: Path) -> None:
+    read = latest("carrier_delays")
+    with JournalResource().client() as client:
+        heads = {journal.name: client.head(journal.name) for journal in client.list(EVENTS.selector).journals}
+    assert read["offsets_read"] == heads
+    assert read["messages"] == FLIGHTS
+    assert read["transactions"] > 1
+    assert read["lag_bytes"] == 0
+    assert read["published"] == len(expected(FLIGHTS))
+    published = latest("flights/events")
+    assert published["messages"] == FLIGHTS
+    assert published["batches_appended_twice"] >= 1
+    assert published["flights_rolled_back"] == 500
+    assert latest("journal_specs")["created"] == 5
+
+
+def test_the_data_version_is_the_vector_of_offsets(materialized: Path) -> None:
+    with dg.DagsterInstance.get() as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey("carrier_delays"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    version = (event.asset_materialization.tags or {})["dagster/data_version"]
+    offsets = latest("carrier_delays")["offsets_read"]
+    assert version == "{" + ",".join(f'"{journal}":{offsets[journal]}' for journal in sorted(offsets)) + "}"
+
+
+def test_checks_of_both_groups_passed(materialized: Path) -> None:
+    with dg.DagsterInstance.get() as instance:
+        for key in defs.resolve_asset_graph().asset_check_keys:
+            (record,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+            assert record.event is not None
+            assert record.event.dagster_event is not None
+            evaluation = record.event.dagster_event.asset_check_evaluation_data
+            assert evaluation.passed, evaluation.metadata
+
+
+def test_a_second_pass_over_other_journals_and_another_table_leaves_the_first_alone(materialized: Path) -> None:
+    second = Job("second/", "carrier_delays_second", 500)
+    assert materialize(second, log_level="WARNING")
+    assert delays(materialized, "carrier_delays_second") == expected_delays(500)
+    assert alerts("second/") == expected(500)
+    assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS)
+
+
+def test_more_flights_are_added_to_what_is_there_and_nothing_is_counted_twice(materialized: Path) -> None:
+    more = Job(limit=FLIGHTS + 700)
+    assert materialize(more, log_level="WARNING")
+    assert latest("journal_specs")["unchanged"] == 5
+    assert latest("flights/events")["messages"] == 700
+    assert latest("carrier_delays")["messages"] == 700
+    assert materialize(more, log_level="WARNING")
+    assert latest("flights/events")["messages"] == 0
+    assert latest("carrier_delays")["messages"] == 0
+    assert delays(materialized, "carrier_delays") == expected_delays(FLIGHTS + 700)
+    assert alerts() == expected(FLIGHTS + 700)
+
+
+def test_a_fenced_consumer_fails_its_run_and_is_not_retried(
+    materialized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("fenced/", "carrier_delays_fenced", 500)
+    assert materialize(job, ["journal_specs", "flights/events"], log_level="WARNING")
+    store = SqlStore(store_url(materialized))
+    real = SyncJournalClient.list
+
+    def list_and_fence(self: SyncJournalClient, *args: Any) -> Any:
+        # The consumer lists its journals after it has raised its fence; another instance starts just then.
+        if store.read(consumer_name(job)) is not None:
+            store.raise_fence(consumer_name(job))
+        return real(self, *args)
+
+    monkeypatch.setattr(SyncJournalClient, "list", list_and_fence)
+    assert not materialize(job, ["carrier_delays", "flights/alerts"], log_level="CRITICAL")
+    with dg.DagsterInstance.get() as instance:
+        (run,) = instance.get_runs(limit=1)
+        failures = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    (failure,) = failures
+    assert failure.dagster_event is not None
+    assert "was raised by a later owner" in str(failure.dagster_event.step_failure_data.error)
+    monkeypatch.undo()
+    assert materialize(job, ["carrier_delays", "flights/alerts"], log_level="WARNING")
+    assert alerts("fenced/") == expected(500)
+
+
+def test_forgetting_drops_tables_and_checkpoints_of_this_cluster_only(materialized: Path) -> None:
+    store = SqlStore(store_url(materialized))
+    kept = store.raise_fence("somebody-elses")
+    assert store.read(consumer_name(FIRST)) is not None
+    forget(materialized)
+    assert store.read(consumer_name(FIRST)) is None
+    assert not sa.inspect(store.engine).has_table("carrier_delays")
+    assert store.read("somebody-elses") == kept

@@ -1,0 +1,144 @@
+"""Dagster's UI over a real cluster, driven in headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from playwright.sync_api import BrowserContext, Locator, Page, expect, sync_playwright
+
+from dagster_coranto import JournalResource
+from dagster_coranto.flights.data import expected_alerts, load_flights
+from dagster_coranto.flights.definitions import EVENTS
+from dagster_coranto.flights.materialize import Job, materialize
+from dagster_coranto.flights.ui import DagsterUi
+from dagster_coranto.resource import heads_of
+
+ROOT = Path(__file__).parents[2]
+FLIGHTS = 2000
+RUN_SECONDS = 450
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def why_not() -> str:
+    """Why this cannot run, empty when it can. Where the set-up installs Chromium, its absence is a failure instead."""
+    installable = os.geteuid() == 0 and shutil.which("apt-get") is not None
+    if CHROMIUM.exists() or installable:
+        return ""
+    return f"needs Debian's Chromium at {CHROMIUM}; `make browser` installs it for root on Debian"
+
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+
+@pytest.fixture(scope="module")
+def ui(cluster_dir: Path) -> Iterator[DagsterUi]:
+    """The UI over a cluster whose flights are published and not yet consumed."""
+    assert materialize(Job(limit=FLIGHTS), ["journal_specs", "flights/events"], log_level="WARNING")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)  # Where workspace.yaml is.
+        with DagsterUi(cluster_dir, daemon=False) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("profile"),
+            executable_path=CHROMIUM,
+            headless=True,
+            args=ARGUMENTS,
+            viewport={"width": 1400, "height": 700},
+        )
+        context.set_default_timeout(60_000)
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def page(browser: BrowserContext) -> Iterator[Page]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+def node(page: Page, name: str) -> Locator:
+    """The box of an asset in the graph, by the last part of its key."""
+    return page.locator("foreignObject").filter(has_text=re.compile(rf"{name}.*Latest event", re.DOTALL)).last
+
+
+def open_graph(page: Page, ui: DagsterUi) -> None:
+    page.goto(f"{ui.url}/asset-groups")
+    for name in ("journal_specs", "events", "carrier_delays", "alerts"):
+        expect(node(page, name)).to_be_visible(timeout=60_000)
+
+
+def await_run(page: Page) -> dg.DagsterRunStatus:
+    """How the run that the page has just asked for ends."""
+    with dg.DagsterInstance.get() as instance:
+        deadline = time.monotonic() + RUN_SECONDS
+        while time.monotonic() < deadline:
+            runs = instance.get_runs(dg.RunsFilter(job_name="__ASSET_JOB"), limit=1)
+            if runs and runs[0].is_finished:
+                return runs[0].status
+            page.wait_for_timeout(200)
+    raise AssertionError(f"the run did not end within {RUN_SECONDS} s")
+
+
+def metadata_value(page: Page, key: str) -> Locator:
+    """The cell with the latest value of a metadata key, on an asset's page."""
+    return page.locator("tr").filter(has=page.get_by_text(key, exact=True)).locator("td").last
+
+
+def test_the_graph_shows_the_lineage_from_specs_to_delays_and_alerts(ui: DagsterUi, page: Page) -> None:
+    open_graph(page, ui)
+    boxes = {name: node(page, name).bounding_box() for name in ("journal_specs", "events", "carrier_delays", "alerts")}
+    left = {name: box["x"] for name, box in boxes.items() if box is not None}
+    assert left["journal_specs"] < left["events"] < left["carrier_delays"]
+    assert left["carrier_delays"] == left["alerts"]
+    expect(node(page, "events")).to_contain_text("1 / 1 Passed")
+    expect(node(page, "carrier_delays")).to_contain_text("Never materialized")
+
+
+def test_a_materialisation_started_by_a_click_succeeds_and_tells_what_was_read(ui: DagsterUi, page: Page) -> None:
+    page.goto(f"{ui.url}/assets/carrier_delays")
+    expect(page.get_by_text("Never materialized")).to_be_visible(timeout=60_000)
+    page.get_by_role("button").filter(has_text=re.compile("^Materialize$")).click()
+    # The table comes with the alerts: one consumer makes both.
+    expect(page.get_by_text("will also yield new materializations")).to_be_visible()
+    page.get_by_role("button").filter(has_text=re.compile("^Confirm$")).click()
+    assert await_run(page) is dg.DagsterRunStatus.SUCCESS
+
+    page.reload()
+    expect(metadata_value(page, "messages")).to_have_text(re.compile(rf"^{FLIGHTS}$|^{FLIGHTS:,}$"))
+    expect(metadata_value(page, "transactions")).to_have_text("1")
+    expect(metadata_value(page, "lag_bytes")).to_have_text("0")
+    expect(metadata_value(page, "published")).to_have_text(str(len(expected_alerts(load_flights(FLIGHTS)))))
+    shown = json.loads(metadata_value(page, "offsets_read").inner_text())
+    assert shown == heads_of(JournalResource().positions(EVENTS))
+
+    page.goto(f"{ui.url}/runs")
+    expect(page.get_by_text("Success").first).to_be_visible()
+
+
+def test_after_the_run_the_graph_shows_all_assets_materialised(ui: DagsterUi, page: Page) -> None:
+    open_graph(page, ui)
+    for name in ("journal_specs", "events", "carrier_delays", "alerts"):
+        expect(node(page, name)).to_contain_text("Materialized", timeout=60_000)
+    expect(node(page, "alerts")).to_contain_text("1 / 1 Passed", timeout=60_000)
+    if os.environ.get("CORANTO_SCREENSHOTS") == "1":
+        target = ROOT / "docs" / "images" / "dagster-lineage.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=target, animations="disabled")
