@@ -9,9 +9,10 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
 from coranto.dirlock import DirectoryLock
 from coranto.telemetry import configure_logging
-from rich.console import Console
 
 app = typer.Typer(help="The main job, end to end, on real flights.", no_args_is_help=True)
 

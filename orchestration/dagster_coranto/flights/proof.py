@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import sqlalchemy as sa
+
 from coranto.audit import JournalAudit, audit_journal
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.messages import JsonLines
 from coranto.stores import StoreRegistry
 from coranto_consumers.stores.sql import SqlStore
-
 from dagster_coranto.flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays
 
 if TYPE_CHECKING:

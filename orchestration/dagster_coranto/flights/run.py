@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 from coranto.client import ClientConfig, SyncJournalClient
 from coranto.cluster import ClusterInfo, EmbeddedCluster
 from coranto.errors import ClusterError
 from coranto_consumers.stores.sql import SqlStore
-from rich.console import Console
-from rich.table import Table
-
 from dagster_coranto.flights.data import load_flights
 from dagster_coranto.flights.materialize import Job, consumer_name, store_url
 from dagster_coranto.flights.proof import Finding, prove
