@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
-from coranto.fragments import ZERO_SUM, Fragment
+from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions
@@ -500,7 +500,8 @@ class AppendFsm:
         spool = pipeline.spool
         if problem is None and self.status == pb.OK and pipeline.error is None:
             assert self._sum is not None
-            digest = self._sum.digest() if self._end > self._begin else ZERO_SUM
+            # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
+            digest = self._sum.digest()
             self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
             self._proposal = spool.next_fragment()
             self.registers = preconditions.next_registers(spool.registers, self.request)

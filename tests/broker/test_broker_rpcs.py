@@ -162,6 +162,8 @@ async def test_an_empty_append_is_a_barrier(client: RawClient, spec: MakeSpec) -
     await client.append(J, b"x")
     barrier = await client.append(J)
     assert (barrier.status, barrier.commit.begin, barrier.commit.end) == (pb.OK, 1, 1)
+    # An empty fragment has the sum zero, but an append of nothing the SHA-1 of nothing.
+    assert sum_from_wire(barrier.commit.sum).hex() == "da39a3ee5e6b4b0d3255bfef95601890afd80709"
 
 
 async def test_append_to_an_unknown_journal(client: RawClient) -> None:

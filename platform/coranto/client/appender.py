@@ -215,18 +215,20 @@ class Appender:
             raise refusal
         check_well_formed(response, self._subject)
         commit = response.commit
-        expected = self._digest.digest() if self._length else ZERO_SUM
+        digest = self._digest.digest()
         committed = sum_from_wire(commit.sum)
-        if commit.end - commit.begin != self._length or committed != expected:
+        # Gazette's brokers commit nothing with the SHA-1 of nothing, though a fragment of nothing has the sum zero.
+        agreed = committed == digest or (not self._length and committed == ZERO_SUM)
+        if commit.end - commit.begin != self._length or not agreed:
             raise CorruptData(
-                f"{self._subject}: {self._length} bytes with SHA-1 {expected.hex()} were sent, but the broker has "
+                f"{self._subject}: {self._length} bytes with SHA-1 {digest.hex()} were sent, but the broker has "
                 f"[{commit.begin}, {commit.end}) with SHA-1 {committed.hex()}. Treat the journal's content as suspect."
             )
         return AppendResult(
             journal=self._journal,
             begin=commit.begin,
             end=commit.end,
-            sum=committed,
+            sum=digest if self._length else ZERO_SUM,
             registers=response.registers,
             header=response.header,
         )

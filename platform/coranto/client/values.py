@@ -11,7 +11,10 @@ from coranto.wire import protocol_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """A committed append: bytes [begin, end) of the journal, the SHA-1 of them, and the registers after it."""
+    """A committed append: bytes [begin, end) of the journal, the SHA-1 of them, and the registers after it.
+
+    The sum of no bytes is all zeros, as that of an empty fragment is.
+    """
 
     journal: str
     begin: int

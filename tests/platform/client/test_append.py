@@ -27,7 +27,7 @@ from coranto.errors import (
     WrongAppendOffset,
     status_error,
 )
-from coranto.fragments import ZERO_SUM
+from coranto.fragments import ZERO_SUM, sum_to_wire
 from coranto.labels import label_selector, label_set
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
@@ -283,6 +283,14 @@ async def test_an_answer_that_contradicts_what_was_sent_is_refused(
     with pytest.raises(CorruptData, match=NAME):
         await client.append(NAME, b"content", retry_unknown=True)
     assert broker.count("Append") == 1
+
+
+@pytest.mark.parametrize("empty", [ZERO_SUM, hashlib.sha1().digest()], ids=["zeros", "SHA-1 of nothing"])
+async def test_a_barrier_may_be_answered_with_either_sum_of_nothing(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, empty: bytes
+) -> None:
+    broker.tamper = lambda response: response.commit.sum.CopyFrom(sum_to_wire(empty))
+    assert (await client.append(NAME, b"")).sum == ZERO_SUM
 
 
 @pytest.mark.parametrize("name", ["", "/rooted", "a//b", "abc", "with space"])
