@@ -34,15 +34,16 @@ Endpoint = Annotated[
 def find_cluster(endpoint: str | None) -> ClientConfig:
     """The cluster at `endpoint`, else the local one. Raises ClusterError when there is none.
 
-    $CORANTO_FILE_ROOT names the folder of `file:///` stores of a cluster given by its endpoint.
+    $CORANTO_FILE_ROOT names the folder of `file:///` stores of a cluster given by its endpoint. Tokens and certificates
+    come from the environment (`ClientConfig.from_environment`), so that they show in no list of processes.
     """
     if endpoint:
         root = os.environ.get("CORANTO_FILE_ROOT")
-        return ClientConfig(endpoint, Path(root) if root else None, PATIENCE)
+        return ClientConfig.from_environment(endpoint, Path(root) if root else None, PATIENCE)
     from coranto.cluster import locate
 
     info = locate()
-    return ClientConfig(info.endpoint, info.file_root, PATIENCE)
+    return ClientConfig.from_environment(info.endpoint, info.file_root, PATIENCE)
 
 
 def connect(endpoint: str | None) -> SyncJournalClient:

@@ -36,7 +36,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: 
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def print_json(message: Message) -> None:
+def print_json(message: Message, *, on_one_line: bool = False) -> None:
     """Print a wire message as one JSON document, with the names of its definition."""
     fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    typer.echo(json.dumps(fields, indent=2))
+    typer.echo(json.dumps(fields, indent=None if on_one_line else 2))
+
+
+def note(text: str) -> None:
+    """Tell something beside the output, on standard error."""
+    typer.echo(f"coranto: {text}", err=True)

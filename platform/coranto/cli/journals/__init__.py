@@ -1,0 +1,22 @@
+"""`coranto journals …`: journals, their specs, their content, and their upkeep."""
+
+from __future__ import annotations
+
+import typer
+
+from coranto.cli.journals import appending, applying, editing, fragments, listing, pruning, reading, upkeep
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Journals: their specs and their content.", no_args_is_help=True)
+
+app.command("list")(listing.list_journals)
+app.command("apply")(applying.apply)
+app.command("edit")(editing.edit)
+app.command("append")(appending.append)
+app.command("read")(reading.read)
+app.command("fragments")(fragments.fragments)
+app.command("prune")(pruning.prune)
+app.command("suspend")(upkeep.suspend)
+app.command("reset-head")(upkeep.reset_head)
+app.command("store-health")(upkeep.store_health)

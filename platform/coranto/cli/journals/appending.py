@@ -1,0 +1,169 @@
+"""`coranto journals append`: an input as one append, or each of its records to the journal that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from coranto.cli.connect import Endpoint, connect
+from coranto.cli.journals.records import RecordFraming, read_records, with_keys
+from coranto.cli.journals.selection import Selection, Selector, select_now
+from coranto.client import Appended, SyncJournalClient
+from coranto.client.config import DEFAULT_PATIENCE
+from coranto.errors import InvalidInput
+from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
+from coranto.telemetry import progress
+
+_PIECE_BYTES = 1 << 20
+
+
+class KeyMapping(enum.StrEnum):
+    """Which of the selected journals a record goes to."""
+
+    RANDOM = "random"
+    MODULO = "modulo"
+    RENDEZVOUS = "rendezvous"
+    DIRECT = "direct"
+
+
+def append(
+    name: Annotated[str, typer.Argument(metavar="JOURNAL", help="Journal to append to.", show_default=False)] = "",
+    selector: Selector = None,
+    journal: Annotated[str, typer.Option("--journal", help="A journal, as an option.", show_default=False)] = "",
+    file: Annotated[str, typer.Option("--input", "-i", help="File to append, or - for standard input.")] = "-",
+    framing: Annotated[
+        RecordFraming,
+        typer.Option(
+            "--framing",
+            "-f",
+            help="`none`: all input is one append. `lines`, `fixed`: each line or fixed frame is a record.",
+        ),
+    ] = RecordFraming.NONE,
+    mapping: Annotated[
+        KeyMapping,
+        typer.Option(
+            "--mapping",
+            "-m",
+            help="Which selected journal a record goes to. But for `random`, each record follows its key, framed the "
+            "same way; the key of `direct` is a journal's name.",
+        ),
+    ] = KeyMapping.RANDOM,
+    is_base64: Annotated[bool, typer.Option("--base64", help="Keys that are lines are in base64.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Append a file or standard input: wholly or not at all, or record by record.
+
+    Records keep their order within each journal. The journals are those that are there at the start.
+    """
+    named = [each for each in (name, journal) if each]
+    if len(named) + (selector is not None) != 1:
+        raise InvalidInput("name one journal, or select journals with --selector", field="JOURNAL")
+    if framing is RecordFraming.NONE and mapping is not KeyMapping.RANDOM:
+        raise InvalidInput(f"{mapping.value} needs records: give --framing lines or fixed", field="--mapping")
+    if is_base64 and (framing is not RecordFraming.LINES or mapping is KeyMapping.RANDOM):
+        raise InvalidInput("only keys that are lines can be in base64", field="--base64")
+    with connect(endpoint) as client, _opened(file) as (source, size):
+        # A journal that is named need not be listed.
+        journals = named or [info.name for info in select_now(client, Selection((), selector or ""))]
+        if framing is RecordFraming.NONE:
+            _append(client, random.choice(journals), source, size)
+        else:
+            pairs = _pairs(source, framing, mapping, is_base64=is_base64)
+            _append_records(client, pairs, _mapping(mapping, journals))
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[tuple[BinaryIO, int | None]]:
+    """The input, and its size where that is known."""
+    if file == "-":
+        yield sys.stdin.buffer, None
+    else:
+        path = Path(file)
+        with path.open("rb") as source:
+            yield source, path.stat().st_size if path.is_file() else None
+
+
+def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int | None) -> None:
+    first = source.read(_PIECE_BYTES)
+    if len(first) < _PIECE_BYTES:
+        # A small append can be given again, so it sits out a broker's absence.
+        result = client.append(journal, first)
+    else:
+        # A barrier is repeated until the journal can be appended to; a stream cannot be.
+        client.append(journal, b"")
+        with client.appender(journal) as append, progress(f"Appending to {journal}", size, unit="bytes") as report:
+            piece = first
+            while piece:
+                append.write(piece)
+                report.advance(len(piece))
+                piece = source.read(_PIECE_BYTES)
+            result = append.commit()
+    typer.echo(f"{journal}: appended {result.end - result.begin} bytes at [{result.begin}, {result.end})")
+
+
+def _pairs(
+    source: BinaryIO, framing: RecordFraming, mapping: KeyMapping, *, is_base64: bool
+) -> Iterator[tuple[bytes, bytes]]:
+    records = read_records(source, framing)
+    if mapping is KeyMapping.RANDOM:
+        return ((b"", record) for record in records)
+    return with_keys(records, framing, is_base64=is_base64)
+
+
+def _mapping(mapping: KeyMapping, journals: list[str]) -> Mapping:
+    if mapping is KeyMapping.RANDOM:
+        return RandomMapping(journals, random.Random())
+    if mapping is KeyMapping.MODULO:
+        return ModuloMapping(journals)
+    if mapping is KeyMapping.RENDEZVOUS:
+        return RendezvousMapping(journals)
+    known = frozenset(journals)
+
+    def direct(key: bytes) -> str:
+        name = key.decode(errors="replace")
+        if name not in known:
+            raise InvalidInput(f"the key {name!r} is none of the {len(known)} selected journals", field="--mapping")
+        return name
+
+    return direct
+
+
+def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, bytes]], mapping: Mapping) -> None:
+    """Append each record to its journal, batched. Stops at the first failure: content never follows a gap."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    last: dict[str, Future[Appended]] = {}
+    try:
+        # An append whose outcome is unknown is not repeated: these records may have no UUIDs to be told apart by.
+        with (
+            progress("Appending records", unit="records") as report,
+            client.append_service(retry_unknown=False, patience=DEFAULT_PATIENCE) as service,
+        ):
+            try:
+                for key, record in pairs:
+                    journal = mapping(key)
+                    before = last.get(journal)
+                    if before is not None and before.done():
+                        before.result()
+                    last[journal] = service.append(journal, record)
+                    counts[journal] += 1
+                    sizes[journal] += len(record)
+                    report.advance()
+            except InvalidInput:
+                # What came before a malformed record was accepted, and is not held back for it.
+                service.flush()
+                raise
+    finally:
+        for journal in sorted(counts):
+            done = last[journal]
+            if done.done() and not done.cancelled() and done.exception() is None:
+                typer.echo(f"{journal}: appended {counts[journal]} records, {sizes[journal]} bytes")

@@ -1,0 +1,90 @@
+"""`coranto journals edit`: the specs of journals in an editor, again and again until they can be applied."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from coranto.cli.connect import Endpoint, connect
+from coranto.cli.journals.applying import MaxTxnSize, apply_changes
+from coranto.cli.journals.selection import Names, Selector, chosen, select_now
+from coranto.cli.output import note
+from coranto.errors import CorantoError, InvalidInput
+from coranto.journal_tree import parse_tree, render_tree
+
+_HEAD = "# Save what the journals shall be. Journals that are left out stay as they are; `delete: true` deletes.\n"
+_ERROR = "# ERROR: "
+
+
+def edit(
+    names: Names = None, selector: Selector = None, max_txn_size: MaxTxnSize = 0, endpoint: Endpoint = None
+) -> None:
+    """Edit the specs of journals in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
+
+    What cannot be applied is opened again with the reason on top. Nothing happens when nothing was changed, or when
+    everything was removed.
+    """
+    selection = chosen(names, selector)
+    with connect(endpoint) as client:
+        found = select_now(client, selection)
+        opened = _HEAD + render_tree([(info.spec, info.mod_revision) for info in found])
+        path = _create(opened)
+        keep = False
+        try:
+            while True:
+                _run_editor(path)
+                saved = _without_error(path.read_text())
+                if not _has_content(saved):
+                    keep = False
+                    note("nothing was applied, because nothing was left")
+                    return
+                if saved == _without_error(opened):
+                    if keep:
+                        raise InvalidInput(f"nothing was applied; what was written is kept in {path}")
+                    note("nothing was changed")
+                    return
+                keep = True
+                try:
+                    changes = parse_tree(saved)
+                    apply_changes(client, changes, "the edit", max_txn_size=max_txn_size, quiet_if_unchanged=True)
+                except CorantoError as error:
+                    opened = "".join(f"{_ERROR}{line}\n" for line in _lines_of(error)) + saved
+                    path.write_text(opened)
+                else:
+                    keep = False
+                    return
+        finally:
+            if not keep:
+                path.unlink(missing_ok=True)
+
+
+def _create(text: str) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="coranto-journals-", suffix=".yaml")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    return Path(name)
+
+
+def _run_editor(path: Path) -> None:
+    editor = os.environ.get("CORANTO_EDITOR") or os.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
+    except OSError as error:
+        raise InvalidInput(f"cannot start the editor {editor!r}: {error}. Set $CORANTO_EDITOR.") from error
+    if code:
+        raise InvalidInput(f"the editor {editor!r} ended with exit code {code}; nothing was applied")
+
+
+def _lines_of(error: CorantoError) -> list[str]:
+    return str(error).splitlines() or [type(error).__name__]
+
+
+def _without_error(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_ERROR))
+
+
+def _has_content(text: str) -> bool:
+    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())

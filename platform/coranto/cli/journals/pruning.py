@@ -1,0 +1,93 @@
+"""`coranto journals prune`: remove persisted fragments that are older than their journal's retention.
+
+It works from here, with the stores' credentials of this process. Brokers notice at their next listing of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, select
+from coranto.cli.output import note
+from coranto.client import JournalClient, JournalInfo
+from coranto.errors import InvalidInput
+from coranto.fragments import Fragment
+from coranto.specs import duration_seconds
+from coranto.stores import StoreRegistry
+from coranto.telemetry import amount, progress
+
+_AT_ONCE = 16
+
+
+def prune(
+    names: Names = None,
+    selector: Selector = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and do nothing.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Remove persisted fragments that were stored longer ago than their journal's retention.
+
+    Journals with no retention (0 or less) keep everything. Of fragments that overlap, brokers tell the largest only:
+    prune again later for those that they hide.
+    """
+    selection = chosen(names, selector)
+
+    async def work(client: JournalClient) -> None:
+        journals = await select(client, selection)
+        old: list[Fragment] = []
+        now = time.time()
+        with progress("Looking for old fragments", len(journals), unit="journals") as report:
+            for info in journals:
+                old += await _old_fragments(client, info, now)
+                report.advance()
+        if not dry_run:
+            await _remove(client, old)
+        total = sum(fragment.length for fragment in old)
+        for fragment in old:
+            typer.echo(f"{'would remove' if dry_run else 'removed'} {fragment.backing_store}{fragment.content_path}")
+        typer.echo(
+            f"{'would remove' if dry_run else 'removed'} {len(old)} fragments with {amount(total, 'bytes')} of content"
+        )
+
+    with_client(endpoint, work)
+
+
+async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -> list[Fragment]:
+    retention = duration_seconds(info.spec.fragment.retention)
+    if retention <= 0:
+        note(f"{info.name} has no retention, and keeps everything")
+        return []
+    if is_asleep(info):
+        return []
+    return [
+        item.fragment
+        for item in await client.fragments(info.name)
+        if item.persisted and now - item.fragment.mod_time >= retention
+    ]
+
+
+async def _remove(client: JournalClient, old: list[Fragment]) -> None:
+    """Remove all. Raises the first failure, when no removal is under way any more."""
+    root = client.config.file_root
+    for fragment in old:
+        if root is None and fragment.backing_store.startswith("file:"):
+            raise InvalidInput(
+                f"{fragment.backing_store} is below a folder of the brokers: say which by $CORANTO_FILE_ROOT"
+            )
+    stores = StoreRegistry(root)
+    limit = asyncio.Semaphore(_AT_ONCE)
+    with progress("Removing fragments", len(old), unit="fragments") as report:
+
+        async def remove(fragment: Fragment) -> None:
+            async with limit:
+                await stores.get(fragment.backing_store).remove(fragment)
+                report.advance()
+
+        for outcome in await asyncio.gather(*map(remove, old), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome

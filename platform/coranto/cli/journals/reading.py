@@ -1,0 +1,126 @@
+"""`coranto journals read`: the content of one journal or of several, up to now or for as long as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from coranto.cli.connect import Endpoint, connect, with_client
+from coranto.cli.journals.multiplex import Multiplexer, Reading
+from coranto.cli.journals.offsets import OffsetsFile, load_offsets
+from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
+from coranto.cli.journals.times import parse_time
+from coranto.cli.output import note
+from coranto.client import JournalClient
+from coranto.client.committed import committed_messages
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines
+
+
+def read(
+    names: Names = None,
+    selector: Selector = None,
+    offset: Annotated[int, typer.Option("--offset", min=-1, help="First byte; -1 is the write head.")] = 0,
+    end: Annotated[int, typer.Option("--end", min=0, help="Stop before this offset; 0 is no bound.")] = 0,
+    block: Annotated[bool, typer.Option("--block", help="At the write head, wait for more.")] = False,
+    tail: Annotated[
+        bool, typer.Option("--tail", help="Read what is written from now on: --offset -1 --block.")
+    ] = False,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="Skip fragments stored before: Unix seconds, ISO 8601, or how long ago (`24h`).",
+            show_default=False,
+        ),
+    ] = "",
+    offsets: Annotated[
+        Path | None,
+        typer.Option("--offsets", help="JSON file of journals and the offsets to begin at.", show_default=False),
+    ] = None,
+    offsets_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--offsets-out",
+            help="File for the offsets that were reached. May be that of --offsets; the old one is kept as .previous.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
+    committed: Annotated[
+        bool, typer.Option("--committed", help="Of a journal of JSON lines, only committed messages, each once.")
+    ] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Write the content of journals to standard output or a file.
+
+    Several are read at once, one whole append or line at a time. With --selector and --block, journals that appear
+    later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C, and never
+    says more than what was written: reading on from it repeats nothing, unless this process was killed.
+    """
+    selection = chosen(names, selector)
+    is_one = len(selection.names) == 1
+    if tail and offset:
+        raise InvalidInput("--tail reads from the write head; leave --offset out, or use --block", field="--tail")
+    if not is_one and (end or offset > 0):
+        raise InvalidInput("--offset and --end are for one journal; use --offsets for several", field="--offset")
+    reading = Reading(-1 if tail else offset, end, block or tail, parse_time(begin, time.time(), "--from"))
+    if committed:
+        if not is_one or offsets or offsets_out or begin:
+            raise InvalidInput("reads one journal, without --offsets, --offsets-out and --from", field="--committed")
+        with _opened(output) as file:
+            _read_committed(selection.names[0], reading, file, endpoint)
+        return
+    saved = load_offsets(offsets) if offsets else {}
+    target = OffsetsFile(offsets_out) if offsets_out else None
+    with _opened(output) as file:
+
+        async def work(client: JournalClient) -> None:
+            reader = Multiplexer(client, file, reading, saved, target.save if target else lambda _: None, note)
+            try:
+                await _read(reader, selection, client)
+            finally:
+                reader.finish()
+
+        with_client(endpoint, work)
+
+
+async def _read(reader: Multiplexer, selection: Selection, client: JournalClient) -> None:
+    if len(selection.names) == 1:
+        await reader.read_one(selection.names[0])
+    elif not reader.reading.block:
+        await reader.read_present(await select(client, selection))
+    else:
+        for attempt in selection.attempts:
+            if (await client.list(attempt)).journals:
+                break
+        else:
+            attempt = selection.attempts[0]
+            note("no journal matches yet")
+        await reader.follow(attempt)
+
+
+@contextlib.contextmanager
+def _opened(output: str) -> Iterator[BinaryIO]:
+    if output == "-":
+        yield sys.stdout.buffer
+    else:
+        with Path(output).open("wb") as file:
+            yield file
+
+
+def _read_committed(journal: str, reading: Reading, file: BinaryIO, endpoint: str | None) -> None:
+    with connect(endpoint) as client:
+        begin = client.head(journal) if reading.start == -1 else reading.start
+        end = reading.end or None
+        for envelope in committed_messages(client, journal, JsonLines(), begin=begin, end=end, block=reading.block):
+            file.write(envelope.content + b"\n")
+            if reading.block:
+                file.flush()
+        file.flush()

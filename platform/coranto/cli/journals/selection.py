@@ -1,0 +1,88 @@
+"""Which journals a command is about: named one by one, or selected by their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from coranto.client import JournalClient, JournalInfo, Listing, SyncJournalClient
+from coranto.errors import InvalidInput, JournalNotFound
+from coranto.labels import label_selector, parse_selector
+from coranto.names import validate_journal
+from coranto.wire import protocol_pb2 as pb
+
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[JOURNAL]...", help="Journals by name.", show_default=False)
+]
+Selector = Annotated[
+    str | None,
+    typer.Option(
+        "--selector",
+        "-l",
+        help="Journals by labels, such as `name:prefix=flights/` or `content-type in (text/csv), !draft`. "
+        "Empty: all. A journal's name alone means that journal.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Journals named in `names`, or all that match `selector`."""
+
+    names: tuple[str, ...]
+    selector: str
+
+    @property
+    def attempts(self) -> tuple[pb.LabelSelector, ...]:
+        """Selectors to try in turn until one matches."""
+        if self.names:
+            return (label_selector(include=[("name", name) for name in self.names]),)
+        parsed = parse_selector(self.selector)
+        if "/" in self.selector and [label.name for label in parsed.include.labels] == [self.selector]:
+            # As a selector this asks for a label of that name, which few mean who write a path.
+            return parsed, label_selector(include={"name": self.selector})
+        return (parsed,)
+
+    def checked(self, listing: Listing) -> tuple[JournalInfo, ...]:
+        """The listed journals. Raises JournalNotFound where a named one is missing, or none matches."""
+        missing = sorted(set(self.names) - set(listing.names))
+        if missing:
+            raise JournalNotFound(", ".join(missing))
+        if not listing.journals:
+            raise InvalidInput(f"no journal matches {self.selector!r}", field="--selector")
+        return listing.journals
+
+
+def chosen(names: list[str] | None, selector: str | None) -> Selection:
+    """What the command line says. Raises typer.BadParameter unless it says either names or a selector."""
+    if bool(names) == (selector is not None):
+        raise typer.BadParameter("name journals, or select some with --selector", param_hint="JOURNAL")
+    for name in names or ():
+        validate_journal(name)
+    return Selection(tuple(dict.fromkeys(names or ())), selector or "")
+
+
+async def select(client: JournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
+    """The chosen journals as they are now. Raises JournalNotFound or InvalidInput when there are none."""
+    for attempt in selection.attempts:
+        listing = await client.list(attempt)
+        if listing.journals:
+            break
+    return selection.checked(listing)
+
+
+def select_now(client: SyncJournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
+    """As `select`, blocking."""
+    for attempt in selection.attempts:
+        listing = client.list(attempt)
+        if listing.journals:
+            break
+    return selection.checked(listing)
+
+
+def is_asleep(info: JournalInfo) -> bool:
+    """Whether no broker serves the journal, because it is suspended fully."""
+    return info.spec.suspend.level == pb.JournalSpec.Suspend.FULL
