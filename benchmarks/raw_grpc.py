@@ -19,7 +19,7 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 
 class CountingJournal(pb_grpc.JournalServicer):
-    async def Append(  # noqa: N802
+    async def Append(
         self, request_iterator: AsyncIterator[pb.AppendRequest], context: grpc.aio.ServicerContext[object, object]
     ) -> pb.AppendResponse:
         total = 0

@@ -18,12 +18,10 @@ from benchmarks.runner import Figure, in_turns
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages.framing import JsonLines
-from coranto.messages.publisher import TransactionBuilder
-from coranto.messages.uuids import Clock, new_producer_id
+from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark.session import new_session
-from dagster_coranto.flights.data import load_flights, messages
+from dagster_coranto.flights.data import iter_flights, load_flights
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,7 +35,7 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
     """The flights, COPIES times over, into the journals, and the very same lines into files. Returns the rows."""
     specs = []
     for name in JOURNALS:
-        spec = pb.JournalSpec(name=name, replication=1, labels=label_set((CONTENT_TYPE, JSON_LINES)))
+        spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
         spec.fragment.length = 8 << 20
         spec.fragment.compression_codec = pb.ZSTANDARD
         spec.fragment.stores.append("file:///")
@@ -47,8 +45,8 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
     builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
     rows = 0
     files.mkdir()
-    records = list(messages(load_flights()))
-    for copy in range(COPIES):
+    records = list(iter_flights(load_flights()))
+    for _ in range(COPIES):
         for index, record in enumerate(records):
             builder.add(JOURNALS[index % len(JOURNALS)], record)
             rows += 1
@@ -56,9 +54,10 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
             client.append(journal, content)
             with (files / f"{journal.rsplit('/', 1)[1]}.json").open("ab") as file:
                 file.write(content)
-        for journal, content in builder.ack_intents().items():
+        builder.ack_intents()
+        for journal, content in builder.commit().items():
             client.append(journal, content)
-        del copy
+        builder.finish()
     return rows
 
 
@@ -81,7 +80,7 @@ def run(rounds: int) -> list[Figure]:
             rows = _publish(client, Path(folder) / "json")
         spark = new_session("bench", master="local[2]")
         try:
-            from pyspark.sql import functions as F  # noqa: N812 - the name Spark's own documentation uses
+            from pyspark.sql import functions as F
 
             def from_files() -> DataFrame:
                 return spark.read.schema(SCHEMA).json(str(Path(folder) / "json"))
