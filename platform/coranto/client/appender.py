@@ -169,7 +169,7 @@ class Appender:
     async def _started(self) -> Call:
         if self._call is None:
             self._call = self._connection.stub.Append(
-                metadata=self._connection.metadata(Capability.APPEND, self._journal)
+                metadata=self._connection.tokens.about(Capability.APPEND, self._journal)
             )
             self._state = _State.STREAMING
             await self._call.write(self._parameters)

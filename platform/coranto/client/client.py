@@ -12,9 +12,10 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.auth import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
+from coranto.call_tokens import Metadata
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
 from coranto.client.config import DEFAULT_PATIENCE, ClientConfig, ClientTls
-from coranto.client.connection import Connection, Metadata, cancelled_from_outside
+from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
@@ -113,7 +114,7 @@ class JournalClient:
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
         call = self._connection.stub.List(
-            request, metadata=self._connection.metadata_over(Capability.LIST, request.selector)
+            request, metadata=self._connection.tokens.over(Capability.LIST, request.selector)
         )
         try:
             async for response in call:
@@ -171,7 +172,7 @@ class JournalClient:
 
     def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
         names = (change.upsert.name or change.delete for change in request.changes)
-        return self._connection.metadata_over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
+        return self._connection.tokens.over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
 
     async def _connect(self, subject: str) -> None:
         """Return once there is a connection, so that what fails later is not for the want of one."""
@@ -318,7 +319,9 @@ class JournalClient:
 
     async def _head(self, request: pb.ReadRequest) -> int:
         subject = f"write head of {request.journal}"
-        call = self._connection.stub.Read(request, metadata=self._connection.metadata(Capability.READ, request.journal))
+        call = self._connection.stub.Read(
+            request, metadata=self._connection.tokens.about(Capability.READ, request.journal)
+        )
         try:
             async for response in call:
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
@@ -372,7 +375,7 @@ class JournalClient:
             try:
                 try:
                     response = await self._connection.stub.ListFragments(
-                        request, metadata=self._connection.metadata(Capability.READ, request.journal)
+                        request, metadata=self._connection.tokens.about(Capability.READ, request.journal)
                     )
                 except grpc.aio.AioRpcError as error:
                     raise self._connection.failure(subject, error) from error
@@ -400,7 +403,7 @@ class JournalClient:
             try:
                 try:
                     response = await self._connection.stub.FragmentStoreHealth(
-                        request, metadata=self._connection.metadata_over(Capability.READ, pb.LabelSelector())
+                        request, metadata=self._connection.tokens.over(Capability.READ, pb.LabelSelector())
                     )
                 except grpc.aio.AioRpcError as error:
                     raise self._connection.failure(subject, error) from error

@@ -12,11 +12,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from coranto.auth import HEADER, TOKEN_SECONDS, Capability, Keys, claims_for, scope_of
+from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientConfig, ClientTls, parse_endpoint
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, InvalidInput, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
-from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 MAX_RECEIVE_BYTES = 16 << 20
@@ -39,10 +38,6 @@ _OPTIONS: list[tuple[str, int]] = [
     # Channels to the same endpoint share nothing, so that one client's close never disturbs another.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-Metadata = tuple[tuple[str, str], ...]
-
-_MAX_TOKENS = 1024
 
 REFUSALS = frozenset(
     {
@@ -100,10 +95,8 @@ class Connection:
     def __init__(self, config: ClientConfig, clock: Clock | None = None) -> None:
         self.endpoint = config.endpoint
         self._target = parse_endpoint(config.endpoint)
-        self._auth = config.auth
         self._tls = config.tls
-        self._clock: Clock = clock or SystemClock()
-        self._tokens: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
+        self.tokens = CallTokens(config.auth, clock or SystemClock())
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._stub: pb_grpc.JournalAsyncStub | None = None
@@ -119,7 +112,7 @@ class Connection:
                 self._channel = grpc.aio.secure_channel(self._target.address, credentials, options=_OPTIONS)
             else:
                 # A token for this machine must not pass through a proxy on another.
-                private = [("grpc.enable_http_proxy", 0)] if self._auth is not None else []
+                private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
                 self._channel = grpc.aio.insecure_channel(self._target.address, options=[*_OPTIONS, *private])
         return self._channel
 
@@ -128,31 +121,6 @@ class Connection:
         if self._stub is None:
             self._stub = pb_grpc.JournalStub(self.channel)
         return self._stub
-
-    def metadata(self, capability: Capability, journal: str) -> Metadata | None:
-        """What authorizes a call that is about one journal; None without `auth`.
-
-        The token that is signed allows no more than that. It is used again for half of its life.
-        """
-        if not isinstance(self._auth, Keys):
-            return self.metadata_over(capability, pb.LabelSelector())
-        now = self._clock.now()
-        made, metadata = self._tokens.get((capability, journal), (now - TOKEN_SECONDS, None))
-        if not made <= now < made + TOKEN_SECONDS / 2:
-            metadata = self.metadata_over(capability, scope_of((journal,)))
-            if len(self._tokens) >= _MAX_TOKENS:
-                self._tokens.clear()
-            self._tokens[capability, journal] = now, metadata
-        return metadata
-
-    def metadata_over(
-        self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
-    ) -> Metadata | None:
-        """What authorizes a call that is about the journals that `selector` matches; None without `auth`."""
-        if self._auth is None:
-            return None
-        claims = claims_for(capability, selector, self._clock.now(), seconds)
-        return ((HEADER, f"Bearer {self._auth.bearer(claims)}"),)
 
     async def close(self) -> None:
         """Close the channel and cancel its calls, for good."""

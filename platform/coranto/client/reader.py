@@ -150,7 +150,9 @@ class Reader:
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=options.min_etcd_revision,
         )
-        call = self._connection.stub.Read(request, metadata=self._connection.metadata(Capability.READ, options.journal))
+        call = self._connection.stub.Read(
+            request, metadata=self._connection.tokens.about(Capability.READ, options.journal)
+        )
         try:
             without_content = None
             async for response in call:

@@ -92,7 +92,7 @@ class Watch:
         resume = self._last.header if self._last is not None else None
         call = self._connection.stub.List(
             pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume),
-            metadata=self._connection.metadata_over(Capability.LIST, self._selector),
+            metadata=self._connection.tokens.over(Capability.LIST, self._selector),
         )
         builder = SnapshotBuilder()
         try:
