@@ -282,6 +282,10 @@ class TestListing:
 
     def test_a_snapshot_of_a_watch_ends_with_an_empty_message(self) -> None:
         assert encoded(pb.ListResponse()) == b""
+        # Go's code writes a header into it, which is blank.
+        empty = pb.ListResponse.FromString(part("12", "0a 00", "12 00", "1a 00"))
+        assert not empty.journals
+        assert not empty.header.etcd.revision
 
     def test_a_change_expects_any_revision_by_minus_one(self) -> None:
         change = pb.ApplyRequest.Change(expect_mod_revision=-1, delete="a/journal")

@@ -1,8 +1,10 @@
 """Watched listings: the matching journals as they are now, and again whenever one was created, changed or deleted.
 
 On the wire a snapshot is a message with a header and the first journals, messages with further journals only, and one
-entirely empty message that ends it. A watch that survives disconnects is a sequence of such calls, each of which names
-the header of the last snapshot that was complete, so that nothing is told twice and nothing missed.
+without either that ends it. Gazette's brokers write a header into all of them; where there is none, it is blank.
+
+A watch that survives disconnects is a sequence of such calls, each of which names the header of the last snapshot that
+was complete, so that nothing is told twice and nothing missed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from coranto.errors import CorruptData, Unavailable
 from coranto.wire import protocol_pb2 as pb
 
 _SUBJECT = "watch of journals"
-_END = pb.ListResponse()
 
 _log = structlog.get_logger(__name__)
 
@@ -42,15 +43,16 @@ class SnapshotBuilder:
 
         Raises the StatusError of a refusal, and CorruptData for a message that has no place here.
         """
+        blank = not response.status and not response.header.etcd.revision
         if self._header is None:
-            if response == _END:
+            if blank and not response.journals:
                 raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot ends that never began")
             self._header = check_answer(response, _SUBJECT)
-        elif response == _END:
+        elif blank and not response.journals:
             complete = Listing(self._header, tuple(self._journals))
             self._header, self._journals = None, []
             return complete
-        elif response.HasField("header") or not response.journals:
+        elif not blank:
             raise CorruptData(f"{_SUBJECT}: the broker broke the protocol: a snapshot goes on with no journals")
         self._journals.extend(map(JournalInfo.of, response.journals))
         return None

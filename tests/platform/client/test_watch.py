@@ -98,6 +98,21 @@ def test_messages_that_have_no_place_are_noticed() -> None:
     assert complete.names == ("a/journal", "a/journal")
 
 
+@pytest.mark.parametrize("blank", [b"", bytes.fromhex("12060a0012001a00")], ids=["absent", "as Gazette writes it"])
+def test_a_blank_header_is_none(blank: bytes) -> None:
+    header = pb.Header(route=pb.Route(primary=-1))
+    header.etcd.CopyFrom(pb.Header.Etcd(cluster_id=1, member_id=2, revision=3, raft_term=4))
+    more = pb.ListResponse.FromString(blank)
+    more.journals.add().spec.name = "a/journal"
+    builder = SnapshotBuilder()
+    for _ in range(2):
+        assert builder.accept(pb.ListResponse(header=header)) is None
+        assert builder.accept(more) is None
+        complete = builder.accept(pb.ListResponse.FromString(blank))
+        assert complete is not None
+        assert complete.names == ("a/journal",)
+
+
 async def test_the_blocking_client_watches_too(broker: FakeBroker) -> None:
     broker.create("a/journal")
 
