@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +23,7 @@ _MODULE = "dagster_coranto.flights.definitions"
 _READY_SECONDS = 120.0
 _STOP_SECONDS = 20.0
 _WATCH_SECONDS = 0.5
+_POLL_SECONDS = 0.05
 
 
 class DagsterUi:
@@ -39,6 +43,11 @@ class DagsterUi:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started; each leads the group of those that it starts itself."""
+        return [child.pid for child in self._children]
+
     def start(self) -> None:
         """Return when the UI answers. Raises ClusterError when it does not come up."""
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
@@ -54,7 +63,17 @@ class DagsterUi:
                 raise child.failure()
 
     def close(self) -> None:
+        """Stop the processes, and runs that they have started."""
+        # Dagster's servers leave code servers and runs behind; they are in the groups of the processes made here.
+        groups = self.pids
+        for group in groups:
+            _signal(group, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
         stop_all(self._children, _STOP_SECONDS)
+        while any(_signal(group, 0) for group in groups) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        for group in groups:
+            _signal(group, signal.SIGKILL)
         self._children.clear()
 
     def __enter__(self) -> DagsterUi:
@@ -87,6 +106,15 @@ class DagsterUi:
                 return True
         except (urllib.error.URLError, OSError):
             return False
+
+
+def _signal(group: int, number: int) -> bool:
+    """Signal a group of processes. Whether there is any such process."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _workspace() -> list[str]:

@@ -1,0 +1,86 @@
+"""What the UI starts ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_coranto.flights.ui import DagsterUi
+
+pytestmark = pytest.mark.system
+
+LAUNCH = """
+mutation Launch($what: ExecutionParams!) {
+  launchPipelineExecution(executionParams: $what) { __typename ... on LaunchRunSuccess { run { runId } } }
+}
+"""
+
+
+def launch(ui: DagsterUi, job: str) -> str:
+    """Start a job as the UI does; returns the run's id."""
+    selector = {
+        "repositoryLocationName": "dagster_coranto",
+        "repositoryName": "__repository__",
+        "pipelineName": job,
+    }
+    what = {"selector": selector, "mode": "default", "runConfigData": {}}
+    body = json.dumps({"query": LAUNCH, "variables": {"what": what}}).encode()
+    request = urllib.request.Request(f"{ui.url}/graphql", data=body, headers={"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)["data"]["launchPipelineExecution"]
+    assert answer["__typename"] == "LaunchRunSuccess"
+    return str(answer["run"]["runId"])
+
+
+def await_status(run_id: str, *wanted: dg.DagsterRunStatus) -> dg.DagsterRunStatus:
+    with dg.DagsterInstance.get() as instance:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            run = instance.get_run_by_id(run_id)
+            if run is not None and (run.status in wanted or run.is_finished):
+                return run.status
+            time.sleep(0.1)
+    raise AssertionError(f"run {run_id} never came to {wanted}")
+
+
+def groups(pids: list[int]) -> list[int]:
+    """Those of the process groups in which anything is left."""
+    left = []
+    for pid in pids:
+        try:
+            os.killpg(pid, 0)
+        except ProcessLookupError:
+            continue
+        left.append(pid)
+    return left
+
+
+def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
+    cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with DagsterUi(cluster_dir) as ui:
+        # All flights: more than can be published before the UI is closed.
+        run_id = launch(ui, "flights")
+        assert await_status(run_id, dg.DagsterRunStatus.STARTED) is dg.DagsterRunStatus.STARTED
+        ui.watch()
+        pids = ui.pids
+        assert groups(pids) == pids
+    assert groups(pids) == []
+    assert await_status(run_id) is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_port_that_is_taken_is_replaced_by_a_free_one(cluster_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert DagsterUi(cluster_dir, port=port).url != f"http://127.0.0.1:{port}"
