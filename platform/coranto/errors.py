@@ -313,7 +313,7 @@ class IndexHasGreaterOffset(StatusError):
     status = pb.INDEX_HAS_GREATER_OFFSET
     advice = (
         "The fragment store holds content above the brokers' head: consistency was lost. "
-        "Confirm that earlier brokers are gone, then append with the explicit offset."
+        "Confirm that earlier brokers are gone for good, then run `coranto journals reset-head`."
     )
 
 

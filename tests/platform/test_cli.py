@@ -7,21 +7,16 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
-import structlog
 import typer
-from coranto.cli import main
+
 from coranto.cli.plugins import add_plugins
-from coranto.client.loop import LoopThread
 from coranto.journal_tree import parse_tree
 from coranto.labels import label_set
 from coranto.messages.uuids import Clock, Flags, ProducerId, build_uuid
-from coranto.testing.fake_broker import FakeBroker
+from coranto.testing.command_line import CommandLine, RemoteBroker
 
 SPECS = """
 name: orders/
@@ -32,57 +27,6 @@ children: [{name: orders/part-000}, {name: orders/part-001}]
 """
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    output: str
-    errors: str
-
-
-Run = Callable[..., Result]
-
-
-class Remote:
-    """A fake broker on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = LoopThread("fake-broker")
-        self.fake = self.loop.run(self._start())
-
-    async def _start(self) -> FakeBroker:
-        return await FakeBroker().__aenter__()
-
-    def write(self, name: str, content: bytes) -> None:
-        self.loop.run(self.fake.write(name, content))
-
-    def stop(self) -> None:
-        self.loop.run(self.fake.__aexit__(None, None, None))
-        self.loop.stop()
-
-
-@pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
-    remote = Remote()
-    monkeypatch.setenv("CORANTO_ENDPOINT", remote.fake.endpoint)
-    monkeypatch.delenv("CORANTO_FILE_ROOT", raising=False)
-    yield remote
-    remote.stop()
-
-
-@pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Runs the command line in this process."""
-
-    def run(*words: str, input: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(input)))
-        code = main(words)
-        captured = capfdbinary.readouterr()
-        return Result(code, captured.out.decode(), captured.err.decode())
-
-    yield run
-    structlog.reset_defaults()
-
-
 @pytest.fixture
 def specs(tmp_path: Path) -> Path:
     path = tmp_path / "journals.yaml"
@@ -90,13 +34,13 @@ def specs(tmp_path: Path) -> Path:
     return path
 
 
-def test_version(run: Run) -> None:
+def test_version(run: CommandLine) -> None:
     result = run("version")
     assert result.code == 0
     assert result.output.startswith(f"coranto {importlib.metadata.version('coranto')} (Python 3.")
 
 
-def test_help_names_every_command_without_loading_plugins(run: Run) -> None:
+def test_help_names_every_command_without_loading_plugins(run: CommandLine) -> None:
     result = run("--help")
     assert result.code == 0
     for command in ("up", "journals", "version", "broker", "demo"):
@@ -118,7 +62,7 @@ def test_help_names_every_command_without_loading_plugins(run: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [["nonsense"], ["journals", "read"], ["journals", "list", "--nonsense"]])
-def test_wrong_usage(run: Run, words: list[str]) -> None:
+def test_wrong_usage(run: CommandLine, words: list[str]) -> None:
     result = run(*words)
     assert result.code == 2
     assert result.output == ""
@@ -128,7 +72,7 @@ def test_wrong_usage(run: Run, words: list[str]) -> None:
 # -- Journals ------------------------------------------------------------------------------------------------------
 
 
-def test_journals_are_applied_and_listed(run: Run, remote: Remote, specs: Path) -> None:
+def test_journals_are_applied_and_listed(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     assert run("journals", "list").output.split() == ["JOURNAL", "REPLICAS", "PRIMARY", "FRAGMENTS", "STORE", "LABELS"]
     dry = run("journals", "apply", "--specs", str(specs), "--dry-run")
     assert (dry.code, dry.output) == (0, "would create orders/part-000\nwould create orders/part-001\n")
@@ -151,7 +95,7 @@ def test_journals_are_applied_and_listed(run: Run, remote: Remote, specs: Path) 
     assert len(table) == 2
 
 
-def test_what_is_listed_as_yaml_can_be_applied(run: Run, remote: Remote, specs: Path) -> None:
+def test_what_is_listed_as_yaml_can_be_applied(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     run("journals", "apply", "--specs", str(specs))
     listed = run("journals", "list", "-o", "yaml").output
     changes = parse_tree(listed)
@@ -164,14 +108,14 @@ def test_what_is_listed_as_yaml_can_be_applied(run: Run, remote: Remote, specs: 
     assert remote.fake.journals["orders/part-000"].spec.fragment.length == 1 << 20
 
 
-def test_specs_that_are_there_already_are_left_alone(run: Run, remote: Remote, specs: Path) -> None:
+def test_specs_that_are_there_already_are_left_alone(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     run("journals", "apply", "--specs", str(specs))
     again = run("journals", "apply", "--specs", str(specs))
     assert (again.code, again.output) == (0, "unchanged orders/part-000\nunchanged orders/part-001\n")
     assert remote.fake.count("Apply") == 1
 
 
-def test_conflicting_specs_are_explained(run: Run, remote: Remote, specs: Path) -> None:
+def test_conflicting_specs_are_explained(run: CommandLine, remote: RemoteBroker, specs: Path) -> None:
     remote.fake.create("orders/part-000")
     result = run("journals", "apply", "--specs", str(specs), "--dry-run")
     assert result.code == 1
@@ -187,7 +131,7 @@ def test_conflicting_specs_are_explained(run: Run, remote: Remote, specs: Path) 
     assert remote.fake.journals == {}
 
 
-def test_listing_as_json(run: Run, remote: Remote) -> None:
+def test_listing_as_json(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal", labels=label_set(kind="x"))
     document = json.loads(run("journals", "list", "-o", "json").output)
     assert document["journals"][0]["spec"]["name"] == "a/journal"
@@ -197,7 +141,7 @@ def test_listing_as_json(run: Run, remote: Remote) -> None:
 # -- Content -------------------------------------------------------------------------------------------------------
 
 
-def test_content_goes_in_and_comes_out(run: Run, remote: Remote, tmp_path: Path) -> None:
+def test_content_goes_in_and_comes_out(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     remote.fake.create("a/journal")
     assert run("journals", "append", "a/journal", input=b"hello\n").output == "a/journal: appended 6 bytes at [0, 6)\n"
     large = tmp_path / "large"
@@ -211,13 +155,13 @@ def test_content_goes_in_and_comes_out(run: Run, remote: Remote, tmp_path: Path)
     assert run("journals", "read", "a/journal", "--offset", "-1").output == ""
 
 
-def test_a_journal_is_named_once(run: Run, remote: Remote) -> None:
+def test_a_journal_is_named_once(run: CommandLine, remote: RemoteBroker) -> None:
     assert run("journals", "append").code == 1
     assert "name one journal" in run("journals", "append", "a/journal", "-l", "b/journal").errors
     assert "--tail" in run("journals", "read", "a/journal", "--tail", "--offset", "3").errors
 
 
-def test_a_gap_is_reported_beside_the_content(run: Run, remote: Remote, tmp_path: Path) -> None:
+def test_a_gap_is_reported_beside_the_content(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     journal = remote.fake.create("a/journal")
     for content in (b"0123", b"4567"):
         remote.write("a/journal", content)
@@ -228,13 +172,13 @@ def test_a_gap_is_reported_beside_the_content(run: Run, remote: Remote, tmp_path
     assert "no content in [0, 4)" in result.errors
 
 
-def test_blocking_reads_end_at_their_end(run: Run, remote: Remote) -> None:
+def test_blocking_reads_end_at_their_end(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     remote.write("a/journal", b"0123456789")
     assert run("journals", "read", "a/journal", "--block", "--end", "7").output == "0123456"
 
 
-def test_committed_messages_only_and_once(run: Run, remote: Remote) -> None:
+def test_committed_messages_only_and_once(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     clock = Clock(lambda: 1_700_000_000_000_000_000)
     producer = ProducerId(b"\x01produ")
@@ -256,7 +200,7 @@ def test_committed_messages_only_and_once(run: Run, remote: Remote) -> None:
     assert "a/journal" in result.errors
 
 
-def test_fragments(run: Run, remote: Remote, tmp_path: Path) -> None:
+def test_fragments(run: CommandLine, remote: RemoteBroker, tmp_path: Path) -> None:
     journal = remote.fake.create("a/journal")
     remote.write("a/journal", b"persisted")
     fragment = journal.roll(tmp_path)
@@ -271,7 +215,7 @@ def test_fragments(run: Run, remote: Remote, tmp_path: Path) -> None:
     assert run("journals", "fragments", "a/journal", "-o", "yaml").code == 1
 
 
-def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: Remote) -> None:
+def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
     remote.write("a/journal", bytes(5 << 20))
     command = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
@@ -290,7 +234,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: Remote) -> Non
 # -- Failures ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_one_clear_line(run: Run, remote: Remote) -> None:
+def test_a_failure_is_one_clear_line(run: CommandLine, remote: RemoteBroker) -> None:
     result = run("journals", "read", "no/such/journal")
     assert (result.code, result.output) == (1, "")
     assert result.errors.count("\n") == 1
@@ -300,7 +244,7 @@ def test_a_failure_is_one_clear_line(run: Run, remote: Remote) -> None:
     assert "No such file" in run("journals", "apply", "--specs", "/no/such/file").errors
 
 
-def test_verbose_shows_the_traceback_wherever_it_stands(run: Run, remote: Remote) -> None:
+def test_verbose_shows_the_traceback_wherever_it_stands(run: CommandLine, remote: RemoteBroker) -> None:
     for words in (
         ["--verbose", "journals", "read", "no/such/journal"],
         ["journals", "read", "no/such/journal", "--verbose"],
@@ -311,13 +255,13 @@ def test_verbose_shows_the_traceback_wherever_it_stands(run: Run, remote: Remote
         assert "JournalNotFound" in result.errors
 
 
-def test_a_journal_may_be_called_like_an_option(run: Run, remote: Remote) -> None:
+def test_a_journal_may_be_called_like_an_option(run: CommandLine, remote: RemoteBroker) -> None:
     result = run("journals", "read", "--", "--verbose")
     assert result.code == 1
     assert "Traceback" not in result.errors
 
 
-def test_without_a_cluster(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_cluster(run: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
     monkeypatch.setenv("CORANTO_DATA", str(tmp_path / "nothing"))
     result = run("journals", "list")

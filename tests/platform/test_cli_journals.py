@@ -10,20 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import IO
 
 import pytest
 import structlog
 
-from coranto.cli import main
-from coranto.client.loop import LoopThread
 from coranto.labels import label_set
 from coranto.messages.fixed_frame import encode_frame
 from coranto.messages.mapping import modulo, rendezvous
-from coranto.testing.fake_broker import FakeBroker, Point
+from coranto.testing.command_line import CommandLine, RemoteBroker
+from coranto.testing.fake_broker import Point
 from coranto.wire import protocol_pb2 as pb
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
@@ -31,57 +28,14 @@ LINES = label_set({"content-type": "application/x-ndjson"})
 PARTS = ("parts/part-000", "parts/part-001", "parts/part-002")
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    output: str
-    errors: str
-
-
-Run = Callable[..., Result]
-
-
-class Remote:
-    """A fake broker on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = LoopThread("fake-broker")
-        self.fake = self.loop.run(self._start())
-
-    async def _start(self) -> FakeBroker:
-        return await FakeBroker().__aenter__()
-
-    def write(self, name: str, content: bytes) -> None:
-        self.loop.run(self.fake.write(name, content))
-
-    def reached(self, point: Point, times: int) -> None:
-        self.loop.run(self.fake.reached(point, times))
-
-    def contents(self) -> dict[str, bytes]:
-        return {name: journal.content for name, journal in self.fake.journals.items()}
-
-    def stop(self) -> None:
-        self.loop.run(self.fake.__aexit__(None, None, None))
-        self.loop.stop()
-
-
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
-    remote = Remote()
-    monkeypatch.setenv("CORANTO_ENDPOINT", remote.fake.endpoint)
-    monkeypatch.delenv("CORANTO_FILE_ROOT", raising=False)
-    yield remote
-    remote.stop()
-
-
-@pytest.fixture
-def parts(remote: Remote) -> tuple[str, ...]:
+def parts(remote: RemoteBroker) -> tuple[str, ...]:
     for name in PARTS:
         create(remote, name)
     return PARTS
 
 
-def create(remote: Remote, name: str, **fields: object) -> None:
+def create(remote: RemoteBroker, name: str, **fields: object) -> None:
     """A journal whose spec is complete."""
     spec = remote.fake.create(name, **{"labels": LINES, **fields}).spec
     spec.fragment.length = 1 << 20
@@ -90,16 +44,9 @@ def create(remote: Remote, name: str, **fields: object) -> None:
 
 
 @pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
     """Runs `coranto journals` in this process."""
-
-    def run(*words: str, input: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(input)))
-        code = main(["journals", *words])
-        captured = capfdbinary.readouterr()
-        return Result(code, captured.out.decode(), captured.err.decode())
-
-    yield run
+    yield CommandLine(capfdbinary.readouterr, "journals")
     structlog.reset_defaults()
 
 
@@ -138,7 +85,7 @@ def interrupt(process: subprocess.Popen[bytes]) -> bytes:
 # -- Which journals ------------------------------------------------------------------------------------------------
 
 
-def test_journals_are_named_or_selected(run: Run, parts: tuple[str, ...]) -> None:
+def test_journals_are_named_or_selected(run: CommandLine, parts: tuple[str, ...]) -> None:
     for words in (["prune"], ["suspend", parts[0], "-l", "a=b"], ["edit"], ["read"], ["fragments"], ["reset-head"]):
         result = run(*words)
         assert (result.code, result.output) == (2, ""), words
@@ -149,7 +96,7 @@ def test_journals_are_named_or_selected(run: Run, parts: tuple[str, ...]) -> Non
     assert missing.errors.startswith("coranto: no/journal: JOURNAL_NOT_FOUND")
 
 
-def test_a_name_is_selector_enough(run: Run, parts: tuple[str, ...]) -> None:
+def test_a_name_is_selector_enough(run: CommandLine, parts: tuple[str, ...]) -> None:
     assert run("reset-head", "-l", parts[1]).output == f"{parts[1]}: well, at 0\n"
     assert run("reset-head", "-l", "content-type").output.count("well") == 3
     assert run("reset-head", "-l", "").output.count("well") == 3
@@ -158,7 +105,7 @@ def test_a_name_is_selector_enough(run: Run, parts: tuple[str, ...]) -> None:
 # -- list ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_watched_listing_is_printed_again_when_it_changes(remote: Remote, start: Start) -> None:
+def test_a_watched_listing_is_printed_again_when_it_changes(remote: RemoteBroker, start: Start) -> None:
     create(remote, "a/journal")
     process = start("list", "-o", "json", "--watch")
     output = pipe(process.stdout)
@@ -170,7 +117,7 @@ def test_a_watched_listing_is_printed_again_when_it_changes(remote: Remote, star
     assert process.returncode == 130
 
 
-def test_suspended_journals_are_marked(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_suspended_journals_are_marked(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     suspend = remote.fake.journals[parts[0]].spec.suspend
     suspend.level, suspend.offset = pb.JournalSpec.Suspend.FULL, 77
     lines = run("list", "--heads").output.splitlines()
@@ -190,7 +137,7 @@ children: [{name: orders/part-000}, {name: orders/part-001}, {name: orders/part-
 """
 
 
-def test_specs_are_applied_in_batches(run: Run, remote: Remote) -> None:
+def test_specs_are_applied_in_batches(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.at(Point.APPLY, None, pb.ETCD_TRANSACTION_FAILED)
     result = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (result.code, result.output) == (1, "create orders/part-000\ncreate orders/part-001\n")
@@ -202,6 +149,21 @@ def test_specs_are_applied_in_batches(run: Run, remote: Remote) -> None:
         1,
         1,
     ]
+
+
+def test_specs_that_say_nothing_of_a_suspension_keep_it(run: CommandLine, remote: RemoteBroker) -> None:
+    assert run("apply", "--specs", "-", input=TREE.encode()).code == 0
+    suspended = pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=77)
+    spec = remote.fake.journals["orders/part-000"].spec
+    spec.suspend.CopyFrom(suspended)
+    assert run("apply", "--specs", "-", input=TREE.encode()).output.count("unchanged") == 3
+    changed = TREE.replace("{name: orders/part-000}", "{name: orders/part-000, revision: -1, replication: 2}")
+    assert "update orders/part-000" in run("apply", "--specs", "-", input=changed.encode()).output
+    spec = remote.fake.journals["orders/part-000"].spec
+    assert (spec.replication, spec.suspend) == (2, suspended)
+    moved = changed.replace("revision: -1", "revision: -1, suspend: {level: PARTIAL, offset: 99}")
+    run("apply", "--specs", "-", input=moved.encode())
+    assert remote.fake.journals["orders/part-000"].spec.suspend.offset == 99
 
 
 # -- edit ----------------------------------------------------------------------------------------------------------
@@ -237,7 +199,9 @@ def left(folder: Path) -> list[Path]:
     return list(folder.parent.glob("coranto-journals-*"))
 
 
-def test_an_edit_is_applied(run: Run, remote: Remote, parts: tuple[str, ...], editor: Callable[..., Path]) -> None:
+def test_an_edit_is_applied(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], editor: Callable[..., Path]
+) -> None:
     seen = editor("text = text.replace('length: 1048576', 'length: 2097152')")
     result = run("edit", "-l", "name:prefix=parts/")
     assert result.output.splitlines() == [f"update {name}" for name in parts], result.errors
@@ -246,7 +210,7 @@ def test_an_edit_is_applied(run: Run, remote: Remote, parts: tuple[str, ...], ed
 
 
 def test_an_edit_that_cannot_be_applied_is_opened_again(
-    run: Run, remote: Remote, parts: tuple[str, ...], editor: Callable[..., Path]
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], editor: Callable[..., Path]
 ) -> None:
     remote.fake.at(Point.APPLY, pb.ETCD_TRANSACTION_FAILED)
     seen = editor(
@@ -266,7 +230,7 @@ def test_an_edit_that_cannot_be_applied_is_opened_again(
 
 
 def test_unchanged_and_empty_edits_do_nothing(
-    run: Run, remote: Remote, parts: tuple[str, ...], editor: Callable[..., Path]
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], editor: Callable[..., Path]
 ) -> None:
     seen = editor("", "text = '# nothing\\n\\n'", "text += '?'", "", "sys.exit(3)")
     assert "nothing was changed" in run("edit", parts[0]).errors
@@ -283,7 +247,7 @@ def test_unchanged_and_empty_edits_do_nothing(
 
 
 def test_an_editor_that_is_not_there(
-    run: Run, parts: tuple[str, ...], editor: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    run: CommandLine, parts: tuple[str, ...], editor: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = editor()
     monkeypatch.setenv("CORANTO_EDITOR", "/no/such/editor -x")
@@ -296,13 +260,13 @@ def test_an_editor_that_is_not_there(
 # -- append --------------------------------------------------------------------------------------------------------
 
 
-def test_all_input_goes_to_one_of_the_selected(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_all_input_goes_to_one_of_the_selected(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     assert run("append", "-l", "name:prefix=parts/", input=b"one\ntwo\n").code == 0
     assert sorted(remote.contents().values()) == [b"", b"", b"one\ntwo\n"]
     assert run("append", "-l", "kind=none", input=b"one").code == 1
 
 
-def test_lines_go_to_random_journals(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_lines_go_to_random_journals(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     lines = [b"%04d\n" % number for number in range(300)]
     result = run("append", "-l", "name:prefix=parts/", "-f", "lines", input=b"".join(lines))
     assert result.code == 0
@@ -317,7 +281,7 @@ def test_lines_go_to_random_journals(run: Run, remote: Remote, parts: tuple[str,
 @pytest.mark.parametrize("mapping", ["modulo", "rendezvous", "direct"])
 @pytest.mark.parametrize("framing", ["lines", "fixed", "base64"])
 def test_records_follow_their_keys(
-    run: Run, remote: Remote, parts: tuple[str, ...], mapping: str, framing: str
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], mapping: str, framing: str
 ) -> None:
     expected: dict[str, bytes] = dict.fromkeys(parts, b"")
     content = b""
@@ -348,7 +312,7 @@ def test_records_follow_their_keys(
     ],
 )
 def test_records_before_a_malformed_one_are_appended(
-    run: Run, remote: Remote, parts: tuple[str, ...], words: list[str], content: bytes, problem: str
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], words: list[str], content: bytes, problem: str
 ) -> None:
     result = run("append", "-l", "name:prefix=parts/", *words, input=content)
     assert result.code == 1
@@ -357,12 +321,12 @@ def test_records_before_a_malformed_one_are_appended(
     assert len([each for each in remote.contents().values() if each]) == 1
 
 
-def test_options_of_append_that_do_not_go_together(run: Run, parts: tuple[str, ...]) -> None:
+def test_options_of_append_that_do_not_go_together(run: CommandLine, parts: tuple[str, ...]) -> None:
     assert "--framing" in run("append", parts[0], "-m", "modulo").errors
     assert "--base64" in run("append", parts[0], "-f", "lines", "--base64").errors
 
 
-def test_a_failed_append_of_records_is_told(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_a_failed_append_of_records_is_told(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("append", parts[0], "-f", "lines", input=b"one\ntwo\n")
     assert (result.code, result.output) == (1, "")
@@ -372,7 +336,9 @@ def test_a_failed_append_of_records_is_told(run: Run, remote: Remote, parts: tup
 # -- read ----------------------------------------------------------------------------------------------------------
 
 
-def test_several_journals_are_read_a_line_at_a_time(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_several_journals_are_read_a_line_at_a_time(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
     lines = {name: [b"%s %06d\n" % (name.encode(), number) for number in range(3000)] for name in parts}
     for name in parts:
         remote.write(name, b"".join(lines[name]))
@@ -383,7 +349,7 @@ def test_several_journals_are_read_a_line_at_a_time(run: Run, remote: Remote, pa
         assert [line for line in found if line.startswith(name.encode())] == lines[name]
 
 
-def test_appends_of_several_journals_are_kept_whole(run: Run, remote: Remote) -> None:
+def test_appends_of_several_journals_are_kept_whole(run: CommandLine, remote: RemoteBroker) -> None:
     for name in ("a/journal", "b/journal"):
         create(remote, name, labels=label_set(kind="binary"))
         remote.write(name, name[:1].encode() * 5000)
@@ -392,7 +358,9 @@ def test_appends_of_several_journals_are_kept_whole(run: Run, remote: Remote) ->
     assert found in ("a" * 5000 + "b" * 5000, "b" * 5000 + "a" * 5000)
 
 
-def test_reads_go_on_at_their_offsets(run: Run, remote: Remote, parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_reads_go_on_at_their_offsets(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
+) -> None:
     offsets, output = tmp_path / "offsets.json", tmp_path / "output"
     both = ["--offsets", str(offsets), "--offsets-out", str(offsets), "-o", str(output)]
     missing = run("read", "-l", "name:prefix=parts/", *both)
@@ -413,7 +381,7 @@ def test_reads_go_on_at_their_offsets(run: Run, remote: Remote, parts: tuple[str
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"a/journal": -1}', '{"a/journal": "x"}'])
-def test_a_file_that_holds_no_offsets(run: Run, parts: tuple[str, ...], tmp_path: Path, content: str) -> None:
+def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], tmp_path: Path, content: str) -> None:
     path = tmp_path / "offsets.json"
     path.write_text(content)
     result = run("read", parts[0], "--offsets", str(path))
@@ -422,7 +390,7 @@ def test_a_file_that_holds_no_offsets(run: Run, parts: tuple[str, ...], tmp_path
 
 
 def test_a_tail_follows_journals_as_they_come_and_go(
-    remote: Remote, parts: tuple[str, ...], start: Start, tmp_path: Path
+    remote: RemoteBroker, parts: tuple[str, ...], start: Start, tmp_path: Path
 ) -> None:
     for name in parts:
         remote.write(name, b"old\n")
@@ -441,21 +409,25 @@ def test_a_tail_follows_journals_as_they_come_and_go(
     assert json.loads(offsets.read_text()) == {parts[0]: 4, parts[1]: 8, parts[2]: 4, "parts/part-003": 6}
 
 
-def test_suspended_journals_have_nothing_to_read(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_suspended_journals_have_nothing_to_read(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
     remote.fake.journals[parts[0]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
     remote.write(parts[1], b"one\n")
     assert run("read", "-l", "name:prefix=parts/").output == "one\n"
     assert "SUSPENDED" in run("read", parts[0]).errors
 
 
-def test_options_of_read_that_do_not_go_together(run: Run, parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_options_of_read_that_do_not_go_together(run: CommandLine, parts: tuple[str, ...], tmp_path: Path) -> None:
     assert "--offsets" in run("read", *parts, "--offset", "3").errors
     assert "--offsets" in run("read", "-l", "", "--end", "3").errors
     assert "--committed" in run("read", *parts, "--committed").errors
     assert "--from" in run("read", parts[0], "--from", "yesterday").errors
 
 
-def test_content_may_be_chosen_by_when_it_was_stored(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_content_may_be_chosen_by_when_it_was_stored(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
     for text in ("1700000000", "2023-11-14T22:13:20", "2023-11-14T23:13:20+01:00"):
         assert run("read", parts[0], "--from", text).code == 0
         assert remote.fake.requests[-1].begin_mod_time == 1_700_000_000
@@ -466,7 +438,7 @@ def test_content_may_be_chosen_by_when_it_was_stored(run: Run, remote: Remote, p
 # -- fragments and prune -------------------------------------------------------------------------------------------
 
 
-def persist(remote: Remote, name: str, content: bytes, root: Path, age: float) -> Path:
+def persist(remote: RemoteBroker, name: str, content: bytes, root: Path, age: float) -> Path:
     """A fragment in the store, as old as that. Returns its file."""
     remote.write(name, content)
     journal = remote.fake.journals[name]
@@ -476,7 +448,9 @@ def persist(remote: Remote, name: str, content: bytes, root: Path, age: float) -
     return root / "fragments" / stored.fragment.content_path
 
 
-def test_fragments_of_several_journals(run: Run, remote: Remote, parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_fragments_of_several_journals(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
+) -> None:
     for name in parts:
         persist(remote, name, b"persisted", tmp_path, 0)
     remote.fake.journals[parts[1]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
@@ -489,7 +463,7 @@ def test_fragments_of_several_journals(run: Run, remote: Remote, parts: tuple[st
 
 
 def test_old_fragments_are_pruned(
-    run: Run, remote: Remote, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(tmp_path))
     remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600
@@ -509,7 +483,7 @@ def test_old_fragments_are_pruned(
 
 
 def test_pruning_files_needs_to_know_where_they_are(
-    run: Run, remote: Remote, parts: tuple[str, ...], tmp_path: Path
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600
     old = persist(remote, parts[0], b"old content", tmp_path, 3700)
@@ -522,7 +496,9 @@ def test_pruning_files_needs_to_know_where_they_are(
 # -- suspend, reset-head, store-health -----------------------------------------------------------------------------
 
 
-def test_idle_journals_are_suspended(run: Run, remote: Remote, parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_idle_journals_are_suspended(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], tmp_path: Path
+) -> None:
     persist(remote, parts[1], b"content", tmp_path, 0)
     remote.write(parts[2], b"recent")
     assert run("suspend", "-l", "name:prefix=parts/").output.splitlines() == [
@@ -537,7 +513,7 @@ def test_idle_journals_are_suspended(run: Run, remote: Remote, parts: tuple[str,
     ]
 
 
-def test_heads_are_reset(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
     remote.write(parts[0], b"well")
     remote.fake.journals[parts[1]].index_end = 1000
     remote.fake.journals[parts[2]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
@@ -552,7 +528,9 @@ def test_heads_are_reset(run: Run, remote: Remote, parts: tuple[str, ...]) -> No
     assert "[1000, 1007)" in run("append", parts[1], input=b"content").output
 
 
-def test_a_failure_of_one_journal_leaves_the_others_done(run: Run, remote: Remote, parts: tuple[str, ...]) -> None:
+def test_a_failure_of_one_journal_leaves_the_others_done(
+    run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
+) -> None:
     remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("reset-head", *parts)
     assert result.code == 1
@@ -561,7 +539,7 @@ def test_a_failure_of_one_journal_leaves_the_others_done(run: Run, remote: Remot
     assert "NOT_ALLOWED" in result.errors
 
 
-def test_stores_are_checked(run: Run, remote: Remote) -> None:
+def test_stores_are_checked(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.at(Point.STORE_HEALTH, None, pb.FRAGMENT_STORE_UNHEALTHY)
     result = run("store-health", "s3://one/", "s3://two/", "--check-delete-prefix", "probe/")
     assert result.output == "s3://one/: healthy\ns3://two/: unhealthy: asked for, of s3://two/\n"

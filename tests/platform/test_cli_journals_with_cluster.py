@@ -7,18 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 import structlog
 
 from coranto import codecs
-from coranto.cli import main
 from coranto.client import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import IndexHasGreaterOffset
 from coranto.fragments import Codec, Fragment, sum_of
+from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 
 pytestmark = pytest.mark.integration
@@ -55,13 +54,12 @@ def run(
     """Runs `coranto journals`, which must succeed, and returns its output."""
     monkeypatch.setenv("CORANTO_ENDPOINT", cluster.info.endpoint)
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(cluster.info.file_root))
+    command = CommandLine(capfdbinary.readouterr, "journals")
 
     def run(*words: str, input: bytes = b"") -> str:
-        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(input)))
-        code = main(["journals", *words])
-        captured = capfdbinary.readouterr()
-        assert code == 0, captured.err.decode()
-        return captured.out.decode()
+        result = command(*words, input=input)
+        assert result.code == 0, result.errors
+        return result.output
 
     yield run
     structlog.reset_defaults()

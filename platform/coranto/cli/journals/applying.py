@@ -16,6 +16,9 @@ from coranto.journal_tree import parse_tree
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 
+_USUAL_TXN_SIZE = 128
+"""How many changes one transaction of etcd takes, unless it is told otherwise."""
+
 MaxTxnSize = Annotated[
     int,
     typer.Option(
@@ -34,7 +37,8 @@ def apply(
 ) -> None:
     """Create, update and delete journals as a YAML tree says, all or none of them.
 
-    A journal's `revision` in the tree is the one that it must be at: 0 or none creates it, -1 takes it as it is.
+    A journal's `revision` in the tree is the one that it must be at: 0 or none creates it, -1 takes it as it is. A
+    suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
     """
     changes = parse_tree(sys.stdin.read() if specs == "-" else Path(specs).read_text())
     if not changes:
@@ -57,6 +61,7 @@ def apply_changes(
     Raises EtcdTransactionFailed for a conflict with what is there, before anything is applied where it is seen then.
     """
     present = {info.name: info for info in client.list().journals}
+    changes = [_keeping_suspension(change, present) for change in changes]
     due = [change for change in changes if not _is_done(change, present)]
     for change in [] if quiet_if_unchanged else changes:
         if _is_done(change, present):
@@ -89,6 +94,20 @@ def apply_changes(
 
 def _name(change: pb.ApplyRequest.Change) -> str:
     return change.delete or change.upsert.name
+
+
+def _keeping_suspension(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> pb.ApplyRequest.Change:
+    """The change, with the journal's suspension where it says nothing of it.
+
+    Brokers keep there where the journal goes on: without it, one that is empty would begin at offset 0 once more.
+    """
+    info = present.get(change.upsert.name)
+    if change.delete or info is None or change.upsert.HasField("suspend") or not info.spec.HasField("suspend"):
+        return change
+    kept = pb.ApplyRequest.Change()
+    kept.CopyFrom(change)
+    kept.upsert.suspend.CopyFrom(info.spec.suspend)
+    return kept
 
 
 def _is_done(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> bool:

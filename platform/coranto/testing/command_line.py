@@ -1,0 +1,63 @@
+"""The `coranto` command within the test's own process, and a fake broker for it on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
+from typing import Any
+from unittest.mock import patch
+
+from coranto.cli import main
+from coranto.client.loop import LoopThread
+from coranto.testing.fake_broker import FakeBroker, Point
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command left: its exit code, and what it wrote to standard output and standard error."""
+
+    code: int
+    output: str
+    errors: str
+
+
+class CommandLine:
+    """Runs the command line. `captured` returns what was written since it was last called (out, err)."""
+
+    def __init__(self, captured: Callable[[], Any], *prefix: str) -> None:
+        self._captured = captured
+        self._prefix = prefix
+
+    def __call__(self, *words: str, input: bytes = b"") -> Result:
+        with patch("sys.stdin", TextIOWrapper(BytesIO(input))):
+            code = main([*self._prefix, *words])
+        captured = self._captured()
+        return Result(code, captured.out.decode(), captured.err.decode())
+
+
+class RemoteBroker:
+    """A fake broker that serves while the test's own thread does something else. `stop` it in the end."""
+
+    def __init__(self) -> None:
+        self._loop = LoopThread("fake-broker")
+        self.fake = self._loop.run(self._start())
+
+    async def _start(self) -> FakeBroker:
+        return await FakeBroker().__aenter__()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Commit content as if a client had appended it."""
+        self._loop.run(self.fake.write(name, content))
+
+    def reached(self, point: Point, times: int = 1) -> None:
+        """Return once `point` was reached so many times since the start."""
+        self._loop.run(self.fake.reached(point, times))
+
+    def contents(self) -> dict[str, bytes]:
+        """The content of each journal."""
+        return {name: journal.content for name, journal in self.fake.journals.items()}
+
+    def stop(self) -> None:
+        self._loop.run(self.fake.__aexit__(None, None, None))
+        self._loop.stop()
