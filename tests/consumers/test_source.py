@@ -7,11 +7,14 @@ import time
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
 
-from coranto.errors import InvalidInput
+from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Clock, Flags, new_producer_id
+from coranto_consumers.spark import new_session
+from coranto_consumers.spark.source import JournalDataSource
 
 pytestmark = pytest.mark.integration
 ONE, TWO = "a/topic/one", "a/topic/two"
@@ -85,27 +88,6 @@ def test_an_uncommitted_read_yields_every_line_over_many_tasks(spark, topic):
     assert [row.flags for row in rows].count(Flags.ACK_TXN) == 2
 
 
-def load_offsets(spark, broker, starting, ending):
-    return load(
-        spark,
-        broker,
-        isolation="read_uncommitted",
-        subscribe=ONE,
-        startingOffsets=json.dumps({ONE: starting}),
-        endingOffsets=json.dumps({ONE: ending}),
-    )
-
-
-def test_offsets_bound_a_read(spark, topic):
-    lines = topic.content(ONE).splitlines(keepends=True)
-    second, third = len(lines[0]), len(lines[0] + lines[1])
-
-    assert [row.offset for row in load_offsets(spark, topic, second, third).collect()] == [second]
-    assert [row.offset for row in load_offsets(spark, topic, 1, third).collect()] == [second]
-    assert load_offsets(spark, topic, -2, -1).count() == len(lines)
-    assert load_offsets(spark, topic, third, third).count() == 0
-
-
 def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
     reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
 
@@ -115,13 +97,6 @@ def test_columns_can_be_chosen_and_values_be_bytes(spark, topic):
     assert isinstance(row.value, (bytes, bytearray))
     assert frame.toArrow().schema.names == ["value", "offset"]
     assert frame.toArrow().schema.field("value").type == pa.binary()
-
-
-def test_an_unfinished_line_at_the_head_is_not_read(spark, broker):
-    broker.create(ONE)
-    broker.write(ONE, b'{"n":1}\n{"n":2')
-
-    assert [row.value for row in load(spark, broker).collect()] == ['{"n":1}']
 
 
 def test_journals_without_content_yield_nothing(spark, broker):
@@ -140,60 +115,101 @@ def test_fragments_are_read_from_their_store(spark, topic, tmp_path):
     assert sorted(json.loads(row.value)["n"] for row in rows) == list(range(10))
 
 
+def in_process(broker, schema="", **options) -> pa.Table:
+    """A read by the source's own classes, in this process and without Spark."""
+    if not {"assign", "subscribe", "selector"} & set(options):
+        options["selector"] = "name:prefix=a/topic/"
+    source = JournalDataSource({"endpoint": broker.endpoint, **options})
+    reader = source.reader(StructType.fromDDL(schema) if schema else source.schema())
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    return pa.Table.from_batches(batches) if batches else pa.table({})
+
+
+def test_offsets_bound_a_read(topic):
+    lines = topic.content(ONE).splitlines(keepends=True)
+    second, third = len(lines[0]), len(lines[0] + lines[1])
+
+    def offsets(starting: int, ending: int) -> list[int]:
+        bounds = {"startingOffsets": json.dumps({ONE: starting}), "endingOffsets": json.dumps({ONE: ending})}
+        read = in_process(topic, isolation="read_uncommitted", subscribe=ONE, **bounds)
+        return read["offset"].to_pylist() if read.num_rows else []
+
+    assert offsets(second, third) == [second]
+    assert offsets(1, third) == [second]
+    assert len(offsets(-2, -1)) == len(lines)
+    assert offsets(third, third) == []
+
+
+def test_an_unfinished_line_at_the_head_is_not_read(broker):
+    broker.create(ONE)
+    broker.write(ONE, b'{"n":1}\n{"n":2')
+
+    assert in_process(broker)["value"].to_pylist() == ['{"n":1}']
+
+
+def test_batches_are_bounded(broker):
+    broker.create(ONE)
+    broker.write(ONE, b'{"n":1}\n' * 100_000)
+    reader = JournalDataSource({"endpoint": broker.endpoint, "subscribe": ONE, "isolation": "read_uncommitted"})
+    reader = reader.reader(reader.schema())
+
+    sizes = [batch.num_rows for partition in reader.partitions() for batch in reader.read(partition)]
+
+    assert sum(sizes) == 100_000
+    assert max(sizes) == 32_768
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"isolatoin": "read_committed"}, "did you mean isolation?"),
         ({"selector": "name:prefix=b/"}, "no journal matches 'name:prefix=b/'"),
+        ({"assign": '["a/topic/one", "b/none"]'}, "there is no journal b/none"),
         ({"startingOffsets": '{"a/topic/one": 0}'}, "must name exactly the journals that are read"),
         ({"endingOffsets": '{"a/topic/one": 999999, "a/topic/two": 0}'}, "[0, 999999) is no range of a/topic/one"),
+        ({"schema": "key STRING"}, "there is no column 'key'"),
+        ({"schema": "offset INT"}, "column 'offset' is bigint, not int"),
+        ({"schema": "value STRING, piece BIGINT"}, "there is no column 'piece'"),
     ],
 )
-def test_what_cannot_be_read_is_said_by_spark(spark, topic, options, problem):
-    with pytest.raises(PySparkException) as caught:
-        load(spark, topic, **options).collect()
+def test_what_cannot_be_read_is_said(spark, topic, options, problem):
+    with pytest.raises(InvalidInput) as caught:
+        in_process(topic, **options)
     assert problem in str(caught.value)
 
 
-def test_an_unknown_column_is_refused(spark, topic):
-    reader = spark.read.format("journal").option("endpoint", topic.endpoint).option("selector", "name:prefix=a/topic/")
-
-    with pytest.raises(PySparkException, match="there is no column 'key'"):
-        reader.schema("key STRING").load().collect()
-    with pytest.raises(PySparkException, match="column 'offset' is bigint, not int"):
-        reader.schema("offset INT").load().collect()
-
-
-def test_corrupt_content_is_named_by_journal_and_offset(spark, broker):
+def test_corrupt_content_is_named_by_journal_and_offset(broker):
     broker.create(ONE)
     broker.write(ONE, b'{"n":1}\nnot json\n')
 
-    with pytest.raises(PySparkException, match="journal a/topic/one at offset 8: not a line of JSON"):
-        load(spark, broker).collect()
+    with pytest.raises(CorruptMessage, match="journal a/topic/one at offset 8: not a line of JSON"):
+        in_process(broker)
 
 
 def test_text_that_is_not_utf8_can_be_read_as_bytes_only(spark, broker):
     broker.create(ONE)
-    uuid = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
-    uuid.outside(ONE, {"text": "x"})
-    broker.write(ONE, uuid.take(ONE, 1000).replace(b'"x"', b'"\xff"'))
+    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    builder.outside(ONE, {"text": "x"})
+    broker.write(ONE, builder.take(ONE, 1000).replace(b'"x"', b'"\xff"'))
 
-    with pytest.raises(PySparkException, match="offset 0: not UTF-8"):
-        load(spark, broker).collect()
-    reader = spark.read.format("journal").option("endpoint", broker.endpoint).option("selector", "name:prefix=a/topic/")
-    assert reader.schema("value BINARY").load().count() == 1
+    with pytest.raises(CorruptMessage, match="offset 0: not UTF-8"):
+        in_process(broker)
+    assert in_process(broker, schema="value BINARY").num_rows == 1
 
 
-def test_journals_of_other_content_are_refused(spark, broker):
+def test_journals_of_other_content_are_refused(broker):
     broker.create(ONE, content_type="text/csv")
 
-    with pytest.raises(PySparkException, match="journal a/topic/one has content-type text/csv"):
-        load(spark, broker).collect()
+    with pytest.raises(InvalidInput, match="journal a/topic/one has content-type text/csv"):
+        in_process(broker)
+
+
+def test_spark_passes_on_what_went_wrong(spark, topic):
+    with pytest.raises(PySparkException, match="option isolatoin: there is no such option; did you mean isolation?"):
+        load(spark, topic, isolatoin="read_committed")
 
 
 def test_without_java_a_session_says_what_to_install(monkeypatch, tmp_path):
-    from coranto_consumers.spark.session import new_session
-
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(InvalidInput, match="Java 17"):
         new_session("none")
