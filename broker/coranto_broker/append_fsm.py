@@ -17,6 +17,7 @@ import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from coranto.auth import Claims
 from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
@@ -24,6 +25,7 @@ from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions
+from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.resolver import Resolution, Resolver
@@ -148,9 +150,12 @@ class AppendFsm:
     `status` and `error` say what became of it: a status other than OK is for the response, an error is of the RPC.
     """
 
-    def __init__(self, environment: AppendEnvironment, request: pb.AppendRequest) -> None:
-        """`request` is the first message of the stream, already validated."""
+    def __init__(
+        self, environment: AppendEnvironment, request: pb.AppendRequest, claims: Claims = UNRESTRICTED
+    ) -> None:
+        """`request` is the first message of the stream, already validated; `claims` are its sender's."""
         self._env = environment
+        self._claims = claims
         self.request = request
         self.state = State.RESOLVE
         self.status: pb.Status.ValueType = pb.OK
@@ -265,6 +270,7 @@ class AppendFsm:
             require_primary=True,
             min_revision=self._read_through,
             proxy_header=self.request.header if self.request.HasField("header") else None,
+            claims=self._claims,
         )
         self.resolution = resolution
         if resolution.status == pb.SUSPENDED and self.request.suspend == pb.AppendRequest.SUSPEND_RESUME:
@@ -297,7 +303,8 @@ class AppendFsm:
         """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
         resolution, owner, pipeline = self._resolved, self._require_owner, self._pipeline
         if pipeline is not None:
-            if pipeline.error is None and routes_equivalent(pipeline.route, resolution.header.route):
+            current = routes_equivalent(pipeline.route, resolution.header.route)
+            if pipeline.error is None and current and self._env.clock.monotonic() < pipeline.renew_at:
                 self.registers = pipeline.spool.registers
                 return State.UPDATE_ASSIGNMENTS
             self._pipeline = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
+from coranto.auth import TOKEN_SECONDS, Capability
+from coranto.call_tokens import CallTokens
 from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import Item
@@ -18,6 +21,7 @@ from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.authorization import Authorizer
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
@@ -26,11 +30,15 @@ from coranto_broker.persister import FragmentPersister
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replica import PULSE_SECONDS, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
+from coranto_broker.security import keys_of, peer_tls
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.store_probe import StoreHealth
 
 _log = structlog.get_logger(__name__)
+
+RENEW_SECONDS = TOKEN_SECONDS / 3
+"""How long a pipeline is used whose streams end with their token, which is good for at least half of TOKEN_SECONDS."""
 
 _QUIET = frozenset(
     {
@@ -66,7 +74,9 @@ class Broker:
         self.stores = stores
         self.member = MemberId(settings.zone, settings.id)
         self.metrics = Metrics()
-        self.peers = peers if peers is not None else Peers(settings.zone)
+        keys = keys_of(settings)
+        self.authorizer = Authorizer(keys, clock)
+        self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = FragmentCache(stores, settings.cache_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk
@@ -135,14 +145,16 @@ class Broker:
 
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
         route = resolution.header.route
+        metadata = self.peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []
         for index, member in enumerate(route.members):
             if index == route.primary:
                 streams.append(LocalStream(spool))
             else:
-                streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member))
+                streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member, metadata))
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
-        return Pipeline(resolution.header, spool, streams, names)
+        renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
+        return Pipeline(resolution.header, spool, streams, names, renew_at)
 
     async def store_problem(self, url: str, until: Signal | None) -> str:
         return await self._health.problem(url, until)

@@ -39,10 +39,19 @@ def serve(
     lease_seconds: Annotated[float | None, typer.Option(help="How long a dead broker goes unnoticed.")] = None,
     fsync: Annotated[Fsync | None, typer.Option(help="When spools are forced to the disk.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Port for Prometheus; 0 is none.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain to serve with TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of --tls-cert.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Callers must show certificates of this CA.")] = None,
+    peer_cert: Annotated[Path | None, typer.Option(help="Certificate to show to peers.")] = None,
+    peer_key: Annotated[Path | None, typer.Option(help="Key of --peer-cert.")] = None,
+    peer_ca: Annotated[Path | None, typer.Option(help="CA of peers' certificates.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json/--log-text", help="Log lines as JSON.")] = None,
 ) -> None:
-    """Serve journals until told to stop. Other settings come from the environment: CORANTO_BROKER_<NAME>."""
+    """Serve journals until told to stop. Other settings come from the environment: CORANTO_BROKER_<NAME>.
+
+    Keys of tokens come only from there: CORANTO_BROKER_AUTH_KEYS.
+    """
     given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
     try:
         settings = BrokerSettings(**given)

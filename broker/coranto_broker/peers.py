@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 
+from coranto.auth import Capability
+from coranto.call_tokens import CallTokens, Metadata
+from coranto.client.config import ClientTls, parse_endpoint, require_private
+from coranto.client.connection import channel_credentials
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
@@ -36,9 +39,11 @@ _OPTIONS: list[tuple[str, int]] = [
 class Peers:
     """Channels to brokers, by endpoint."""
 
-    def __init__(self, zone: str) -> None:
-        """`zone` is ours: where any member may serve, those nearby are preferred."""
+    def __init__(self, zone: str, tokens: CallTokens | None = None, tls: ClientTls | None = None) -> None:
+        """`zone` is ours: where any member may serve, those nearby are preferred. `tls` is for `https` endpoints."""
         self._zone = zone
+        self._tokens = tokens
+        self._tls = tls or ClientTls()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
@@ -57,10 +62,24 @@ class Peers:
             raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
         channel = self._channels.get(endpoint)
         if channel is None:
-            channel = grpc.aio.insecure_channel(_target(endpoint), options=_OPTIONS)
-            self._channels[endpoint] = channel
+            channel = self._channels[endpoint] = self._open(endpoint)
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(channel)
         return stub
+
+    def metadata(self, capability: Capability, journal: str) -> Metadata | None:
+        """What authorizes our own call about a journal to a peer, where tokens are in use."""
+        return self._tokens.about(capability, journal) if self._tokens is not None else None
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        try:
+            target = parse_endpoint(endpoint)
+            if self._tokens is not None and self._tokens.auth is not None:
+                require_private(endpoint)
+        except InvalidInput as error:
+            raise Unavailable(f"peer endpoint {endpoint!r} cannot be used: {error}") from error
+        if target.secure:
+            return grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
+        return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     @contextmanager
     def calling(self, header: pb.Header) -> Iterator[None]:
@@ -85,24 +104,17 @@ class Peers:
             await channel.close()
 
 
-def _target(endpoint: str) -> str:
-    url = urlsplit(endpoint)
-    if url.scheme == "unix":
-        return f"unix:{url.path}"
-    if url.scheme != "http" or url.hostname is None:
-        raise Unavailable(f"peer endpoint {endpoint!r} is not http://host:port or unix://host/path")
-    return f"{url.hostname}:{url.port or 80}"
-
-
 class PeerStream:
     """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
 
     Requests are queued and written by a task of its own, so that sending does not suspend.
     """
 
-    def __init__(self, stub: pb_grpc.JournalAsyncStub, member: pb.ProcessSpec.ID) -> None:
+    def __init__(
+        self, stub: pb_grpc.JournalAsyncStub, member: pb.ProcessSpec.ID, metadata: Metadata | None = None
+    ) -> None:
         self._member = member
-        self._call: Any = stub.Replicate()
+        self._call: Any = stub.Replicate(metadata=metadata)
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()

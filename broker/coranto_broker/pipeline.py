@@ -13,6 +13,7 @@ turns before it are done. So several appends are in flight at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -153,10 +154,19 @@ class Pipeline:
     """A started pipeline. It owns the replica's spool until `close_send`."""
 
     def __init__(
-        self, header: pb.Header, spool: DurableSpool, streams: Sequence[ReplicaStream], names: Sequence[str]
+        self,
+        header: pb.Header,
+        spool: DurableSpool,
+        streams: Sequence[ReplicaStream],
+        names: Sequence[str],
+        renew_at: float = math.inf,
     ) -> None:
-        """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given."""
+        """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given.
+
+        At `renew_at` (monotonic) another should take its place, since its streams will not live much longer.
+        """
         self.header = header
+        self.renew_at = renew_at
         self.spool = spool
         self._streams = list(zip(names, streams, strict=True))
         self._send_error: ReplicationFailed | None = None

@@ -22,11 +22,13 @@ from typing import Protocol
 
 import structlog
 
+from coranto.auth import Claims
 from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
 from coranto.coordination.layout import MemberId
 from coranto.errors import InvalidInput, Unavailable
 from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
 from coranto_broker.replica import Replica
 
@@ -123,8 +125,11 @@ class Resolver:
         require_primary: bool,
         min_revision: int = 0,
         proxy_header: pb.Header | None = None,
+        claims: Claims = UNRESTRICTED,
     ) -> Resolution:
         """Resolve as of `min_revision` or later (and that of `proxy_header`, what a peer resolved who sent us this).
+
+        A journal that `claims` do not cover is resolved as if it did not exist.
 
         Raises InvalidInput for a header that is not meant for us.
         """
@@ -134,6 +139,10 @@ class Resolver:
         if min_revision > self._keyspace.known_revision:
             await self._keyspace.wait_for_revision(min_revision)
         key = strip_metadata(journal), may_proxy, require_primary
+        if not claims.covers_all:
+            item = self._keyspace.state.item(key[0])
+            if item is not None and not claims.covers(item.id, item.spec.labels):
+                return self._resolve(*key, hidden=True)
         cached = self._cache.get(key)
         if cached is None:
             cached = self._cache[key] = self._resolve(*key)
@@ -166,7 +175,7 @@ class Resolver:
                 field="header.process_id",
             )
 
-    def _resolve(self, journal: str, may_proxy: bool, require_primary: bool) -> Resolution:
+    def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state
         # A broker whose member key is gone may still proxy; it must only not be taken for one without a name.
         present = state.member(self._member) is not None
@@ -175,14 +184,14 @@ class Resolver:
             if present
             else pb.ProcessSpec.ID(zone="this-broker", suffix="missing-from-etcd")
         )
-        item = state.item(journal)
-        route = state.route_of(journal)
+        item = state.item(journal) if not hidden else None
+        route = state.route_of(journal) if not hidden else pb.Route(primary=-1)
         header = pb.Header(route=route, etcd=state.header.to_wire())
         if require_primary and route.primary != -1:
             header.process_id.CopyFrom(route.members[route.primary])
         elif not require_primary and local_id in route.members:
             header.process_id.CopyFrom(local_id)
-        local = self._locals.get(journal)
+        local = self._locals.get(journal) if not hidden else None
         status = self._status(item, route, header.process_id == local_id, may_proxy, require_primary)
         if status == pb.OK and self._stopped and header.process_id == local_id:
             # We are shutting down, or have lost our lease: as good as gone.
@@ -198,7 +207,7 @@ class Resolver:
             local_id,
             header,
             item,
-            state.assignments_in_key_order(journal),
+            state.assignments_in_key_order(journal) if not hidden else (),
             local.replica if local else None,
             local.signal if local else None,
         )

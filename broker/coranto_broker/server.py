@@ -22,6 +22,7 @@ from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
+from coranto_broker.security import check_exposure, server_credentials
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -110,10 +111,16 @@ class BrokerProcess:
         )
         self._exits.push_async_callback(self.broker.close)
         server = make_server(self.broker)
-        port = server.add_insecure_port(f"{settings.host}:{settings.port}")
+        address, credentials = f"{settings.host}:{settings.port}", server_credentials(settings)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
         if port == 0:
-            raise ClusterError(f"cannot listen on {settings.host}:{settings.port}; is the port taken?")
-        self.endpoint = settings.advertise or f"http://{settings.host}:{port}"
+            raise ClusterError(f"cannot listen on {address}; is the port taken?")
+        scheme = "http" if credentials is None else "https"
+        self.endpoint = settings.advertise or f"{scheme}://{settings.host}:{port}"
+        check_exposure(settings, self.endpoint)
         self.session = await open_session(
             coordinator,
             ttl_seconds=settings.lease_seconds,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from coranto.auth import Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
@@ -21,35 +24,41 @@ class JournalService(pb_grpc.JournalServicer):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
+    @asynccontextmanager
+    async def _admitted(self, method: str, context: Context) -> AsyncIterator[Claims]:
+        """Serve a call if it may be made, and end it with a status code where that fails."""
+        async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
+            yield claims
+
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
-        async with reported("List", context):
-            await listing.serve_list(self._broker, request, context)
+        async with self._admitted("List", context) as claims:
+            await listing.serve_list(self._broker, request, context, claims)
 
     async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
-        async with reported("Apply", context):
-            return await listing.serve_apply(self._broker, request)
+        async with self._admitted("Apply", context) as claims:
+            return await listing.serve_apply(self._broker, request, claims)
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
-        async with reported("Read", context):
-            await read.serve(self._broker, request, context)
+        async with self._admitted("Read", context) as claims:
+            await read.serve(self._broker, request, context, claims)
 
     async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
-        async with reported("Append", context):
-            return await append.serve(self._broker, context)
+        async with self._admitted("Append", context) as claims:
+            return await append.serve(self._broker, context, claims)
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
-        async with reported("Replicate", context):
-            await replicate.serve(self._broker, context)
+        async with self._admitted("Replicate", context) as claims:
+            await replicate.serve(self._broker, context, claims)
 
     async def ListFragments(self, request: pb.FragmentsRequest, context: Context) -> pb.FragmentsResponse:
-        async with reported("ListFragments", context):
-            return await fragments.serve(self._broker, request)
+        async with self._admitted("ListFragments", context) as claims:
+            return await fragments.serve(self._broker, request, claims)
 
     async def FragmentStoreHealth(
         self, request: pb.FragmentStoreHealthRequest, context: Context
     ) -> pb.FragmentStoreHealthResponse:
-        async with reported("FragmentStoreHealth", context):
-            return await store_health.serve(self._broker, request)
+        async with self._admitted("FragmentStoreHealth", context) as claims:
+            return await store_health.serve(self._broker, request, claims)
 
 
 def make_server(broker: Broker) -> grpc.aio.Server:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from coranto_broker.spool_files import Fsync
@@ -45,5 +45,16 @@ class BrokerSettings(BaseSettings):
         default=20.0, gt=0, description="Most time for a graceful exit, each for draining and storing."
     )
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port for Prometheus; 0 is none.")
+    auth_keys: SecretStr = Field(
+        default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
+    )
+    tls_cert: Path | None = Field(default=None, description="PEM file: certificate chain to serve with TLS.")
+    tls_key: Path | None = Field(default=None, description="PEM file: key of tls_cert.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file: clients and peers must show certificates of it."
+    )
+    peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
+    peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
+    peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_json: bool = Field(default=False, description="Log lines as JSON.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from coranto.auth import Capability, Claims
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
@@ -24,7 +25,7 @@ LATE_SECONDS = 0.25
 """A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
 
 
-async def serve(broker: Broker, context: Context) -> pb.AppendResponse:
+async def serve(broker: Broker, context: Context, claims: Claims) -> pb.AppendResponse:
     """The whole life of one append. Cancelling it (the client went away) rolls back what has not been proposed."""
     begun = broker.clock.monotonic()
     request = await next_message(context, pb.AppendRequest)
@@ -33,7 +34,7 @@ async def serve(broker: Broker, context: Context) -> pb.AppendResponse:
     validate(request)
     if not request.journal:
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
-    fsm = AppendFsm(broker, request)
+    fsm = AppendFsm(broker, request, claims)
     try:
         if await fsm.run():
             await _stream(broker, fsm, context)
@@ -163,8 +164,9 @@ async def _proxy(broker: Broker, fsm: AppendFsm, context: Context) -> pb.AppendR
     request = pb.AppendRequest()
     request.CopyFrom(fsm.request)
     request.header.CopyFrom(resolution.header)
+    metadata = broker.peers.metadata(Capability.APPEND, request.journal)
     with broker.peers.calling(resolution.header):
-        call = broker.peers.stub(resolution.header).Append()
+        call = broker.peers.stub(resolution.header).Append(metadata=metadata)
         try:
             # The primary may answer, and so end the call, before all was sent: what then fails to be sent says less
             # about it than the answer does.

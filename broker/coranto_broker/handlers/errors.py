@@ -15,10 +15,13 @@ from coranto.errors import (
     CorantoError,
     CorruptData,
     InvalidInput,
+    PermissionDenied,
     StatusError,
     StoreError,
+    Unauthenticated,
     Unavailable,
 )
+from coranto_broker.authorization import TokenExpired
 from coranto_broker.flow_control import AppendUnderflow
 
 _log = structlog.get_logger(__name__)
@@ -27,6 +30,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
     (AppendUnderflow, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
     (CorruptData, grpc.StatusCode.DATA_LOSS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coranto.auth import Capability, Claims
 from coranto.cover_set import CoverSet
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULT_PAGE = 1000
 
 
-async def serve(broker: Broker, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
+async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
     """List fragments, once the stores have been listed for the first time."""
     validate(request)
     resolution = await broker.resolver.resolve(
@@ -23,6 +24,7 @@ async def serve(broker: Broker, request: pb.FragmentsRequest) -> pb.FragmentsRes
         may_proxy=not request.do_not_proxy,
         require_primary=False,
         proxy_header=request.header if request.HasField("header") else None,
+        claims=claims,
     )
     response = pb.FragmentsResponse(status=resolution.status, header=resolution.header)
     if resolution.status != pb.OK:
@@ -34,8 +36,10 @@ async def serve(broker: Broker, request: pb.FragmentsRequest) -> pb.FragmentsRes
         forwarded = pb.FragmentsRequest()
         forwarded.CopyFrom(request)
         forwarded.header.CopyFrom(resolution.header)
+        metadata = broker.peers.metadata(Capability.READ, request.journal)
         with broker.peers.calling(resolution.header):
-            answer: pb.FragmentsResponse = await broker.peers.stub(resolution.header).ListFragments(forwarded)
+            stub = broker.peers.stub(resolution.header)
+            answer: pb.FragmentsResponse = await stub.ListFragments(forwarded, metadata=metadata)
             return answer
     index = resolution.require_replica.index
     await index.wait_refreshed()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from coranto.auth import Capability, Claims
 from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 URL_TTL_SECONDS = 60.0
 
 
-async def serve(broker: Broker, request: pb.ReadRequest, context: Context) -> None:
+async def serve(broker: Broker, request: pb.ReadRequest, context: Context, claims: Claims) -> None:
     """Answer a read, here or through a broker that holds the journal."""
     validate(request)
     resolution = await broker.resolver.resolve(
@@ -31,6 +32,7 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: Context) -> No
         require_primary=False,
         min_revision=request.min_etcd_revision,
         proxy_header=request.header if request.HasField("header") else None,
+        claims=claims,
     )
     status = resolution.status
     if status == pb.OK and not may_read(resolution.spec):
@@ -100,8 +102,9 @@ async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest
     forwarded = pb.ReadRequest()
     forwarded.CopyFrom(request)
     forwarded.header.CopyFrom(resolution.header)
+    metadata = broker.peers.metadata(Capability.READ, request.journal)
     with broker.peers.calling(resolution.header):
-        call = broker.peers.stub(resolution.header).Read(forwarded)
+        call = broker.peers.stub(resolution.header).Read(forwarded, metadata=metadata)
         broker.proxied.add(call)
         try:
             async for response in call:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from coranto.auth import Claims
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
@@ -22,7 +23,7 @@ DEMOTED_SECONDS = 5.0
 """How long a primary that was replaced may go on with what it has begun."""
 
 
-async def serve(broker: Broker, context: Context) -> None:
+async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     """Own the replica's spool until the primary closes the stream or fails; then roll back what did not commit."""
     request = await next_message(context, pb.ReplicateRequest)
     if request is None:
@@ -32,7 +33,11 @@ async def serve(broker: Broker, context: Context) -> None:
         raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
     while True:
         resolution = await broker.resolver.resolve(
-            request.proposal.journal, may_proxy=False, require_primary=False, proxy_header=request.header
+            request.proposal.journal,
+            may_proxy=False,
+            require_primary=False,
+            proxy_header=request.header,
+            claims=claims,
         )
         status = resolution.status
         if status == pb.OK and not routes_equivalent(resolution.header.route, request.header.route):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coranto.errors import CorantoError
+from coranto.auth import Claims
+from coranto.errors import CorantoError, PermissionDenied
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.store_probe import probe, probe_delete
@@ -13,9 +14,19 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 
-async def serve(broker: Broker, request: pb.FragmentStoreHealthRequest) -> pb.FragmentStoreHealthResponse:
-    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed."""
+async def serve(
+    broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims
+) -> pb.FragmentStoreHealthResponse:
+    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed.
+
+    Whose claims do not cover every journal may ask for the stores of those that they cover.
+    """
     validate(request)
+    if not claims.covers_all and not any(
+        request.fragment_store in item.spec.fragment.stores and claims.covers(item.id, item.spec.labels)
+        for item in broker.keyspace.state.items
+    ):
+        raise PermissionDenied("the token covers no journal of this fragment store")
     response = pb.FragmentStoreHealthResponse(status=pb.OK, header=broker.unrouted_header(broker.keyspace.state))
     try:
         store = broker.stores.get(request.fragment_store)
