@@ -25,7 +25,8 @@ PATIENCE = 5
 """Failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
 _CONTENT = b"A broker wrote this to see whether it can.\n"
-_FOLDER = ".test/health-check"
+_FOLDER = ".test/coranto"
+"""Not `.test/health-check`: that is a file of Gazette's brokers, which may share the store."""
 
 
 def _fragment(folder: str) -> Fragment:
@@ -49,7 +50,7 @@ async def probe(store: FragmentStore) -> None:
 
 async def probe_delete(store: FragmentStore, prefix: str) -> None:
     """Write and remove a file below `prefix` (empty, or a path that ends in a slash). Raises StoreError."""
-    fragment = _fragment(f"{prefix}.gazette-delete-probe")
+    fragment = _fragment(f"{prefix}.coranto-delete-probe")
     await store.put(fragment, _CONTENT)
     await store.remove(fragment)
     if await store.exists(fragment):

@@ -88,8 +88,20 @@ async def test_probes_leave_the_store_as_it_was(tmp_path: Path) -> None:
     await probe(store)
     await probe_delete(store, "some/folder/")
     assert [(folder.removeprefix(str(tmp_path)), len(files)) for folder, _, files in os.walk(tmp_path) if files] == [
-        ("/frags/.test/health-check", 1)
+        ("/frags/.test/coranto", 1)
     ]
+
+
+async def test_probes_of_gazettes_brokers_can_stand_beside_ours(tmp_path: Path) -> None:
+    """They put a file `.test/health-check`, and for a moment a file `<prefix>.gazette-delete-probe`."""
+    store = open_store(URL, file_root=tmp_path)
+    theirs = [tmp_path / "frags" / path for path in (".test/health-check", "some/folder/.gazette-delete-probe")]
+    for _ in range(2):
+        await probe(store)
+        await probe_delete(store, "some/folder/")
+        for path in theirs:
+            path.write_bytes(b"theirs\n")
+    assert [path.read_bytes() for path in theirs] == [b"theirs\n"] * 2
 
 
 async def test_a_store_that_returns_other_content_is_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
