@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import grpc
 import pytest
 import structlog
 
@@ -74,9 +75,9 @@ def pipe(stream: IO[bytes] | None) -> IO[bytes]:
     return stream
 
 
-def interrupt(process: subprocess.Popen[bytes]) -> bytes:
+def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> bytes:
     """What else was written until it had ended."""
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest, errors = process.communicate(timeout=30)
     assert b"Traceback" not in errors
     return rest
@@ -149,6 +150,15 @@ def test_specs_are_applied_in_batches(run: CommandLine, remote: RemoteBroker) ->
         1,
         1,
     ]
+
+
+def test_a_transaction_that_is_too_large(run: CommandLine, remote: RemoteBroker) -> None:
+    children = ", ".join(f"{{name: orders/part-{number:03}}}" for number in range(129))
+    tree = TREE[: TREE.index("children")] + f"children: [{children}]\n"
+    remote.fake.at(Point.APPLY, grpc.StatusCode.INVALID_ARGUMENT)
+    result = run("apply", "--specs", "-", input=tree.encode())
+    assert (result.code, result.output) == (1, "")
+    assert "--max-txn-size 128" in result.errors
 
 
 def test_specs_that_say_nothing_of_a_suspension_keep_it(run: CommandLine, remote: RemoteBroker) -> None:
@@ -389,8 +399,9 @@ def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], 
     assert str(path) in result.errors
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_tail_follows_journals_as_they_come_and_go(
-    remote: RemoteBroker, parts: tuple[str, ...], start: Start, tmp_path: Path
+    remote: RemoteBroker, parts: tuple[str, ...], start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     for name in parts:
         remote.write(name, b"old\n")
@@ -404,7 +415,7 @@ def test_a_tail_follows_journals_as_they_come_and_go(
     create(remote, "parts/part-003")
     remote.write("parts/part-003", b"newer\n")
     assert output.readline() == b"newer\n"
-    assert interrupt(process) == b""
+    assert interrupt(process, number) == b""
     assert process.returncode == 130
     assert json.loads(offsets.read_text()) == {parts[0]: 4, parts[1]: 8, parts[2]: 4, "parts/part-003": 6}
 

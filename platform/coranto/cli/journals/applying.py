@@ -11,7 +11,7 @@ import typer
 
 from coranto.cli.connect import Endpoint, connect
 from coranto.client import JournalInfo, SyncJournalClient
-from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput
+from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, RpcFailed
 from coranto.journal_tree import parse_tree
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
@@ -85,6 +85,8 @@ def apply_changes(
                     raise CorantoError(
                         f"{error} Of {len(due)} changes the first {done} were applied before."
                     ) from error
+                if isinstance(error, RpcFailed) and len(batch) > _USUAL_TXN_SIZE:
+                    raise CorantoError(f"{error} (--max-txn-size {_USUAL_TXN_SIZE} does that)") from error
                 raise
             for change in batch:
                 typer.echo(_describe(change, present))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +63,8 @@ def read(
     """Write the content of journals to standard output or a file.
 
     Several are read at once, one whole append or line at a time. With --selector and --block, journals that appear
-    later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C, and never
-    says more than what was written: reading on from it repeats nothing, unless this process was killed.
+    later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and SIGTERM. It
+    never says more than what was written: reading on from it repeats nothing, unless this process was killed.
     """
     selection = chosen(names, selector)
     is_one = len(selection.names) == 1
@@ -79,7 +81,7 @@ def read(
         return
     saved = load_offsets(offsets) if offsets else {}
     target = OffsetsFile(offsets_out) if offsets_out else None
-    with _opened(output) as file:
+    with _opened(output) as file, _ended_by_sigterm():
 
         async def work(client: JournalClient) -> None:
             reader = Multiplexer(client, file, reading, saved, target.save if target else lambda _: None, note)
@@ -104,6 +106,19 @@ async def _read(reader: Multiplexer, selection: Selection, client: JournalClient
             attempt = selection.attempts[0]
             note("no journal matches yet")
         await reader.follow(attempt)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that offsets are saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
