@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from coranto.client import SyncJournalClient
-from coranto.messages import JsonLines, iter_messages
-from coranto.messages.sequencer import Sequencer, read_committed
+from coranto.client.committed import committed_messages
+from coranto.messages import JsonLines
 from coranto_consumers.spark.session import new_session
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto import JournalResource
@@ -69,10 +69,8 @@ def expected_delays(limit: int) -> list[dict[str, object]]:
 def alerts(prefix: str = "") -> list[tuple[object, ...]]:
     journal = f"{prefix}flights/alerts/part-000"
     with JournalResource().client() as client:
-        content = client.read_all(journal, 0, client.head(journal))
-    envelopes = iter_messages(JsonLines(), journal, [content], 0)
-    committed = read_committed(envelopes, Sequencer(ring_size=1 << 20), lambda _: [])
-    return sorted(tuple(envelope.message.get(column) for column in ALERT_COLUMNS) for envelope in committed)
+        messages = [envelope.message for envelope in committed_messages(client, journal, JsonLines())]
+    return sorted(tuple(message.get(column) for column in ALERT_COLUMNS) for message in messages)
 
 
 def expected(limit: int) -> list[tuple[object, ...]]:

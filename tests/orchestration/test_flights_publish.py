@@ -161,8 +161,16 @@ def test_journals_that_hold_other_data_are_refused(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     broker.journals[JOURNALS[2]].registers = label_set({publish.SOURCE: "other.0123456789ab.5", publish.ROWS: "10"})
-    with pytest.raises(InvalidInput, match="already hold flights of another file or publisher"):
+    with pytest.raises(InvalidInput, match="already hold flights of another file, publisher or number of journals"):
         publisher(client).publish(flights)
+
+
+def test_another_number_of_journals_is_refused_because_flights_would_move(
+    broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
+) -> None:
+    publisher(client).publish(flights.head(300))
+    with pytest.raises(InvalidInput, match="already hold flights"):
+        FlightsPublisher(client, JOURNALS[:3]).publish(flights)
 
 
 def test_a_source_survives_its_text_form() -> None:

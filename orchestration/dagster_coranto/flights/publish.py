@@ -5,7 +5,7 @@ transactions of a few thousand rows. The acknowledgement that commits a journal'
 same append, the journal's registers:
 
 =====================  ============================================================================================
-`flights-source`       which data, by which producer, from which base clock: `digest.producer.base`
+`flights-source`       which data over how many journals, which producer, which base clock: `digest.producer.base`
 `flights-rows`         rows below this one are published, as far as they belong in this journal
 =====================  ============================================================================================
 
@@ -130,7 +130,8 @@ class FlightsPublisher:
 
         Raises InvalidInput when the journals hold other data, and RegisterMismatch when another publisher is at work.
         """
-        digest = dataset_digest()
+        # A flight's journal depends on how many there are.
+        digest = f"{dataset_digest()}x{len(self._journals)}"
         standing = {journal: Standing.of(self._client.append(journal, b"").registers) for journal in self._journals}
         source = self._source(digest, standing)
         start, total = min(at.rows for at in standing.values()), len(flights)
@@ -164,8 +165,8 @@ class FlightsPublisher:
         source = known.pop()
         if known or source.digest != digest:
             raise InvalidInput(
-                f"journals {', '.join(self._journals)} already hold flights of another file or publisher; "
-                "choose another prefix, or delete them first",
+                f"journals {', '.join(self._journals)} already hold flights of another file, publisher or number of "
+                "journals; choose another prefix, or delete them first",
                 field=SOURCE,
             )
         return source
