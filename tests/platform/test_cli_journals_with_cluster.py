@@ -75,6 +75,13 @@ def folder(run: Run, client: SyncJournalClient, request: pytest.FixtureRequest) 
     return name
 
 
+def spec_of(journal: str, *, replication: int) -> str:
+    """A tree that changes one journal's replication, whatever its revision is."""
+    folder = journal.rpartition("/")[0]
+    tree = TREE.format(folder=folder).replace("replication: 1", f"replication: {replication}")
+    return tree[: tree.index("children")] + f"children: [{{name: {journal}, revision: -1}}]\n"
+
+
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -183,31 +190,33 @@ def test_suspending_and_waking(run: Run, client: SyncJournalClient, folder: str)
     }
 
 
-def test_a_lost_head_is_reset(cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, folder: str) -> None:
-    journal = f"{folder}/part-000"
-    client.append(journal, b"known\n")
-    # Somebody else has written on, and the store alone knows.
+def test_lost_heads_are_reset(cluster: EmbeddedCluster, run: Run, client: SyncJournalClient, folder: str) -> None:
+    single, replicated = f"{folder}/part-000", f"{folder}/part-001"
     content = b"unknown to the brokers\n"
-    fragment = Fragment(journal, 1000, 1000 + len(content), sum_of(content), Codec.GZIP)
-    path = cluster.info.file_root / fragment.content_path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(codecs.compress(Codec.GZIP, content))
+    end = 1000 + len(content)
+    run("apply", "--specs", "-", input=spec_of(replicated, replication=2).encode())
+    for journal in (single, replicated):
+        client.append(journal, b"known\n")
+        # Somebody else has written on, and the store alone knows.
+        fragment = Fragment(journal, 1000, end, sum_of(content), Codec.GZIP)
+        path = cluster.info.file_root / fragment.content_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(codecs.compress(Codec.GZIP, content))
 
-    def is_stuck() -> bool:
+    def is_stuck(journal: str) -> bool:
         try:
             client.append(journal, b"")
         except IndexHasGreaterOffset:
             return True
         return False
 
-    until(is_stuck)
-    assert run("reset-head", "-l", f"name:prefix={folder}/").splitlines() == [
-        f"{journal}: reset to {fragment.end}",
-        f"{folder}/part-001: well, at 0",
-    ]
-    assert f"[{fragment.end}, {fragment.end + 3})" in run("append", journal, input=b"on\n")
-    assert run("read", journal, "--offset", "1000") == "unknown to the brokers\non\n"
-    assert run("reset-head", journal) == f"{journal}: well, at {fragment.end + 3}\n"
+    until(lambda: is_stuck(single) and is_stuck(replicated))
+    selector = f"name:prefix={folder}/"
+    assert run("reset-head", "-l", selector) == f"{single}: reset to {end}\n{replicated}: reset to {end}\n"
+    for journal in (single, replicated):
+        assert f"[{end}, {end + 3})" in run("append", journal, input=b"on\n")
+        assert run("read", journal, "--offset", "1000") == "unknown to the brokers\non\n"
+    assert run("reset-head", "-l", selector).count(f"well, at {end + 3}") == 2
 
 
 def test_stores_are_tried(run: Run) -> None:

@@ -61,8 +61,8 @@ def suspend(
 def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoint = None) -> None:
     """Let journals go on behind content of their store that their brokers do not know (INDEX_HAS_GREATER_OFFSET).
 
-    Do this when every broker that may hold content beyond the store is gone for good. Registers are cleared. Journals
-    that are well are left as they are.
+    Do this when every broker that may hold content beyond the store is gone for good. Registers that only those
+    brokers held stay lost. Journals that are well are left as they are.
     """
     selection = chosen(names, selector)
 
