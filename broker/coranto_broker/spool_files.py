@@ -163,7 +163,12 @@ class DurableSpool:
 
     def write(self, content_delta: int, content: bytes) -> None:
         """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends."""
-        self._content.write_at(self._spool.check_content(content_delta), content)
+        position = self._spool.check_content(content_delta)
+        if self._log is None:
+            # Content is never there before its log is. Otherwise a log that a kill has torn at its first commit would
+            # look like one that power loss has taken, and the journal would wait for an operator.
+            self._record(self._spool.committed, always=True)
+        self._content.write_at(position, content)
         self._spool.extend(content)
 
     def propose(self, proposal: Fragment, registers: pb.LabelSet, *, primary: bool) -> Decision:
@@ -262,11 +267,11 @@ class DurableSpool:
         if after.begin > before.fragment.end:
             self._observer.spool_skip(after.begin)
 
-    def _record(self, committed: Committed) -> None:
+    def _record(self, committed: Committed, *, always: bool = False) -> None:
         record = commit_log.encode(self._folder.create_revision, committed)
         begin = committed.fragment.begin
         if self._log is None:
-            if not committed.fragment.end and not committed.registers.labels:
+            if not committed.fragment.end and not committed.registers.labels and not always:
                 return  # A journal that was never written needs no memory.
             self._generation, self._log_length = 0, 0
             self._log = self._folder.log(begin, 0)

@@ -308,6 +308,23 @@ def test_a_torn_record_is_ignored(folder: SpoolFolder, observer: Observer) -> No
     assert folder.disk.read(log) == whole, "later records go where the torn one was"
 
 
+@pytest.mark.parametrize("written", [0, 7])
+def test_a_kill_within_the_first_commit_of_a_journal_loses_nothing_and_corrupts_nothing(
+    folder: SpoolFolder, observer: Observer, written: int
+) -> None:
+    # Found by simulation: such a spool was set aside, and the journal waited for an operator.
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    spool.write(0, b"content")
+    log = folder.log(0, 0)
+    before = log.size()
+    spool.propose(spool.next_fragment(), MINE, primary=True)
+    log = folder.log(0, 0)
+    log.truncate(before + written)
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (0, 0)
+    assert not (folder.path / "set-aside").exists()
+
+
 def test_a_roll_that_was_torn_never_happened(folder: SpoolFolder, observer: Observer) -> None:
     spool = DurableSpool(folder, observer, Fsync.NEVER)
     append(spool, b"abc", MINE)
