@@ -307,6 +307,22 @@ async def test_a_cancelled_append_gives_back_what_it_has(world: World, held: str
     assert (await world.append(b"abc")).state is State.FINISHED
 
 
+async def test_a_pipeline_is_renewed_when_that_is_due(world: World) -> None:
+    await world.append(b"one")
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    pipeline.renew_at = world.clock.monotonic() + 1
+    world.replica.pipeline.put(pipeline)
+    await world.append(b"two")
+    assert world.built == 1
+    world.clock.advance(1)
+    fsm = await world.append(b"three")
+    assert world.built == 2
+    assert fsm.commit is not None
+    assert (fsm.commit.begin, fsm.commit.end) == (6, 11)
+    assert await world.is_free()
+
+
 async def test_a_changed_route_rebuilds_the_pipeline(world: World) -> None:
     await world.append(b"abc")
     world.peers = [Peer()]
