@@ -98,6 +98,10 @@ class BrokerProcess:
     async def _fail_of_keyspace(self) -> None:
         await self.broker.keyspace.wait_failed()
 
+    async def _close_session(self) -> None:
+        # A lease that we only lost sight of may live on, and with it the next process takes up what this one had.
+        await self.session.close(revoke=not self.session.lost.is_set())
+
     async def _start(self) -> None:
         settings = self._settings
         clock, disk = SystemClock(), LocalDisk()
@@ -127,7 +131,7 @@ class BrokerProcess:
             record=LeaseRecord.within(settings.data_dir, disk),
             clock=clock,
         )
-        self._exits.push_async_callback(self.session.close)
+        self._exits.push_async_callback(self._close_session)
         spec = pb.BrokerSpec(
             process_spec=pb.ProcessSpec(
                 id=pb.ProcessSpec.ID(zone=settings.zone, suffix=settings.id), endpoint=self.endpoint

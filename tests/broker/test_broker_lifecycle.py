@@ -207,3 +207,12 @@ async def test_metrics_are_served(broker_settings: BrokerSettings, spec: MakeSpe
         writer.close()
     assert "coranto_append_bytes_total 7.0" in text
     assert 'coranto_appends_total{outcome="finished"}' in text
+
+
+async def test_a_broker_that_lost_sight_of_its_lease_leaves_it_to_the_next(broker_settings: BrokerSettings) -> None:
+    # Found by simulation: revoking a lease that was alive after all gave up the only replica of a journal.
+    async with BrokerProcess(broker_settings) as process:
+        process.session.lost.set()
+        assert await process.serve_until(asyncio.Event()) == 1
+    async with BrokerProcess(broker_settings) as following:
+        assert following.session.resumed
