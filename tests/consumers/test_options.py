@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from coranto.auth import BearerToken, Keys
+from coranto.client import ClientConfig
+from coranto.client.config import ClientTls
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.options import Isolation, ReadOptions
+from coranto_consumers.spark.options import Isolation, ReadOptions, client_options
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
 
@@ -43,6 +46,34 @@ def test_keys_are_in_any_case():
     assert (options.max_bytes, options.include_uuid, options.framing.pointer) == (1024, False, "/id")
 
 
+KEYS = ",".join(["QUFB" * 11, "QkJC" * 11])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ClientConfig("127.0.0.1:1"),
+        ClientConfig("127.0.0.1:1", Path("/srv/root"), 3.5, Keys.parse(KEYS)),
+        ClientConfig(
+            "https://b:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca"), Path("/c"), Path("/k"))
+        ),
+    ],
+)
+def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
+    for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+        monkeypatch.delenv(f"CORANTO_{name}", raising=False)
+
+    assert ReadOptions.parse({**client_options(config), "selector": "x"}).client == config
+
+
+def test_a_client_is_configured_by_the_environment_where_options_say_nothing(monkeypatch):
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEYS)
+
+    assert ReadOptions.parse({**ENDPOINT, "selector": "x"}).client.auth == Keys.parse(KEYS)
+    given = ReadOptions.parse({**ENDPOINT, "selector": "x", "authToken": "a.b.c"})
+    assert given.client.auth == BearerToken.parse("a.b.c")
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -61,6 +92,7 @@ def test_keys_are_in_any_case():
         ({**ENDPOINT, "selector": "x", "endingOffsets": '{"a/one": true}'}, "True is no offset for a/one"),
         ({**ENDPOINT, "selector": "x", "isolation": "serializable"}, "none of read_committed, read_uncommitted"),
         ({**ENDPOINT, "selector": "x", "isolation": "sequenced"}, "slices and the isolation sequenced go together"),
+        ({**ENDPOINT, "selector": "x", "patience": "long"}, "option patience: 'long' is no number of seconds"),
         ({**ENDPOINT, "slices": "[]"}, "slices and the isolation sequenced go together"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "0"}, "not a positive number of bytes"),
         ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "1MB"}, "not a positive number of bytes"),

@@ -108,7 +108,7 @@ def test_journals_without_content_yield_nothing(spark, broker):
 
 def test_fragments_are_read_from_their_store(spark, topic, tmp_path):
     topic.fake.journals[ONE].roll(tmp_path)
-    topic.fake.calls.clear()
+    topic.fake.journals[ONE].stored[0].content = b""  # The broker has nothing to give.
 
     rows = load(spark, topic, fileRoot=str(tmp_path)).where(f"journal = '{ONE}'").collect()
 
@@ -205,7 +205,7 @@ def test_journals_of_other_content_are_refused(broker):
 
 
 def test_spark_passes_on_what_went_wrong(spark, topic):
-    with pytest.raises(PySparkException, match="option isolatoin: there is no such option; did you mean isolation?"):
+    with pytest.raises(PySparkException, match=r"option isolatoin: .*; did you mean isolation\?"):
         load(spark, topic, isolatoin="read_committed")
 
 

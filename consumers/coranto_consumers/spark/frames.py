@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
-from coranto_consumers.spark.options import Isolation
+from coranto_consumers.spark.options import Isolation, client_options
 from coranto_consumers.spark.ranges import Plan, Range
 from coranto_consumers.spark.rows import FIELDS, PIECE
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
@@ -31,10 +31,8 @@ _WINDOWS = StructType(
 def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFrame:
     """All messages of a plan's ranges with their pieces, and the ranges' summaries."""
     reader = spark.read.format("journal").options(
-        endpoint=client.endpoint, isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
+        **client_options(client), isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
     )
-    if client.file_root is not None:
-        reader = reader.option("fileRoot", str(client.file_root))
     # Only what is needed below: rows are cached whole, and each column costs.
     return reader.schema(_SEQUENCED).load()
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import difflib
 import enum
 import json
+import os
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from coranto.auth import BearerToken
 from coranto.client import ClientConfig
+from coranto.client.config import DEFAULT_PATIENCE
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 
@@ -24,6 +28,12 @@ DEFAULT_MAX_BYTES = 32 << 20
 OPTIONS = {
     "endpoint": "a broker's host:port (required)",
     "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
+    "patience": "seconds for which calls are repeated while brokers cannot serve them",
+    "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
+    "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
+    "tlsCa": "PEM file of the authorities to trust (default: $CORANTO_TLS_CA of the executors)",
+    "tlsCert": "PEM file of the certificate that shows brokers who reads (default: $CORANTO_TLS_CERT)",
+    "tlsKey": "PEM file of the certificate's key (default: $CORANTO_TLS_KEY)",
     "assign": 'journals, as a JSON list: ["flights/events/part-000"]',
     "subscribe": "journals, separated by commas",
     "selector": "label selector of journals: name:prefix=flights/events/",
@@ -75,10 +85,6 @@ class ReadOptions:
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             _require_known(key)
-        endpoint = given.get("endpoint", "")
-        if not endpoint:
-            raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")
-        root = given.get("fileroot", "")
         slices = given.get("slices", "")
         isolation = _choice(given, "isolation", Isolation, Isolation.READ_COMMITTED)
         if (isolation is Isolation.SEQUENCED) != bool(slices):
@@ -94,7 +100,7 @@ class ReadOptions:
         except InvalidInput as error:
             raise InvalidInput(error.message, field="option uuidPointer") from error
         return cls(
-            client=ClientConfig(endpoint, Path(root) if root else None),
+            client=_client(given),
             journals=_journals(given),
             selector=given.get("selector", ""),
             starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
@@ -105,6 +111,40 @@ class ReadOptions:
             framing=framing,
             slices=slices,
         )
+
+
+def client_options(config: ClientConfig) -> dict[str, str]:
+    """The options that say what a client's configuration does."""
+    options = {"endpoint": config.endpoint, "patience": str(config.patience)}
+    if config.file_root is not None:
+        options["fileRoot"] = str(config.file_root)
+    if isinstance(config.auth, BearerToken):
+        options["authToken"] = config.auth.token.reveal().decode()
+    elif config.auth is not None:
+        options["authSecret"] = ",".join(b64encode(key.reveal()).decode() for key in config.auth.secrets)
+    if config.tls is not None:
+        files = {"tlsCa": config.tls.ca, "tlsCert": config.tls.cert, "tlsKey": config.tls.key}
+        options |= {name: str(path) for name, path in files.items() if path is not None}
+    return options
+
+
+def _client(given: Mapping[str, str]) -> ClientConfig:
+    endpoint = given.get("endpoint", "")
+    if not endpoint:
+        raise InvalidInput(f"is required: {OPTIONS['endpoint']}", field="option endpoint")
+    root = given.get("fileroot", "")
+    environment = dict(os.environ)
+    auth = {"CORANTO_AUTH_TOKEN": given.get("authtoken", ""), "CORANTO_AUTH_KEYS": given.get("authsecret", "")}
+    if any(auth.values()):
+        environment |= auth
+    for name in ("CA", "CERT", "KEY"):
+        if path := given.get(f"tls{name.lower()}", ""):
+            environment[f"CORANTO_TLS_{name}"] = path
+    try:
+        patience = float(given.get("patience", DEFAULT_PATIENCE))
+    except ValueError as error:
+        raise InvalidInput(f"{given['patience']!r} is no number of seconds", field="option patience") from error
+    return ClientConfig.from_environment(endpoint, Path(root) if root else None, patience, environment)
 
 
 def _require_known(key: str) -> None:
