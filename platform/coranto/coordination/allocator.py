@@ -10,16 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter, is_not
 from typing import Generic
 
 import structlog
 
 from coranto.coordination.entities import AssignT, ItemT, MemberT
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Coordinator, Delete, Op, Put, absent, unmodified
-from coranto.coordination.keyspace import KeySpace, Member, State
+from coranto.coordination.keyspace import Assignment, KeySpace, Member, State
 from coranto.coordination.layout import Layout, MemberId, MemberKey
-from coranto.coordination.placement import PlanItem, PlanMember
-from coranto.coordination.planning import Add, ItemChanges, Move, Plan, PlanAssignment, Remove, can_drain, plan
+from coranto.coordination.planning import (
+    Add,
+    ItemChanges,
+    Move,
+    Plan,
+    PlanAssignment,
+    PlanItem,
+    PlanMember,
+    Planner,
+    Remove,
+    can_drain,
+)
 from coranto.effects import Clock, SystemClock
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
 
@@ -37,9 +49,38 @@ class Transaction:
     ops: tuple[Op, ...]
 
 
+class StatePlanner(Generic[ItemT, MemberT, AssignT]):
+    """Plans for one state of the key space after another, and works out only what changed since the one before."""
+
+    def __init__(self) -> None:
+        self._planner = Planner()
+        self._known: dict[str, tuple[list[Assignment[AssignT]], list[PlanAssignment]]] = {}
+
+    def plan(self, state: State[ItemT, MemberT, AssignT]) -> Plan:
+        return self._planner.plan(_items(state), _members(state), self._assignments(state))
+
+    def _assignments(self, state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
+        """Whether an item's assignments are consistent is asked again only when one of them was written."""
+        before, self._known = self._known, {}
+        items = {item.id for item in state.items}
+        for item, group in groupby(state.all_assignments, key=attrgetter("item")):
+            if item not in items and state.entries.get(state.layout.item_key(item)) is not None:
+                continue  # Its spec does not decode. Leave it as it is until somebody mends that.
+            found = list(group)
+            known = before.get(item)
+            if known is None or len(known[0]) != len(found) or any(map(is_not, known[0], found)):
+                consistent = state.entities.consistent([(a.key, a.value) for a in found])
+                planned = [
+                    PlanAssignment(item, a.member, a.slot, is_so) for a, is_so in zip(found, consistent, strict=True)
+                ]
+                known = (found, planned)
+            self._known[item] = known
+            yield from known[1]
+
+
 def plan_state(state: State[ItemT, MemberT, AssignT]) -> Plan:
-    """The plan for a state of the key space."""
-    return plan(_items(state), _members(state), _assignments(state))
+    """The plan for a state of the key space, from nothing but that."""
+    return StatePlanner[ItemT, MemberT, AssignT]().plan(state)
 
 
 def may_drain(state: State[ItemT, MemberT, AssignT], member: MemberId) -> bool:
@@ -69,16 +110,6 @@ def _member_of(layout: Layout, key: str) -> MemberId | None:
     except InvalidInput:
         return None
     return found.member if isinstance(found, MemberKey) else None
-
-
-def _assignments(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
-    for item in dict.fromkeys(assignment.item for assignment in state.all_assignments):
-        if state.item(item) is None and state.entries.get(state.layout.item_key(item)) is not None:
-            continue  # Its spec does not decode. Leave it as it is until somebody mends that.
-        assignments = state.assignments_in_key_order(item)
-        consistent = state.entities.consistent([(a.key, a.value) for a in assignments])
-        for assignment, is_consistent in zip(assignments, consistent, strict=True):
-            yield PlanAssignment(item, assignment.member, assignment.slot, is_consistent)
 
 
 def transactions(state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> Iterator[Transaction]:
@@ -142,6 +173,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
         self._coordinator = coordinator
         self._member = member
         self._clock: Clock = clock if clock is not None else SystemClock()
+        self._planner = StatePlanner[ItemT, MemberT, AssignT]()
         self._unplaced = 0
 
     async def run(self) -> None:
@@ -153,7 +185,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
                 await self._keyspace.wait_for_change(state)
                 continue
             began = self._clock.monotonic()
-            changes = plan_state(state)
+            changes = self._planner.plan(state)
             rest = _REST * (self._clock.monotonic() - began)
             self._report(changes)
             if not changes.items:

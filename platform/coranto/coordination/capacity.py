@@ -85,9 +85,7 @@ def _most_of_a_zone(demands: Mapping[int, int], members: int, *, elsewhere: int)
     return sum(min(max(1, replication - elsewhere), members) * count for replication, count in demands.items())
 
 
-def _divide(
-    members: Sequence[int], demand: int, limits: Sequence[int], bounds: Sequence[int]
-) -> dict[int, Fraction]:
+def _divide(members: Sequence[int], demand: int, limits: Sequence[int], bounds: Sequence[int]) -> dict[int, Fraction]:
     """`demand` in proportion to limits, where nobody can have more than its bound."""
     shares: dict[int, Fraction] = {}
     remaining = list(members)

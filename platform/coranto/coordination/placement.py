@@ -1,314 +1,246 @@
-"""Where every item of the allocator belongs in the end, pure.
+"""Where every item belongs, given where it is: the planner's choice. Pure.
 
-In order of weight:
+`choose_placement` first makes the obvious choices, each in a few steps: keep what there is, bring a second zone to
+items that live in one, relieve members above their share, and give every item the replicas that it lacks. Almost always
+that is a placement of least cost, which a bound shows at once. Where it is not, as when limits leave little room, the
+flow network (`coranto.coordination.flow_network`) improves it until no better one exists.
 
-1. each item is on as many distinct members as its replication asks for, as far as members' limits allow;
-2. no member above its limit; exiting members hold nothing that another can take, and get nothing new;
-3. two zones or more for each replicated item, when there are two;
-4. every member holds its fair share, in proportion to its limit;
-5. what is assigned stays where it is.
-
-Placement is greedy with repairs (augmenting paths where limits are tight), behind one function, so that a flow solver
-for very large clusters can take its place. Where limits leave no room at all, zones are spread as the greedy choice
-found them; items are not exchanged between full members for that.
+Among placements of equal cost the obvious choices prefer an even spread over zones, then the members with the lowest
+load in proportion to their share.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from coranto.coordination.layout import MemberId
+from coranto.coordination.capacity import effective_limits, fair_shares
+from coranto.coordination.flow_network import Cost, FlowNetwork
+from coranto.coordination.plan_values import PlanItem, PlanMember
+
+_SCATTER = 2654435761
+"""A multiplier that scatters consecutive numbers: 2**32 divided by the golden ratio."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlanItem:
-    id: str
-    replication: int
+class Placement:
+    """The members of each item, both by number in the order that they were given in, and members' effective limits."""
 
-
-@dataclass(frozen=True, slots=True)
-class PlanMember:
-    """`limit` is the number of items that it may hold. The older of two exiting members is drained first."""
-
-    id: MemberId
-    limit: int
-    exiting: bool = False
-    create_revision: int = 0
-
-
-Placement = Mapping[str, frozenset[MemberId]]
-"""The members that each item belongs on."""
+    members: tuple[tuple[int, ...], ...]
+    limits: tuple[int, ...]
+    cost: Cost
 
 
 def choose_placement(
-    items: Mapping[str, PlanItem], members: Mapping[MemberId, PlanMember], held: Mapping[str, Sequence[MemberId]]
+    items: Sequence[PlanItem], members: Sequence[PlanMember], held: Sequence[Sequence[int]]
 ) -> Placement:
-    """Where every item belongs, given where it is (`held`, in slot order). Mappings must be in key order."""
-    return _Placer(items, members, held).place()
+    """The placement of least cost (`coranto.coordination.flow_network.Cost`).
+
+    `items` and `members` must be in the order of their ids, so that equal input gives equal output. `held[i]` are the
+    numbers of the members that hold item `i`, without repetition, those that it should rather keep first.
+    """
+    limits = effective_limits(items, members)
+    zone_numbers = {zone: number for number, zone in enumerate(sorted({member.id.zone for member in members}))}
+    zones = [zone_numbers[member.id.zone] for member in members]
+    network = FlowNetwork(
+        [max(0, item.replication) for item in items],
+        [[member for member in found if limits[member]] for found in held],
+        zones,
+        limits,
+        fair_shares(items, zones, limits),
+    )
+    _Chooser(network, [member.exiting for member in members]).choose()
+    cost = network.optimize()
+    return Placement(tuple(map(tuple, network.placed)), tuple(limits), cost)
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A member that may be given items, and what it holds in the placement so far."""
+class _Room:
+    """Members that hold fewer items than a ceiling, by zone, those with the lowest load first."""
 
-    member: PlanMember
-    items: set[str] = field(default_factory=set)
-    low: int = 0
-    high: int = 0
+    def __init__(self, network: FlowNetwork, ceilings: Sequence[int], reluctant: Sequence[bool]) -> None:
+        self._network = network
+        self._ceilings = ceilings
+        self._reluctant = reluctant
+        self.zones: dict[int, list[tuple[float, int]]] = {zone: [] for zone in sorted(set(network.zones))}
+        self._entries: list[tuple[float, int] | None] = [None] * len(ceilings)
+        for member in range(len(ceilings)):
+            self.refresh(member)
 
-    @property
-    def count(self) -> int:
-        return len(self.items)
+    def refresh(self, member: int) -> None:
+        """Take note that the member's count has changed."""
+        ranking = self.zones[self._network.zones[member]]
+        entry = self._entries[member]
+        if entry is not None:
+            del ranking[bisect_left(ranking, entry)]
+        count, ceiling = self._network.counts[member], self._ceilings[member]
+        entry = (count / ceiling + self._reluctant[member], member) if count < ceiling else None
+        if entry is not None:
+            insort(ranking, entry)
+        self._entries[member] = entry
 
-    @property
-    def load(self) -> tuple[int, float, MemberId]:
-        """For choosing the least loaded: distance from its fair share, then proportion, then identity."""
-        return (self.count - self.high, self.count / self.member.limit, self.member.id)
+    def least_loaded(self, zone: int, item: int, placed: Sequence[int]) -> tuple[float, int] | None:
+        """The load, and the number, of the member with the lowest load of a zone that an item is not placed on.
+
+        Among equals it is another for each item: were it always the first, the same few members would share all their
+        items, and if one is lost these few would have to bear its load.
+        """
+        ranking = self.zones[zone]
+        if not ranking:
+            return None
+        lowest = ranking[0][0]
+        equals = bisect_right(ranking, (lowest, len(self._entries)))
+        first = (item * (2 * zone + 1) * _SCATTER >> 16) % equals
+        for at in range(equals):
+            member = ranking[(first + at) % equals][1]
+            if member not in placed:
+                return (lowest, member)
+        return next((entry for entry in ranking[equals:] if entry[1] not in placed), None)
+
+    def __bool__(self) -> bool:
+        return any(self.zones.values())
 
 
-class _Placer:
-    def __init__(
-        self,
-        items: Mapping[str, PlanItem],
-        members: Mapping[MemberId, PlanMember],
-        held: Mapping[str, Sequence[MemberId]],
-    ) -> None:
-        self.items = items
-        self.members = members
-        self.held = held
-        self.seats = {id: _Seat(member) for id, member in members.items() if member.limit > 0 and not member.exiting}
-        self.zones = {id.zone for id in self.seats}
-        self.placed: dict[str, set[MemberId]] = {item: set() for item in items}
-        self._set_shares()
+class _Chooser:
+    """Makes the obvious choices. `reluctant` members are chosen last."""
 
-    def place(self) -> Placement:
-        self._keep_current()
+    def __init__(self, network: FlowNetwork, reluctant: Sequence[bool]) -> None:
+        self.network = network
+        self.below_share = _Room(network, network.shares, reluctant)
+        self.below_limit = _Room(network, network.limits, reluctant)
+
+    def choose(self) -> None:
+        self._keep()
         self._respect_limits()
-        for item in sorted(self.items.values(), key=self._urgency):
-            while self._short_of(item) and (self._fill_one(item) or self._augment(item.id)):
-                pass
-        self._spread_zones()
-        self._choose_survivors()
-        while self._balance() and self._spread_zones():
-            pass
-        retained = self._retain_exiting()
-        return {item: frozenset(self.placed[item] | retained.get(item, set())) for item in self.items}
+        self._spread()
+        self._relieve()
+        for room, anywhere in (
+            (self.below_share, False),
+            (self.below_limit, False),
+            (self.below_share, True),
+            (self.below_limit, True),
+        ):
+            self._fill(room, anywhere)
 
-    def _set_shares(self) -> None:
-        """Fair shares in proportion to limits, where no member can hold more than its limit, nor an item twice."""
-        open_seats = list(self.seats.values())
-        demand = sum(min(item.replication, len(open_seats)) for item in self.items.values())
-        distinct = sum(1 for item in self.items.values() if item.replication > 0)
-        remaining = demand
-        while open_seats:
-            weight = sum(seat.member.limit for seat in open_seats)
-            full = [s for s in open_seats if remaining * s.member.limit >= min(s.member.limit, distinct) * weight]
-            if not full:
-                for seat in open_seats:
-                    seat.low, rest = divmod(remaining * seat.member.limit, weight)
-                    seat.high = seat.low + (rest > 0)
-                return
-            for seat in full:
-                seat.low = seat.high = min(seat.member.limit, distinct)
-                remaining -= seat.high
-                open_seats.remove(seat)
+    def _give(self, item: int, member: int) -> None:
+        self.network.give(item, member)
+        self.below_share.refresh(member)
+        self.below_limit.refresh(member)
 
-    def _give(self, item: str, member: MemberId) -> None:
-        self.placed[item].add(member)
-        self.seats[member].items.add(item)
+    def _take(self, item: int, member: int) -> None:
+        self.network.take(item, member)
+        self.below_share.refresh(member)
+        self.below_limit.refresh(member)
 
-    def _take(self, item: str, member: MemberId) -> None:
-        self.placed[item].remove(member)
-        self.seats[member].items.remove(item)
+    def _excess(self, member: int) -> int:
+        return self.network.counts[member] - self.network.shares[member]
 
-    def _swap(self, item: str, leaving: MemberId, coming: MemberId) -> None:
-        self._take(item, leaving)
-        self._give(item, coming)
+    def _target(self, room: _Room, item: int, leaving: int | None, *, anywhere: bool) -> tuple[int, int] | None:
+        """The best member with room for the item, if it leaves another for it, and how many of its replicas are in
+        that zone already. Not one that brings all replicas into one zone, unless it may be `anywhere`."""
+        network = self.network
+        placed = network.placed[item]
+        zones = [network.zones[member] for member in placed if member != leaving]
+        last = network.spreads(item) and len(zones) == network.replication[item] - 1
+        best: tuple[int, float, int] | None = None
+        for zone in room.zones:
+            near = zones.count(zone)
+            if (best is not None and near > best[0]) or (last and not anywhere and near == len(zones)):
+                continue
+            found = room.least_loaded(zone, item, placed)
+            if found is not None and (best is None or (near, *found) < best):
+                best = (near, *found)
+        return None if best is None else (best[2], best[0])
 
-    def _short_of(self, item: PlanItem) -> bool:
-        return len(self.placed[item.id]) < item.replication
-
-    def _urgency(self, item: PlanItem) -> tuple[int, str]:
-        """Items that have nowhere to stay come first, then those on exiting members, the oldest member's first."""
-        exiting = (self.members[m].create_revision for m in self.held[item.id] if self.members[m].exiting)
-        return (min(exiting, default=0), item.id)
-
-    def _spread(self, item: str, members: Iterable[MemberId]) -> bool:
-        """Whether an item on `members` is as far from living in a single zone as it can be."""
-        return len(self.zones) < 2 or self.items[item].replication < 2 or len({m.zone for m in members}) >= 2
-
-    def _keep_current(self) -> None:
-        """Take over what is assigned, then drop what is more than the replication: from those above their share first,
-        then the higher slots."""
-        for item, members in self.held.items():
-            for member in members:
-                if member in self.seats:
-                    self._give(item, member)
-        for item, spec in self.items.items():
-            while len(self.placed[item]) > spec.replication:
-                placed = self.placed[item]
-                slots = {member: slot for slot, member in reversed(list(enumerate(self.held[item])))}
-                candidates = [m for m in placed if self._spread(item, placed - {m})] or list(placed)
-                worst = max(
-                    candidates,
-                    key=lambda m: (self.seats[m].count - self.seats[m].high, slots[m], m),
+    def _keep(self) -> None:
+        """Keep what is held. Of more than the replication, let go of what is on the members most above their share,
+        while two zones remain."""
+        network = self.network
+        for item, held in enumerate(network.held):
+            network.placed[item] = list(held)
+            for member in held:
+                network.counts[member] += 1
+        for item, placed in enumerate(network.placed):
+            while len(placed) > network.replication[item]:
+                zones = [network.zones[member] for member in placed]
+                ranked = sorted(
+                    range(len(placed)),
+                    key=lambda at: (max(0, self._excess(placed[at])), zones.count(zones[at]), at),
+                    reverse=True,
                 )
-                self._take(item, worst)
+                apart = (at for at in ranked if len({*zones[:at], *zones[at + 1 :]}) > 1)
+                network.take(item, placed[next(apart, ranked[0])])
+        for member in range(len(network.limits)):
+            self.below_share.refresh(member)
+            self.below_limit.refresh(member)
+
+    def _items_on(self, members: Iterable[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {member: [] for member in members}
+        for item, placed in enumerate(self.network.placed):
+            for member in placed:
+                if member in found:
+                    found[member].append(item)
+        return found
 
     def _respect_limits(self) -> None:
-        """Where a limit was lowered, let go of items: those first that another member can take."""
-        for seat in self.seats.values():
-            while seat.count > seat.member.limit:
-                room = [s for s in self.seats.values() if s.count < s.member.limit]
-                movable = [i for i in seat.items if any(i not in other.items for other in room)]
-                self._take(max(movable or seat.items), seat.member.id)
+        """Where a member holds more than its limit, let go of items: those first that another member can take."""
+        network = self.network
+        over = [member for member, limit in enumerate(network.limits) if network.counts[member] > limit]
+        for member, items in self._items_on(over).items() if over else ():
+            surplus = network.counts[member] - network.limits[member]
+            movable = [item for item in items if self._target(self.below_limit, item, member, anywhere=True)]
+            stuck = [item for item in items if item not in set(movable)] if len(movable) < surplus else []
+            for item in [*movable[::-1], *stuck[::-1]][:surplus]:
+                self._take(item, member)
 
-    def _fill_one(self, item: PlanItem) -> bool:
-        """Give the item one more member that has room: one that spreads it over zones, then the least loaded."""
-        placed = self.placed[item.id]
-        candidates = [s for s in self.seats.values() if s.count < s.member.limit and item.id not in s.items]
-        if not candidates:
-            return False
-
-        def cost(seat: _Seat) -> tuple[bool, tuple[int, float, MemberId]]:
-            return (bool(placed) and not self._spread(item.id, placed | {seat.member.id}), seat.load)
-
-        self._give(item.id, min(candidates, key=cost).member.id)
-        return True
-
-    def _augment(self, item: str) -> bool:
-        """Make room where there is none: move other items along a chain that ends at a member with room.
-
-        Finding none proves that the item cannot have another replica without taking one from another item.
-        """
-        starts = [id for id, seat in self.seats.items() if item not in seat.items]
-        first = self._shift(
-            starts,
-            lambda seat: seat.count < seat.member.limit,
-            lambda source, target: min(source.items - target.items, default=None),
-        )
-        if first is not None:
-            self._give(item, first)
-        return first is not None
-
-    def _shift(
-        self,
-        starts: Iterable[MemberId],
-        ends: Callable[[_Seat], bool],
-        passing: Callable[[_Seat, _Seat], str | None],
-    ) -> MemberId | None:
-        """Pass one item on from member to member, along the shortest chain from one of `starts` to one that `ends`.
-
-        Returns where the chain starts: there is one item fewer. None, and nothing changed, when there is no such chain.
-        """
-        came_from: dict[MemberId, tuple[MemberId, str] | None] = dict.fromkeys(starts)
-        queue = deque(came_from)
-        while queue:
-            here = queue.popleft()
-            if ends(self.seats[here]):
-                while (step := came_from[here]) is not None:
-                    before, item = step
-                    self._swap(item, before, here)
-                    here = before
-                return here
-            for there, seat in self.seats.items():
-                if there not in came_from:
-                    item_or_none = passing(self.seats[here], seat)
-                    if item_or_none is not None:
-                        came_from[there] = (here, item_or_none)
-                        queue.append(there)
-        return None
-
-    def _spread_zones(self) -> bool:
-        """Bring a second zone to items that live in one, while there is room in another. Whether anything moved."""
-        moved = False
-        for item in self.items:
-            placed = self.placed[item]
-            if len(placed) < 2 or self._spread(item, placed):
+    def _spread(self) -> None:
+        """Bring a second zone to items that live in one, where there is room in another."""
+        network = self.network
+        for item, placed in enumerate(network.placed):
+            if not network.single_zoned(item):
                 continue
-            (zone,) = {m.zone for m in placed}
-            room = [s for s in self.seats.values() if s.member.id.zone != zone and s.count < s.member.limit]
-            if room:
-                coming = min(room, key=lambda s: s.load).member.id
-                self._swap(item, max(placed, key=lambda m: (self.seats[m].count - self.seats[m].high, m)), coming)
-                moved = True
-        return moved
+            leaving = max(placed, key=lambda member: (self._excess(member), member))
+            for room in (self.below_share, self.below_limit):
+                found = self._target(room, item, leaving, anywhere=False)
+                if found is not None:
+                    self._take(item, leaving)
+                    self._give(item, found[0])
+                    break
 
-    def _choose_survivors(self) -> None:
-        """An item that is on more members than it needs, in the middle of a move, may give up any of them. Choose those
-        that leave members balanced: that costs nothing now, and the choice of `_keep_current` could cost a move."""
-        loose = [
-            item
-            for item, spec in self.items.items()
-            if sum(member in self.seats for member in self.held[item]) > spec.replication > 0
-        ]
-        if not loose:
+    def _relieve(self) -> None:
+        """Move items from members above their share to members below it: those first that this spreads more evenly
+        over zones, and without bringing any into one zone."""
+        network = self.network
+        over = [member for member in range(len(network.limits)) if self._excess(member) > 0]
+        if not over or not self.below_share:
             return
+        items_on = self._items_on(over)
+        for tolerated in (-1, 0, max(network.replication)):
+            for leaving in sorted(over, key=lambda member: (-self._excess(member), member)):
+                zone = network.zones[leaving]
+                for item in items_on[leaving]:
+                    if self._excess(leaving) <= 0 or not self.below_share:
+                        break
+                    if leaving not in network.placed[item]:
+                        continue
+                    found = self._target(self.below_share, item, leaving, anywhere=network.single_zoned(item))
+                    if found is None:
+                        continue
+                    near = sum(network.zones[member] == zone for member in network.placed[item]) - 1
+                    if found[1] - near <= tolerated:
+                        self._take(item, leaving)
+                        self._give(item, found[0])
 
-        def passing(source: _Seat, target: _Seat) -> str | None:
-            leaving, coming = source.member.id, target.member.id
-            for item in loose:
-                possible = item in source.items and item not in target.items and coming in self.held[item]
-                if possible and self._may_swap(item, leaving, coming):
-                    return item
-            return None
-
-        for seat in self.seats.values():
-            while seat.count > seat.high and self._shift([seat.member.id], lambda s: s.count < s.high, passing):
-                pass
-        for seat in self.seats.values():
-            while seat.count > seat.low and self._shift([seat.member.id], lambda s: s.count < s.low, passing):
-                pass
-
-    def _may_swap(self, item: str, leaving: MemberId, coming: MemberId) -> bool:
-        """Whether the item would not leave its second zone by moving."""
-        placed = self.placed[item]
-        return self._spread(item, (placed - {leaving}) | {coming}) or not self._spread(item, placed)
-
-    def _balance(self) -> bool:
-        """Move items from members above their share to members below it, the fewest that it takes. Whether any moved.
-
-        No move takes an item out of its second zone, so this never undoes what spreading did.
-        """
-        ever = False
-        while True:
-            moved = 0
-            above = [s for s in self.seats.values() if s.count > s.high]
-            for seat in sorted(above, key=lambda s: s.load, reverse=True):
-                others = [s for s in self.seats.values() if s.count < s.high]
-                for other in sorted(others, key=lambda s: (s.count >= s.low, s.load)):
-                    moved += self._pour(seat, other, down_to=seat.high, up_to=other.high)
-            below = [s for s in self.seats.values() if s.count < s.low]
-            for other in sorted(below, key=lambda s: s.load):
-                sources = [s for s in self.seats.values() if s.count > s.low]
-                for seat in sorted(sources, key=lambda s: s.load, reverse=True):
-                    moved += self._pour(seat, other, down_to=seat.low, up_to=other.low)
-            if not moved:
-                return ever
-            ever = True
-
-    def _pour(self, source: _Seat, target: _Seat, *, down_to: int, up_to: int) -> int:
-        """Move items while the source has more than `down_to` and the target fewer than `up_to`."""
-        leaving, coming = source.member.id, target.member.id
-        moved = 0
-        for item in sorted(source.items - target.items):
-            if source.count <= down_to or target.count >= up_to:
-                break
-            if self._may_swap(item, leaving, coming):
-                self._swap(item, leaving, coming)
-                moved += 1
-        return moved
-
-    def _retain_exiting(self) -> dict[str, set[MemberId]]:
-        """What nobody else can take stays with exiting members that hold it: with the youngest, within their limits."""
-        room = {id: m.limit for id, m in self.members.items() if m.exiting}
-        retained: dict[str, set[MemberId]] = {}
-        for item, spec in self.items.items():
-            missing = spec.replication - len(self.placed[item])
-            holders = [m for m in dict.fromkeys(self.held[item]) if room.get(m, 0) > 0]
-            for member in sorted(holders, key=lambda m: (-self.members[m].create_revision, m))[: max(0, missing)]:
-                retained.setdefault(item, set()).add(member)
-                room[member] -= 1
-        return retained
+    def _fill(self, room: _Room, anywhere: bool) -> None:
+        """Give items the replicas that they lack, where there is room: to all the first, then the second, and so on."""
+        network = self.network
+        short = [i for i, placed in enumerate(network.placed) if len(placed) < network.replication[i]]
+        wanted = 0
+        while short and room:
+            wanted += 1
+            for item in short:
+                if len(network.placed[item]) < min(wanted, network.replication[item]):
+                    found = self._target(room, item, None, anywhere=anywhere)
+                    if found is not None:
+                        self._give(item, found[0])
+            short = [item for item in short if wanted < network.replication[item]]
