@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from coranto.audit import audit_journal
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.committed import committed_messages

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from coranto.client import ClientConfig
 from coranto.cluster import EmbeddedCluster
 from coranto_consumers.testing import PostgresServer
 from dagster_coranto.flights.data import load_flights
 from dagster_coranto.flights.proof import prove, prove_table
 from dagster_coranto.flights.run import FIRST, Demo
-from rich.console import Console
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
-FLIGHTS = 24_000
+FLIGHTS = 12_000
 
 
 def processes_that_name(path: Path) -> list[str]:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +30,9 @@ from dagster_coranto.flights.proof import Finding, prove
 from dagster_coranto.instance import dagster_environment
 
 FIRST = Job()
-SECOND = Job(prefix="second/", table="carrier_delays_second", max_transaction_bytes=2 << 20)
+SECOND = Job(prefix="second/", table="carrier_delays_second")
+_SECOND_TRANSACTIONS = 6
+"""The second pass is cut into about so many, so that the kill comes between commits, wherever the data ends."""
 _KILL_AFTER = 0.25
 _POLL_S = 0.1
 
@@ -71,9 +73,11 @@ class Demo:
             outcome.findings += [("first pass", f) for f in self._prove(config, FIRST)]
             self._say("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
             self._materialize(SECOND, ["journal_specs", "flights/events"])
-            outcome.killed = self._consume_and_kill(config)
+            total = _total_bytes(config, SECOND)
+            second = replace(SECOND, max_transaction_bytes=max(1, total // _SECOND_TRANSACTIONS))
+            outcome.killed = self._consume_and_kill(second, total)
             self._say(outcome.killed)
-            self._materialize(SECOND)
+            self._materialize(second)
             outcome.findings += [("second pass", f) for f in self._prove(config, SECOND)]
         outcome.seconds = time.monotonic() - begun
         return outcome
@@ -92,7 +96,7 @@ class Demo:
         return dagster_environment(self._data_dir)
 
     def _start(self, job: Job, selection: Sequence[str]) -> subprocess.Popen[bytes]:
-        job = Job(job.prefix, job.table, self._limit, job.max_transaction_bytes)
+        job = replace(job, limit=self._limit)
         command = [sys.executable, "-m", "dagster_coranto.flights.materialize", job.to_json(), *selection]
         child = subprocess.Popen(command, env=self._environment())
         self._children.append(child)
@@ -110,15 +114,12 @@ class Demo:
         flights = load_flights(self._limit)
         return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
 
-    def _consume_and_kill(self, config: ClientConfig) -> str:
+    def _consume_and_kill(self, job: Job, total: int) -> str:
         """Start the second pass's consumer and `kill -9` it once it has committed some of the journals."""
-        store, shard = SqlStore(store_url(self._data_dir)), consumer_name(SECOND)
-        with SyncJournalClient.of(config) as client:
-            journals = client.list(f"name:prefix={SECOND.prefix}flights/events/").journals
-            total = sum(client.head(journal.name) for journal in journals)
+        store, shard = SqlStore(store_url(self._data_dir)), consumer_name(job)
         if _consumed(store, shard) >= total:
             return "The second pass was finished by an earlier run (killed then); `--fresh` begins anew."
-        child = self._start(SECOND, ["carrier_delays", "flights/alerts"])
+        child = self._start(job, ["carrier_delays", "flights/alerts"])
         while child.poll() is None:
             consumed = _consumed(store, shard)
             if _KILL_AFTER * total <= consumed < total:
@@ -135,6 +136,13 @@ class Demo:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False)
+
+
+def _total_bytes(config: ClientConfig, job: Job) -> int:
+    """Bytes that the job's source journals hold now."""
+    with SyncJournalClient.of(config) as client:
+        journals = client.list(f"name:prefix={job.prefix}flights/events/").journals
+        return sum(client.head(journal.name) for journal in journals)
 
 
 def _consumed(store: SqlStore, shard: str) -> int:
