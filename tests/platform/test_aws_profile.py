@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from coranto.aws_profile import AwsProfile, load
 from coranto.errors import InvalidInput
 

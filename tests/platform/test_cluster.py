@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from coranto.cluster import EmbeddedCluster, EtcdServer, locate
 from coranto.cluster.info import process_start
 from coranto.coordination.entities import JournalEntities

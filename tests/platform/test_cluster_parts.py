@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from coranto.cluster import ClusterInfo, locate
 from coranto.cluster import info as cluster_info
 from coranto.cluster.brokers import Restarts, port_of

@@ -8,11 +8,12 @@ import zlib
 
 import cramjam
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.codecs import BATCH_BYTES, Compressor, compress, decompress, iter_decompress
 from coranto.errors import CorruptFragment
 from coranto.fragments import Codec
-from hypothesis import given
-from hypothesis import strategies as st
 
 COMPRESSING = [codec for codec in Codec if codec is not Codec.NONE]
 PIECES = st.lists(st.one_of(st.binary(max_size=200), st.integers(1, 100_000).map(lambda n: b"ab" * n)), max_size=6)

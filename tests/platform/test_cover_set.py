@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from coranto.cover_set import CoverSet
 from hypothesis import given
 from hypothesis import strategies as st
+
+from coranto.cover_set import CoverSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from coranto.durations import format_duration, parse_duration
-from coranto.errors import InvalidInput
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
+
+from coranto.durations import format_duration, parse_duration
+from coranto.errors import InvalidInput
 
 
 @given(st.integers(-(2**62), 2**62))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import InvalidInput
 from coranto.fragments import (
     MAX_OFFSET,
@@ -17,8 +20,6 @@ from coranto.fragments import (
     sum_to_wire,
 )
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given
-from hypothesis import strategies as st
 
 POSTFIXES = st.sampled_from(["", "date=2013-01-01", "a=1/b=2", "é/100%"])
 

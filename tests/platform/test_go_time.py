@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+
 from coranto.go_time import format_time
 
 MORNING = datetime(2013, 1, 5, 7, 8, 9, 120_000, tzinfo=UTC)  # a Saturday

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import InvalidInput
 from coranto.journal_tree import parse_tree, render_tree
 from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
-from google.protobuf.duration_pb2 import Duration
-from hypothesis import given
-from hypothesis import strategies as st
 
 TREE = """
 name: foo/

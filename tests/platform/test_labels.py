@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.labels import label_selector, label_set, matches, parse_selector
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = st.sampled_from(["aa", "bb", "cc", "prefix-of", "é漢", "in", "not", "notin", "x/y.z"])
 VALUES = st.sampled_from(["", "1", "1/", "1/2", "2", "a=b", "=x", "==", "100%", "é", "in"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import string
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import InvalidInput
 from coranto.names import (
     PATH_SYMBOLS,
@@ -21,8 +24,6 @@ from coranto.names import (
     validate_zone,
 )
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given
-from hypothesis import strategies as st
 
 LETTERS = string.ascii_letters + string.digits + "é漢Ω٣ⅷ½"
 

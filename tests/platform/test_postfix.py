@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.labels import label_set

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
 from coranto.errors import InvalidInput
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.labels import label_selector, label_set
@@ -22,8 +25,6 @@ from coranto.specs import (
     validate_route,
 )
 from coranto.wire import protocol_pb2 as pb
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 
 # ------------------------------------------------------------------------------------------------------ good messages
 

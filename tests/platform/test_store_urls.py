@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto.store_urls import StoreUrl, parse_store_url
 

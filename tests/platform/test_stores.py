@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 import structlog
+
 from coranto.codecs import compress
 from coranto.errors import CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
 from coranto.fragments import Codec, Fragment, sum_of

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from rich.console import Console
+
 from coranto.errors import InvalidInput
 from coranto.telemetry import amount, configure_logging, progress
-from rich.console import Console
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+
 from coranto.client import JournalClient
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import FakeBroker, FakeJournal

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
+
 from coranto.client import Appender, JournalClient
 from coranto.client.connection import REFUSALS
 from coranto.errors import (

@@ -6,13 +6,14 @@ import asyncio
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from coranto.client import AppendService, JournalClient
 from coranto.errors import InvalidInput, NotAllowed, WrongAppendOffset
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NAME = "test/journal"
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
 from coranto.client import AppendService, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import (

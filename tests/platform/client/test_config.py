@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+
 from coranto.client.config import ClientConfig, Target, parse_endpoint
 from coranto.client.retry import Retry, backoff
 from coranto.errors import InvalidInput

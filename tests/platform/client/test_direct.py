@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from coranto import codecs
 from coranto.client import direct
 from coranto.client.direct import DirectReader

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from coranto.client import JournalClient
 from coranto.errors import (
     ApplyOutcomeUnknown,

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from coranto.client import Chunk, JournalClient
 from coranto.errors import (
     CorruptFragment,
@@ -29,8 +32,6 @@ from coranto.fragments import Codec
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NAME = "test/journal"
 

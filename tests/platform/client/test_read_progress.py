@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from coranto.client.read_progress import Event, Located, ReadProgress
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, CorruptFragment, JournalNotFound, OffsetJump

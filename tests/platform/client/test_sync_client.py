@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from coranto.client import Appended, SyncAppendService, SyncJournalClient
 from coranto.client.loop import LoopThread, shared_loop
 from coranto.errors import (

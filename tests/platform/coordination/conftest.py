@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
+
 from coranto.cluster import EtcdServer
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Coordinator, EtcdCoordinator

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+
 from coranto.coordination.allocator import AllocatorLoop, may_drain, plan_state, transactions
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import MAX_TXN_OPS, Delete, EtcdCoordinator, Put, unmodified

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, Event, KeyValue
 from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 KEYS = [f"k/{name}" for name in ("a", "aa", "b", "b#", "c", "é", "z", "\U0001f600")]
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+
 from coranto.cluster import EtcdServer
 from coranto.coordination.etcd import (
     Compare,

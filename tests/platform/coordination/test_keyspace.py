@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
+
 from coranto.coordination.etcd import Compare as EtcdCompare
 from coranto.coordination.etcd import (
     Coordinator,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
-from coranto.errors import InvalidInput
 from hypothesis import given
 from hypothesis import strategies as st
+
+from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
+from coranto.errors import InvalidInput
 
 LAYOUT = Layout("/gazette/cluster")
 names = st.text(st.characters(whitelist_categories=["L", "N"], whitelist_characters="-_+/.=%"), min_size=1, max_size=12)

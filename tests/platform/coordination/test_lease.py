@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from coranto.cluster import EtcdServer
 from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
 from coranto.coordination.layout import Layout, MemberId

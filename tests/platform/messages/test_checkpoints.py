@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prune
 from coranto.messages.uuids import ProducerId, clock_from_ns
 from coranto.wire import consumer_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 
 A = ProducerId(bytes.fromhex("010203040506"))
 B = ProducerId(bytes.fromhex("aabbccddeeff"))

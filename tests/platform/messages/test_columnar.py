@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import CorruptMessage
 from coranto.messages import columnar
 from coranto.messages.checkpoints import ProducerState
@@ -14,8 +17,6 @@ from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, Segment, Verd
 from coranto.messages.columnar_lines import LineColumns, parse_uuid_texts, read_json_lines
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
-from hypothesis import given
-from hypothesis import strategies as st
 
 A = ProducerId(b"\x01AAAAA")
 B = ProducerId(b"\x01BBBBB")

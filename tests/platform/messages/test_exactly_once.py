@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import Unavailable
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Outcome, Sequencer, read_committed
 from coranto.messages.uuids import Clock, ProducerId
-from hypothesis import given
-from hypothesis import strategies as st
 
 LINES = JsonLines()
 JOURNALS = ("a", "b")

@@ -13,12 +13,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.fixed_frame import MAGIC, FixedFrame, encode_frame
 from coranto.messages.framing import Envelope, IncompleteTail, JsonLines, JsonObject, iter_messages
 from coranto.messages.uuids import ProducerId, UuidParts, format_uuid, parse_uuid_bytes
-from hypothesis import given
-from hypothesis import strategies as st
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 LINES = JsonLines()

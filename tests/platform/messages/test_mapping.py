@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto.messages import mapping
 

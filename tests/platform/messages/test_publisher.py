@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
+
 from coranto.errors import InvalidInput, Unavailable
 from coranto.messages.framing import JsonLines, JsonObject, iter_messages
 from coranto.messages.publisher import Phase, Publisher, SyncPublisher, TransactionBuilder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject

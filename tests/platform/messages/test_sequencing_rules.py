@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.messages import columnar
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import Flags, ProducerId
-from hypothesis import given
-from hypothesis import strategies as st
 
 JOURNAL = "a/journal"
 PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, number])) for number in (7, 3, 200)]

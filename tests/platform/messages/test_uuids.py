@@ -6,11 +6,12 @@ import uuid
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from coranto.errors import InvalidInput
 from coranto.messages import uuids
 from coranto.messages.uuids import Clock, Flags, ProducerId
-from hypothesis import given
-from hypothesis import strategies as st
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 VECTOR = "83fc2f81-cc5f-11e9-8002-010203040506"
