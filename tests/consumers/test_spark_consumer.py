@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text, func, select
 from sqlalchemy.exc import OperationalError
 
-from coranto.errors import CorruptMessage, Fenced, InvalidInput
+from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
@@ -27,6 +28,8 @@ from coranto_consumers.spark import (
     Step,
     TableOutput,
 )
+from coranto_consumers.spark.inputs import cores
+from coranto_consumers.spark.tasks import StageTask
 from coranto_consumers.stores import SqlStore
 from coranto_consumers.stores.staging import stage_tables
 
@@ -300,6 +303,29 @@ def test_what_a_deleted_journal_had_pending_is_let_go(spark, world, sqlite_url):
     del world.broker.fake.journals[ALERTS[0]]
 
     assert consumer(spark, world, sqlite_url).run_until_caught_up().replayed_intents == len(ALERTS) - 1
+
+
+def test_a_journal_that_was_created_anew_is_noticed(spark, world, sqlite_url):
+    world.publish(5)
+    consumer(spark, world, sqlite_url).run_until_caught_up()
+    world.broker.create(SOURCES[0])
+
+    with pytest.raises(CorruptData, match=r"ends at 0, but is processed through .* created again"):
+        consumer(spark, world, sqlite_url).run_until_caught_up()
+
+
+def test_a_session_is_started_for_something_to_read_only(world, sqlite_url):
+    def no_session() -> SparkSession:
+        raise AssertionError("there is nothing to read")
+
+    assert consumer(no_session, world, sqlite_url).run_until_caught_up().transactions == 0
+
+
+def test_a_password_shows_in_no_task(spark):
+    task = StageTask("postgresql+psycopg://u:hunter2@db/name", TOTALS, "shard", 1)
+
+    assert "hunter2" not in repr(task)
+    assert cores(spark) == 2
 
 
 def failing(spark, world, store_url, problem: str, **changes) -> None:

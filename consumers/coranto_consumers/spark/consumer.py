@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import InvalidInput, JournalNotFound
+from coranto.errors import CorruptData, InvalidInput, JournalNotFound
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
@@ -85,7 +85,8 @@ class SparkConsumer:
         Raises Fenced when another instance has started (stop then; nothing was committed), CorruptMessage for a
         message that is no JSON or does not fit the application's schema, InvalidInput for outputs that fit no table
         or journal, SqlStoreError or CommitOutcomeUnknown for a failing store, and what clients raise for unreachable
-        brokers. After any of them, running again goes on from the last commit.
+        brokers; CorruptData when a journal is not the one that was processed before. After any of them, running again
+        goes on from the last commit.
         """
         with SyncJournalClient.of(self._config) as client:
             try:
@@ -106,6 +107,7 @@ class SparkConsumer:
         journals = find_journals(client, self._application.sources, field="application sources")
         heads = {journal: client.head(journal) for journal in journals}
         sources = {**checkpoint.sources, **self._new_sources(client, journals, checkpoint)}
+        _require_content(sources, heads)
         report = ConsumeReport(0, 0, 0, 0, _offsets(journals, sources), heads, replayed, fence)
         self._on_progress(report)
         behind = set(journals)
@@ -209,6 +211,16 @@ class SparkConsumer:
             for journal in journals
             if journal not in checkpoint.sources
         }
+
+
+def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:
+    """Offsets only grow. A journal that ends before what was processed of it is not the journal that was."""
+    for journal, head in heads.items():
+        if head < sources[journal].read_through:
+            raise CorruptData(
+                f"journal {journal} ends at {head}, but is processed through {sources[journal].read_through}: it was "
+                "deleted and created again, or has lost content. A consumer of another name can start on it anew."
+            )
 
 
 def _offsets(journals: Iterable[str], sources: Mapping[str, Source]) -> dict[str, int]:

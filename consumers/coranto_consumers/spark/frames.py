@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from coranto.client import ClientConfig
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
@@ -23,9 +24,6 @@ METADATA = {"_journal": "journal", "_offset": "offset", "_producer": "producer",
 
 _CORRUPT = "_coranto_corrupt"
 _SEQUENCED = StructType([*(FIELDS[name] for name in ("journal", "offset", "producer", "clock", "value")), PIECE])
-_WINDOWS = StructType(
-    [StructField(PIECE.name, LongType()), StructField("lo", LongType()), StructField("hi", LongType())]
-)
 
 
 def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFrame:
@@ -46,7 +44,8 @@ def collect_summaries(rows: DataFrame, plan: Plan) -> dict[Range, RangeSummary]:
 
 def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Window]) -> DataFrame:
     """The rows that lie within the windows: committed messages, each once."""
-    chosen = spark.createDataFrame([(window.piece, window.lo, window.hi) for window in windows], _WINDOWS)
+    pieces, lows, highs = zip(*((window.piece, window.lo, window.hi) for window in windows), strict=True)
+    chosen = spark.createDataFrame(pa.table({PIECE.name: pieces, "lo": lows, "hi": highs}))
     return (
         rows.join(F.broadcast(chosen), PIECE.name)
         .where((F.col("clock") > F.col("lo")) & (F.col("clock") <= F.col("hi")))
