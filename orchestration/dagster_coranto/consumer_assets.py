@@ -110,14 +110,14 @@ def _run_consumer(
 
         def show(report: "ConsumeReport") -> None:
             nonlocal lag
+            bar.note(
+                f"{report.messages:,} messages in {report.transactions} transactions, {report.published:,} published"
+            )
             if lag is None:
                 bar.expect(report.lag_bytes)
             else:
                 bar.advance(lag - report.lag_bytes)
             lag = report.lag_bytes
-            bar.note(
-                f"{report.messages:,} messages in {report.transactions} transactions, {report.published:,} published"
-            )
 
         consumer = SparkConsumer(
             settings.application,

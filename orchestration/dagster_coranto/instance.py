@@ -43,4 +43,6 @@ def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "CORANTO_DATA": str(data_dir.absolute()),
+        # Otherwise gRPC remarks on every process that is started beside its threads, Spark's among them.
+        "GRPC_VERBOSITY": "ERROR",
     }
