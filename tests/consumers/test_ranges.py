@@ -74,7 +74,7 @@ def test_slices_hold_every_range_once_and_are_few(heads, max_transaction, max_by
 
 def test_small_journals_share_a_slice_and_a_large_one_is_split():
     ranges = [Range(f"small/{i}", 0, 10, 10) for i in range(20)] + [Range("large", 0, 1_000, 1_000)]
-    slices = plan_slices(ranges, max_bytes=400, max_slices=4)
+    slices = plan_slices(ranges, max_bytes=400, max_slices=4, worthwhile_bytes=1)
 
     assert len(slices) == 4
     assert max(sum(part.length for part in slice_) for slice_ in slices) <= 2 * 300
