@@ -28,7 +28,7 @@ from coranto_broker.ownership import Signal
 from coranto_broker.peers import Peers, PeerStream
 from coranto_broker.persister import FragmentPersister
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
-from coranto_broker.replica import PULSE_SECONDS, Replica
+from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.security import keys_of, peer_tls
 from coranto_broker.settings import BrokerSettings
@@ -224,7 +224,7 @@ class Broker:
     async def _pulse(self, replica: Replica) -> Signal | None:
         """Append nothing to a journal, as its primary. Returns what tells that its Route has changed since.
 
-        Raises CorantoError when it failed and should be repeated before long.
+        Raises PulseFailed when it should be repeated before long.
         """
         no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
         fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume))
@@ -235,13 +235,16 @@ class Broker:
                     fsm.client_sent(pb.AppendRequest())
                     fsm.client_ended()
                     await fsm.finish()
+            if fsm.error is not None:
+                raise fsm.error
+            if fsm.state is State.ERROR and fsm.status not in _QUIET:
+                failure: StatusError = status_error(fsm.status, f"pulse of {replica.journal}")
+                raise failure
+        except (CorantoError, OSError, TimeoutError) as error:
+            changed = fsm.resolution.invalidated if fsm.resolution is not None else None
+            raise PulseFailed(str(error) or "timeout", changed) from error
         finally:
             fsm.release()
-        if fsm.error is not None:
-            raise fsm.error
-        if fsm.state is State.ERROR and fsm.status not in _QUIET:
-            failure: StatusError = status_error(fsm.status, f"pulse of {replica.journal}")
-            raise failure
         return fsm.resolution.invalidated if fsm.resolution is not None else None
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:

@@ -43,6 +43,14 @@ class Persister(Protocol):
     def hurry(self, journal: str) -> None: ...
 
 
+class PulseFailed(Exception):
+    """A pulse failed; `changed` fires once the Route that it failed with is not the journal's any more."""
+
+    def __init__(self, reason: str, changed: Signal | None) -> None:
+        super().__init__(reason)
+        self.changed = changed
+
+
 class Replica:
     """One journal's replica. `start` it once, `stop` it once."""
 
@@ -56,7 +64,10 @@ class Replica:
         persister: Persister,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
     ) -> None:
-        """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route."""
+        """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
+
+        `pulse` raises PulseFailed when it should be repeated before long.
+        """
         self.folder = folder
         self.journal = folder.journal
         self.index = FragmentIndex(folder.clock, on_gap=self._gap)
@@ -249,10 +260,11 @@ class Replica:
             try:
                 changed = await self._pulse(self)
                 failures, pause = 0, PULSE_SECONDS
-            except (CorantoError, OSError, TimeoutError) as error:
-                changed, pause = None, min(PULSE_SECONDS, 0.25 * 2 ** min(failures, 8))
+            except PulseFailed as failure:
+                # A changed Route is reason enough to try again at once: others wait for it to be synchronized.
+                changed, pause = failure.changed, min(PULSE_SECONDS, 0.25 * 2 ** min(failures, 8))
                 failures += 1
-                _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(error) or "timeout")
+                _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(failure))
             try:
                 async with asyncio.timeout(pause):
                     await (changed or Signal()).wait()
