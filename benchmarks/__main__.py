@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import append, spark_source
+from benchmarks import allocator, append, spark_source
 from benchmarks.runner import report
 
-BENCHMARKS = {"append": append.run, "spark_source": spark_source.run}
+BENCHMARKS = {"allocator": allocator.run, "append": append.run, "spark_source": spark_source.run}
 
 
 def main() -> None:

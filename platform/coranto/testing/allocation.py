@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
+from coranto.coordination.flow_network import Cost, FlowNetwork
 from coranto.coordination.layout import MemberId
 from coranto.coordination.planning import (
     Add,
@@ -169,3 +171,31 @@ class AllocationWorld:
                 return effort
             self.apply(changes, effort)
         raise AssertionError(f"it does not settle in {rounds} rounds; next would be {self.plan()}")
+
+
+def least_cost(network: FlowNetwork) -> Cost:
+    """What the cheapest placement costs, found by trying all: for networks of a handful of items and members.
+
+    Goes through the items, and keeps for each state of what members hold by then the cheapest way to it.
+    """
+    usable = [member for member, limit in enumerate(network.limits) if limit]
+    several = len({network.zones[member] for member in usable}) > 1
+    states: dict[tuple[int, ...], tuple[int, int, int]] = {(0,) * len(network.limits): (0, 0, 0)}
+    for wanted, held in zip(network.replication, network.held, strict=True):
+        after: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        for members in (found for size in range(wanted + 1) for found in combinations(usable, size)):
+            zones = {network.zones[member] for member in members}
+            single = several and wanted > 1 and len(members) == wanted and len(zones) == 1
+            moves = sum(member not in held for member in members)
+            for counts, (unplaced, single_zoned, moved) in states.items():
+                now = tuple(count + (member in members) for member, count in enumerate(counts))
+                if any(count > limit for count, limit in zip(now, network.limits, strict=True)):
+                    continue
+                cost = (unplaced + wanted - len(members), single_zoned + single, moved + moves)
+                after[now] = min(cost, after.get(now, cost))
+        states = after
+    costs = []
+    for counts, (unplaced, single_zoned, moved) in states.items():
+        over_share = sum(max(0, count - share) for count, share in zip(counts, network.shares, strict=True))
+        costs.append((unplaced, single_zoned, over_share, moved))
+    return Cost(*min(costs))

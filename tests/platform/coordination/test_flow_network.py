@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.flow_network import Cost, FlowNetwork
-
-Counts = tuple[int, ...]
-
-
-def least_cost(network: FlowNetwork) -> Cost:
-    """Every item on every set of members, by what members then hold: the cheapest way to each of these states."""
-    usable = [member for member, limit in enumerate(network.limits) if limit]
-    several = len({network.zones[member] for member in usable}) > 1
-    states: dict[Counts, tuple[int, int, int]] = {(0,) * len(network.limits): (0, 0, 0)}
-    for wanted, held in zip(network.replication, network.held, strict=True):
-        after: dict[Counts, tuple[int, int, int]] = {}
-        for members in (found for size in range(wanted + 1) for found in combinations(usable, size)):
-            zones = {network.zones[member] for member in members}
-            single = several and wanted > 1 and len(members) == wanted and len(zones) == 1
-            moves = sum(member not in held for member in members)
-            for counts, (unplaced, single_zoned, moved) in states.items():
-                now = tuple(count + (member in members) for member, count in enumerate(counts))
-                if any(count > limit for count, limit in zip(now, network.limits, strict=True)):
-                    continue
-                cost = (unplaced + wanted - len(members), single_zoned + single, moved + moves)
-                after[now] = min(cost, after.get(now, cost))
-        states = after
-    return Cost(
-        *min(
-            (
-                unplaced,
-                single_zoned,
-                sum(max(0, count - share) for count, share in zip(counts, network.shares, strict=True)),
-                moved,
-            )
-            for counts, (unplaced, single_zoned, moved) in states.items()
-        )
-    )
+from coranto.testing.allocation import least_cost
 
 
 @st.composite
@@ -66,7 +32,7 @@ def networks(draw: st.DrawFn) -> FlowNetwork:
 
 
 @given(networks())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_placement_costs_less(network: FlowNetwork) -> None:
     network.optimize()
     assert network.cost() == least_cost(network)

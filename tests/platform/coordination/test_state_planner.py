@@ -1,0 +1,122 @@
+"""Plans for states of the key space: what is read from them, and what is not read again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coranto.coordination.allocator import StatePlanner, plan_state
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdHeader, Event, KeyValue
+from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
+from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
+from coranto.coordination.planning import Add, ItemChanges, Move, Remove
+from coranto.wire import protocol_pb2 as pb
+
+LAYOUT = Layout("/c")
+ONE, TWO = MemberId("a", "broker-1"), MemberId("b", "broker-2")
+
+
+class Entities(JournalEntities):
+    """Remembers of which items it was asked whether they are consistent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
+        self.asked.append(assignments[0][0].item)
+        return super().consistent(assignments)
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.entities = Entities()
+        self.entries = Entries.load([], self._decode)
+        self.revision = 0
+
+    def _decode(self, kv: KeyValue) -> object | None:
+        if not kv.value and "/assign/" not in kv.key:
+            return None
+        match key := LAYOUT.decode(kv.key):
+            case ItemKey():
+                return Item(key.item, self.entities.decode_item(key.item, kv.value), kv)
+            case MemberKey():
+                return Member(key.member, self.entities.decode_member(key.member, kv.value), kv)
+            case AssignmentKey():
+                return Assignment(key, self.entities.decode_assignment(key, kv.value), kv)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.revision += 1
+        kv = KeyValue(key, value, create_revision=self.revision, mod_revision=self.revision)
+        self.entries = self.entries.merge([Event(kv, deleted=False)], self._decode)
+
+    def put_journal(self, name: str, replication: int = 1) -> None:
+        spec = pb.JournalSpec(name=name, replication=replication)
+        spec.fragment.length = 1 << 20
+        spec.fragment.compression_codec = pb.NONE
+        spec.fragment.refresh_interval.FromSeconds(60)
+        self.put(LAYOUT.item_key(name), spec.SerializeToString())
+
+    def put_broker(self, member: MemberId, limit: int = 10) -> None:
+        id = pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix)
+        spec = pb.BrokerSpec(process_spec=pb.ProcessSpec(id=id, endpoint="http://host:80"), journal_limit=limit)
+        self.put(LAYOUT.member_key(member), spec.SerializeToString())
+
+    def assign(self, item: str, *members: MemberId, consistent: bool = True) -> None:
+        route = pb.Route()
+        for number, member in enumerate(sorted(members)):
+            route.members.add(zone=member.zone, suffix=member.suffix)
+            if member == members[0]:
+                route.primary = number
+        for slot, member in enumerate(members):
+            self.put(LAYOUT.assignment_key(item, member, slot), route.SerializeToString() if consistent else b"")
+
+    @property
+    def state(self) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+        return State(EtcdHeader(1, 1, self.revision, 1), self.entries, LAYOUT, self.entities)
+
+
+def test_only_items_with_new_assignments_are_asked_whether_they_are_consistent() -> None:
+    cluster = Cluster()
+    cluster.put_broker(ONE)
+    cluster.put_broker(TWO)
+    for name in ("j/one", "j/two", "j/two-more"):
+        cluster.put_journal(name, 2)
+        cluster.assign(name, ONE, TWO)
+    planner = StatePlanner[pb.JournalSpec, pb.BrokerSpec, pb.Route]()
+    assert planner.plan(cluster.state).items == ()
+    assert cluster.entities.asked == ["j/one", "j/two", "j/two-more"]
+
+    cluster.entities.asked.clear()
+    cluster.assign("j/two", ONE, TWO, consistent=False)
+    cluster.put_journal("j/one", 1)
+    changes = planner.plan(cluster.state)
+    assert cluster.entities.asked == ["j/two"]
+    assert [item.item for item in changes.items] == ["j/one"]
+    assert changes == plan_state(cluster.state)
+
+    cluster.entities.asked.clear()
+    cluster.put_journal("j/two", 1)
+    assert planner.plan(cluster.state) == changes, "the item is not consistent, and may give up nothing"
+    cluster.assign("j/two", ONE, TWO)
+    assert [item.item for item in planner.plan(cluster.state).items] == ["j/one", "j/two"]
+    assert cluster.entities.asked == ["j/two"]
+
+
+def test_items_and_members_that_do_not_decode_are_left_alone() -> None:
+    cluster = Cluster()
+    cluster.put_broker(ONE)
+    cluster.put(LAYOUT.member_key(TWO), b"")
+    cluster.put(LAYOUT.item_key("j/broken"), b"")
+    cluster.assign("j/broken", ONE)
+    cluster.assign("j/gone", ONE)
+    cluster.put_journal("j/two", 1)
+    cluster.assign("j/two", TWO)
+    changes = plan_state(cluster.state)
+    # A member whose spec does not decode keeps what it has until another has it; nothing is removed from it meanwhile.
+    assert changes.items == (
+        ItemChanges("j/gone", (Remove("j/gone", ONE, 0),), orphaned=True),
+        ItemChanges("j/two", (Add("j/two", ONE, 1),)),
+    )
+    cluster.assign("j/two", TWO, ONE)
+    assert plan_state(cluster.state).items[1].changes == (Remove("j/two", TWO, 0), Move("j/two", ONE, 1, 0))
