@@ -63,7 +63,7 @@ bench: setup ## Measure, print ratios and write benchmarks/results/*.json
 	@$(BIN)/python -m benchmarks
 
 proto: $(STAMP) ## Generate the protobuf and gRPC stubs
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/generate_proto.py
+	@$(BIN)/python tools/generate_proto.py
 
 clean: ## Remove the virtual environment, caches and the demo's data
 	rm -rf $(VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 def generate(out: Path) -> None:
     """Write the stubs of every `.proto` of the wire folder below `out`, in the layout of the source root."""
+    # The compiler finds its mypy plugins on PATH, and they are installed beside this interpreter.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     protos = sorted(WIRE.glob("*.proto"))
     arguments = [
         "protoc",

@@ -86,11 +86,12 @@ class Broker:
         self.resolver = Resolver(keyspace, self.member, self)
         self._health = StoreHealth(stores, clock, self.spawn)
         self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
+        self._allocation: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Serve the journals that are assigned to us, and take part in assigning."""
         self.resolver.start()
-        self.spawn(self._allocate())
+        self._allocation = self.spawn(self._allocate())
         if self.settings.fsync is Fsync.INTERVAL:
             self.spawn(self._keep_flushed())
 
@@ -211,6 +212,12 @@ class Broker:
 
     async def _allocate(self) -> None:
         await self._allocator.run()
+
+    async def allocation_ended(self) -> None:
+        """Return when this broker, started, no longer takes part in assigning. It should not go on then: as the leader
+        it would keep everybody else from it."""
+        if self._allocation is not None:
+            await asyncio.wait([self._allocation])
 
     async def _keep_flushed(self) -> None:
         while True:

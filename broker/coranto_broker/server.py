@@ -72,11 +72,12 @@ class BrokerProcess:
         await self._exits.aclose()
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` (exits gracefully, 0) or until lease or key space are lost (1)."""
+        """Serve until `stop` (exits gracefully, 0), or until lease, key space or the allocator are lost (1)."""
         waits = [
             asyncio.create_task(stop.wait()),
             asyncio.create_task(self.session.lost.wait()),
             asyncio.create_task(self._fail_of_keyspace()),
+            asyncio.create_task(self.broker.allocation_ended()),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -172,6 +172,17 @@ async def test_a_broker_that_loses_its_lease_ends(broker_settings: BrokerSetting
         assert refused.status == pb.NO_JOURNAL_PRIMARY_BROKER
 
 
+async def test_a_broker_whose_allocator_dies_ends(
+    broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(self: AllocatorLoop) -> None:
+        raise ArithmeticError("planned to death")
+
+    monkeypatch.setattr(AllocatorLoop, "run", die)
+    async with BrokerProcess(broker_settings) as process:
+        assert await asyncio.wait_for(process.serve_until(asyncio.Event()), 20) == 1
+
+
 async def test_files_of_a_journal_that_moved_away_are_stored_and_freed(
     broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
