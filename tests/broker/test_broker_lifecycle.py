@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 
 from coranto import labels
+from coranto.coordination.allocator import AllocatorLoop
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
