@@ -144,7 +144,8 @@ class Resolver:
             if item is not None and not claims.covers(item.id, item.spec.labels):
                 return self._resolve(*key, hidden=True)
         cached = self._cache.get(key)
-        if cached is None:
+        # Once we have stopped nobody clears the cache, and an append that waits for a change would wait in vain.
+        if cached is None or cached.state is not self._keyspace.state:
             cached = self._cache[key] = self._resolve(*key)
         return cached
 

@@ -278,3 +278,16 @@ async def test_a_stopped_resolver_stops_replicas_and_sends_clients_away(cluster:
     assert (await resolver.resolve(J, **PRIMARY)).status == pb.NO_JOURNAL_PRIMARY_BROKER
     assert (await resolver.resolve(J, **ANY)).status == pb.NOT_JOURNAL_BROKER
     assert cluster.apply() == ["stop"], "it no longer follows the key space"
+
+
+async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cluster, resolver: Resolver) -> None:
+    # Found by simulation: an append that waited here for fewer replicas resolved the same old state, for ever.
+    cluster.journal()
+    cluster.assign(OTHER, 0)
+    cluster.apply()
+    resolver.stop()
+    before = await resolver.resolve(J, **PRIMARY)
+    cluster.unassign(OTHER, 0)
+    cluster.apply()
+    after = await resolver.resolve(J, **PRIMARY)
+    assert (before.status, after.status) == (pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER)
