@@ -1,0 +1,146 @@
+"""What the simulation alone can see: the disks of replicas at the moment of an acknowledgement, and etcd's history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from coranto.coordination.entities import implied_route
+from coranto.coordination.etcd import Delete, Op, Put
+from coranto.coordination.layout import AssignmentKey
+from coranto.specs import effective_replication, routes_equivalent
+from coranto.stores import verified_content
+from coranto.testing.sim.checker import Anomaly
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.history import Observation, Operation
+from coranto.testing.sim.loop import Process
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker import commit_log
+from coranto_broker.simulation.world import LAYOUT, Machine, World, synced
+from coranto_broker.spool_files import Fsync, SpoolFolder, folder_of
+from coranto_broker.spool_recovery import Recovered, recover
+
+
+def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> None:
+    """I1: every replica of the Route holds an acknowledged append, on its disk or already in the store.
+
+    With fsync at commits it must also outlive the machine.
+    """
+    durable = world.options.fsync is Fsync.COMMIT
+    for member in route.members:
+        machine = world.machine_of(member)
+        held = _held(world, machine, operation, durable=durable) or _stored(world, operation)
+        if not held:
+            world.anomalies.append(
+                Anomaly("under-replicated-ack", operation.journal, f"{machine.name} does not hold {operation}")
+            )
+
+
+def _held(world: World, machine: Machine, operation: Operation, *, durable: bool) -> bool:
+    folder = spool_path(world, machine, operation.journal)
+    begins = [int(name[:16], 16) for name in machine.disk.names(folder) if name.endswith(".content")]
+    begin = max((each for each in begins if each <= operation.begin), default=-1)
+    if begin < 0:
+        return False
+    content = machine.disk.content(folder / f"{begin:016x}.content", durable=durable)
+    position = operation.begin - begin
+    if content is None or content[position : position + len(operation.content)] != operation.content:
+        return False
+    ends = [0]
+    for name in machine.disk.names(folder):
+        if name.startswith(f"{begin:016x}.") and name.endswith(".commits"):
+            log = machine.disk.content(folder / name, durable=durable)
+            last = commit_log.decode(log).last if log is not None else None
+            ends.append(last.fragment.end if last is not None else 0)
+    return max(ends) >= operation.end
+
+
+def _stored(world: World, operation: Operation) -> bool:
+    for stored in world.store.objects.values():
+        fragment = stored.fragment
+        if fragment.journal == operation.journal and fragment.begin <= operation.begin < fragment.end:
+            content = verified_content(fragment, stored.data, source="the store")
+            position = operation.begin - fragment.begin
+            if content[position : position + len(operation.content)] == operation.content:
+                return True
+    return False
+
+
+def spool_path(world: World, machine: Machine, journal: str) -> Path:
+    return folder_of(machine.settings.data_dir / "spools", journal, world.create_revision(journal))
+
+
+def watch_allocator(world: World) -> Callable[[Sequence[Op]], None]:
+    """I7: no transaction removes a consistent assignment where fewer than R would remain."""
+
+    def before_txn(ops: Sequence[Op]) -> None:
+        removed: dict[str, list[AssignmentKey]] = {}
+        put: set[tuple[str, object]] = set()
+        for op in ops:
+            if not op.key.startswith(LAYOUT.assignments):
+                continue
+            key = LAYOUT.decode(op.key)
+            assert isinstance(key, AssignmentKey)
+            if isinstance(op, Put):
+                put.add((key.item, key.member))
+            elif isinstance(op, Delete):
+                removed.setdefault(key.item, []).append(key)
+        for item, keys in removed.items():
+            gone = [key for key in keys if (item, key.member) not in put]  # What is put again has moved.
+            if gone:
+                _check_removal(world, item, gone)
+
+    return before_txn
+
+
+def _check_removal(world: World, item: str, gone: Sequence[AssignmentKey]) -> None:
+    if LAYOUT.item_key(item) not in world.etcd.kvs:
+        return
+    found = world.assignments(item)
+    route = implied_route([key for key, _ in found])
+    consistent = all(routes_equivalent(synced(kv), route) for _, kv in found)
+    world.coverage.sometimes("the allocator removed an assignment")
+    if consistent and len(found) - len(gone) < effective_replication(world.spec(item), 9):
+        world.anomalies.append(
+            Anomaly("unsafe-removal", item, f"{[str(key.member) for key in gone]} of {len(found)} consistent replicas")
+        )
+
+
+def replica_contents(world: World, journal: str) -> Iterator[Observation]:
+    """What the running brokers' replicas of a journal hold locally, as readers would be given it."""
+    for machine in world.machines:
+        if not machine.is_up:
+            continue
+        assert machine.broker is not None
+        for replica in machine.broker.resolver.local_replicas:
+            if replica.journal != journal:
+                continue
+            for entry in replica.index.entries:
+                if entry.content is not None and not entry.content.discarded:
+                    data = machine.disk.content(entry.content.path) or b""
+                    by = f"replica of {machine.name}"
+                    yield Observation(by, journal, entry.begin, data[: entry.end - entry.begin], world.loop.time())
+
+
+def recovered(world: World, machine: Machine, journal: str) -> Recovered:
+    """What a new process would make of a journal's spool on a machine whose broker is dead."""
+    process = Process(world.loop, f"auditor of {machine.name}")
+    folder = SpoolFolder(
+        spool_path(world, machine, journal),
+        journal,
+        world.create_revision(journal),
+        machine.disk.for_process(process),
+        SimClock(world.loop),
+    )
+    return recover(folder)
+
+
+def disk_contents(machine: Machine, found: Recovered) -> Iterator[Observation]:
+    """The content of a recovered spool's fragments."""
+    fragments = [(sealed.fragment, sealed.content.path) for sealed in found.sealed]
+    current = found.spool.fragment
+    if current.length and found.log is not None:
+        fragments.append((current, found.log.path.parent / f"{current.begin:016x}.content"))
+    for fragment, path in fragments:
+        data = (machine.disk.content(path) or b"")[: fragment.length]
+        yield Observation(f"disk of {machine.name}", fragment.journal, fragment.begin, data, 0.0)

@@ -1,0 +1,218 @@
+"""What goes wrong: one fault after another, several at a time, until told to stop; then everything is mended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from coranto.coordination.etcd import Put
+from coranto.fragments import Codec
+from coranto.testing.sim import etcd, object_store
+from coranto.testing.sim.object_store import StoreFaults
+from coranto_broker.simulation.world import LAYOUT, Machine, World
+
+
+class Nemesis:
+    """Injects the faults of the run's options."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._mends: dict[int, Callable[[], None]] = {}
+        self._faults: dict[str, Callable[[Machine], Awaitable[None]]] = {
+            "kill": self._kill,
+            "kill in write": self._kill_in_write,
+            "pause": self._pause,
+            "long pause": self._long_pause,
+            "long outage": self._long_outage,
+            "crash machine": self._crash_machine,
+            "cut brokers": self._cut_brokers,
+            "cut one way": self._cut_one_way,
+            "isolate broker": self._isolate,
+            "cut etcd": self._cut_etcd,
+            "cut client": self._cut_client,
+            "cut store": self._cut_store,
+            "break calls": self._break_calls,
+            "break watches": self._break_watches,
+            "compact": self._compact,
+            "store errors": self._store_errors,
+            "disk full": self._disk_full,
+            "exit gracefully": self._exit_gracefully,
+            "change spec": self._change_spec,
+        }
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        world, rng = self._world, self._rng
+        if not world.options.faults:
+            return
+        pace = rng.uniform(0.3, 2.0)
+        running: dict[asyncio.Task[None], None] = {}
+        try:
+            await asyncio.sleep(rng.uniform(0.5, 2.0))
+            while True:
+                name = rng.choice(world.options.faults)
+                machine = rng.choice(world.machines)
+                world.loop.note(f"fault: {name} ({machine.name})")
+                world.coverage.sometimes(f"fault: {name}")
+                task = asyncio.ensure_future(self._faults[name](machine))
+                running[task] = None
+                task.add_done_callback(lambda done: running.pop(done, None))
+                await asyncio.sleep(rng.expovariate(1 / pace))
+        finally:
+            for task in list(running):
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def heal(self) -> None:
+        """Mend everything."""
+        world = self._world
+        for mend in list(self._mends.values()):
+            mend()
+        self._mends.clear()
+        world.store.faults = StoreFaults()
+        for machine in world.machines:
+            machine.disk.full = False
+            machine.disk.kill_in_write = None
+            machine.stays_down = False
+            if machine.process is not None:
+                machine.process.resume()
+            machine.boot(0.1)
+
+    async def _for_a_while(self, mend: Callable[[], None], low: float, high: float) -> None:
+        """Wait, then mend; `heal` mends too."""
+        number = self._world.loop.number()
+        self._mends[number] = mend
+        await asyncio.sleep(self._rng.uniform(low, high))
+        if self._mends.pop(number, None) is not None:
+            mend()
+
+    @property
+    def _lease(self) -> float:
+        return self._world.options.lease_seconds
+
+    # -- Processes and machines ----------------------------------------------------------------------------------------
+
+    async def _kill(self, machine: Machine) -> None:
+        machine.kill()
+
+    async def _kill_in_write(self, machine: Machine) -> None:
+        countdown = self._rng.randint(1, 12)
+        wanted = self._rng.choice((".content", ".commits", ""))
+
+        def due(name: str) -> bool:
+            nonlocal countdown
+            if name.endswith(wanted):
+                countdown -= 1
+            return countdown <= 0
+
+        machine.disk.kill_in_write = due
+
+    async def _pause(self, machine: Machine) -> None:
+        await self._stop(machine, 0.05, self._lease / 3)
+
+    async def _long_pause(self, machine: Machine) -> None:
+        await self._stop(machine, self._lease, 2 * self._lease)
+
+    async def _stop(self, machine: Machine, low: float, high: float) -> None:
+        process = machine.process
+        if process is not None:
+            process.pause()
+            await self._for_a_while(process.resume, low, high)
+
+    async def _long_outage(self, machine: Machine) -> None:
+        """The lease runs out before the broker is back."""
+        machine.stays_down = True
+        machine.kill()
+
+        def back() -> None:
+            machine.stays_down = False
+            machine.boot(0.0)
+
+        await self._for_a_while(back, self._lease, 2 * self._lease)
+
+    async def _crash_machine(self, machine: Machine) -> None:
+        machine.crash()
+
+    async def _exit_gracefully(self, machine: Machine) -> None:
+        machine.stop_requested.set()
+
+    # -- The network ---------------------------------------------------------------------------------------------------
+
+    async def _cut_brokers(self, machine: Machine) -> None:
+        other = self._rng.choice(self._world.machines)
+        if other is not machine:
+            await self._for_a_while(self._world.network.cut_both(machine.name, other.name), 0.1, 8.0)
+
+    async def _cut_one_way(self, machine: Machine) -> None:
+        other = self._rng.choice([*(m.name for m in self._world.machines), etcd.NODE])
+        if other != machine.name:
+            ends = (machine.name, other) if self._rng.random() < 0.5 else (other, machine.name)
+            await self._for_a_while(self._world.network.cut(*ends), 0.1, 8.0)
+
+    async def _isolate(self, machine: Machine) -> None:
+        """From all other brokers, but not from etcd."""
+        others = [other.name for other in self._world.machines if other is not machine]
+        mends = [self._world.network.cut_both(machine.name, other) for other in others]
+
+        def mend() -> None:
+            for each in mends:
+                each()
+
+        await self._for_a_while(mend, 0.5, 8.0)
+
+    async def _cut_etcd(self, machine: Machine) -> None:
+        longest = self._rng.choice((self._lease / 3, 2 * self._lease))
+        await self._for_a_while(self._world.network.cut_both(machine.name, etcd.NODE), 0.1, longest)
+
+    async def _cut_client(self, machine: Machine) -> None:
+        writer = f"writer-{self._rng.randrange(self._world.options.writers)}"
+        await self._for_a_while(self._world.network.cut_both(writer, machine.name), 0.1, 5.0)
+
+    async def _cut_store(self, machine: Machine) -> None:
+        await self._for_a_while(self._world.network.cut_both(machine.name, object_store.NODE), 0.5, 10.0)
+
+    async def _break_calls(self, machine: Machine) -> None:
+        rpc = self._world.rpc
+        for call in list(rpc.live):
+            if machine.name in (call.node, call.peer) and self._rng.random() < 0.5:
+                rpc.break_call(call)
+
+    # -- Services ------------------------------------------------------------------------------------------------------
+
+    async def _break_watches(self, _: Machine) -> None:
+        self._world.etcd.break_watches()
+
+    async def _compact(self, _: Machine) -> None:
+        self._world.etcd.compact()
+        if self._rng.random() < 0.5:
+            self._world.etcd.break_watches()
+
+    async def _store_errors(self, _: Machine) -> None:
+        rng, store = self._rng, self._world.store
+        store.faults = StoreFaults(rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0)))
+
+        def mend() -> None:
+            store.faults = StoreFaults()
+
+        await self._for_a_while(mend, 1.0, 8.0)
+
+    async def _disk_full(self, machine: Machine) -> None:
+        def mend() -> None:
+            machine.disk.full = False
+
+        machine.disk.full = True
+        await self._for_a_while(mend, 0.1, 3.0)
+
+    async def _change_spec(self, _: Machine) -> None:
+        """What an operator applies: another replication, codec or fragment length."""
+        world, rng = self._world, self._rng
+        journal = rng.choice(world.journals)
+        spec = world.spec(journal)
+        # One step at a time: to come down from three replicas to one is as good as to lose two.
+        if rng.random() < 0.5 and world.options.replication > 1 and world.is_consistent(journal):
+            spec.replication = rng.randint(2, min(3, world.options.brokers)) if world.options.brokers > 1 else 1
+        else:
+            spec.fragment.compression_codec = rng.choice((Codec.NONE, Codec.GZIP, Codec.ZSTANDARD))  # type: ignore[assignment]
+            spec.fragment.length = rng.choice((1024, 2048, 1 << 20))
+        world.etcd.txn([], [Put(LAYOUT.item_key(journal), spec.SerializeToString())], [])

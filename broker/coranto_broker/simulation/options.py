@@ -1,0 +1,98 @@
+"""What a run consists of, derived from its seed; any of it can be given instead."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from coranto.errors import InvalidInput
+from coranto.fragments import Codec
+from coranto_broker.spool_files import Fsync
+
+FAULTS = (
+    "kill",
+    "kill in write",
+    "pause",
+    "long pause",
+    "long outage",
+    "crash machine",
+    "cut brokers",
+    "cut one way",
+    "isolate broker",
+    "cut etcd",
+    "cut client",
+    "cut store",
+    "break calls",
+    "break watches",
+    "compact",
+    "store errors",
+    "disk full",
+    "exit gracefully",
+    "change spec",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times are virtual seconds, sizes bytes. `faults` are those that may happen, by name."""
+
+    seed: int
+    brokers: int = 3
+    zones: int = 2
+    replication: int = 3
+    journals: int = 2
+    writers: int = 4
+    appends: int = 17
+    """Operations of each writer."""
+    readers: int = 2
+    seconds: float = 20.0
+    """How long faults go on."""
+    lease_seconds: float = 6.0
+    fsync: Fsync = Fsync.NEVER
+    codec: Codec = Codec.NONE
+    fragment_length: int = 1024
+    congestion: float = 0.01
+    skew: float = 0.0
+    shuffle: bool = True
+    min_append_rate: int = 1 << 16
+    stored_at_end: bool = True
+    """End by shutting down gracefully, so that everything has to be stored; otherwise by killing every broker."""
+    strand: bool = False
+    """Whether a broker may lose its lease while it alone holds some content (see `docs/simulation.md`)."""
+    any_order: bool = False
+    """Whether a machine that crashes may have written unsynced data to its disk in another order than it was given."""
+    faults: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+def options_of(seed: int, **given: Any) -> Options:
+    """The options of a seed, some of them given. Raises InvalidInput for a name that is none."""
+    rng = random.Random(f"options of {seed}")
+    brokers = rng.choice((1, 3, 3, 4, 5))
+    fsync = rng.choice((Fsync.NEVER, Fsync.NEVER, Fsync.COMMIT, Fsync.INTERVAL))
+    possible = [fault for fault in FAULTS if fault != "crash machine" or fsync is Fsync.COMMIT]
+    options = Options(
+        seed,
+        brokers=brokers,
+        zones=rng.choice((1, 2, 3)),
+        replication=rng.randint(1, min(brokers, 3)),
+        journals=rng.choice((1, 2, 3)),
+        lease_seconds=rng.choice((3.0, 6.0, 10.0)),
+        fsync=fsync,
+        codec=rng.choice((Codec.NONE, Codec.GZIP, Codec.ZSTANDARD, Codec.SNAPPY)),
+        fragment_length=rng.choice((1024, 1024, 4096, 1 << 20)),
+        congestion=rng.choice((0.0, 0.01, 0.1)),
+        skew=rng.choice((0.0, 0.5, 5.0)),
+        shuffle=rng.random() < 0.7,
+        min_append_rate=rng.choice((0, 1 << 16)),
+        stored_at_end=rng.random() < 0.5,
+        # Few kinds at a time, so that each run has a character of its own; sometimes none.
+        faults=tuple(fault for fault in possible if rng.random() < rng.choice((0.15, 0.4))),
+    )
+    unknown = set(given) - set(asdict(options))
+    if unknown:
+        raise InvalidInput(f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(asdict(options))}")
+    return replace(options, **given)

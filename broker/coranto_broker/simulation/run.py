@@ -1,0 +1,259 @@
+"""One run: boot, faults under load, healing, proof of life, and a check of all that was seen and of what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from coranto.errors import CorantoError
+from coranto.testing.sim.checker import Anomaly, Final, check
+from coranto.testing.sim.history import Outcome
+from coranto.testing.sim.loop import Deadlock, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.simulation import audit
+from coranto_broker.simulation.nemesis import Nemesis
+from coranto_broker.simulation.options import Options
+from coranto_broker.simulation.workload import Workload
+from coranto_broker.simulation.world import World
+
+LIVELINESS_SECONDS = 150.0
+"""How long after healing everything has to work again. A pulse may be up to a minute away."""
+_NOT_FRESH = frozenset(
+    {"pause", "long pause", "cut etcd", "cut one way", "break watches", "compact", "exit gracefully", "change spec"}
+)
+"""Faults in which a broker may serve reads that lag behind, until it hears that it lost a journal."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run."""
+
+    options: Options
+    anomalies: list[Anomaly] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    coverage: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+    steps: int = 0
+    virtual_seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        return not self.anomalies and not self.problems
+
+    @property
+    def replay(self) -> str:
+        """The command that repeats the run."""
+        return f"python -m coranto_broker.simulation --seed {self.options.seed}"
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.options.seed}: {'sound' if self.sound else 'FAILED'}; {dict(self.outcomes)}"]
+        if not self.sound:
+            lines += [f"  {each}" for each in (*self.anomalies[:12], *self.problems[:12])]
+            lines += [f"  options: {self.options}", f"  replay: {self.replay}"]
+        return "\n".join(lines)
+
+
+Tell = Callable[[str], None]
+
+
+def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> Report:
+    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    report = Report(options)
+    with simulated(options.seed, shuffle=options.shuffle) as loop:
+        world = World(loop, options)
+        with _listening(world, tell):
+            if prepare is not None:
+                prepare(world)
+            try:
+                loop.run_until_complete(_run(world, report))
+            except Deadlock as error:
+                report.problems.append(f"deadlock: {error}")
+            finally:
+                for machine in world.machines:
+                    machine.stays_down = True
+                    machine.kill()
+                world.clients.kill()
+        report.anomalies = world.anomalies + report.anomalies
+        report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
+        report.coverage = world.coverage.counts
+        report.outcomes = Counter(
+            f"{operation.kind.value} {operation.outcome.value}" for operation in world.history.operations
+        )
+        report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
+    return report
+
+
+async def _run(world: World, report: Report) -> None:
+    world.etcd.before_txn.append(audit.watch_allocator(world))
+    world.start()
+    booted = await world.until(lambda: all(map(world.is_consistent, world.journals)), 30.0)
+    if not booted:
+        report.anomalies.append(Anomaly("stuck", "all journals", "they were not assigned and synchronized at first"))
+        return
+    workload, nemesis = Workload(world), Nemesis(world)
+    harm = asyncio.ensure_future(nemesis.run())
+    await workload.run()
+    harm.cancel()
+    await asyncio.gather(harm, return_exceptions=True)
+    nemesis.heal()
+    world.loop.note("healed")
+    await _prove_alive(world, workload, report)
+    await workload.stop()
+    if report.anomalies or world.problems:
+        return  # Nothing can be read back with certainty.
+    finals = {journal: await _read_back(world, journal, report) for journal in world.journals}
+    if not report.anomalies:
+        await _end(world, finals, report)
+    fresh = not _NOT_FRESH.intersection(world.options.faults)
+    report.anomalies += check(world.history, finals, fresh_heads=fresh)
+    _note_resolutions(world, finals)
+
+
+async def _prove_alive(world: World, workload: Workload, report: Report) -> None:
+    """Every journal is whole again and takes appends through every broker; every reader gets to the end."""
+
+    def whole() -> bool:
+        return all(machine.is_up for machine in world.machines) and all(map(world.is_consistent, world.journals))
+
+    if not await world.until(whole, LIVELINESS_SECONDS):
+        down = [machine.name for machine in world.machines if not machine.is_up]
+        torn = [journal for journal in world.journals if not world.is_consistent(journal)]
+        report.anomalies.append(Anomaly("stuck", ", ".join(torn) or "-", f"not whole after healing; down: {down}"))
+        return
+    for journal in world.journals:
+        for machine in world.machines:
+            client = world.client("prover", machine, patience=LIVELINESS_SECONDS)
+            until = world.loop.time() + LIVELINESS_SECONDS
+            while True:
+                operation = await workload.append("prover", client, journal, plain=True)
+                if operation.outcome is Outcome.OK or world.loop.time() > until:
+                    break
+                await asyncio.sleep(0.5)
+            if operation.outcome is not Outcome.OK:
+                report.anomalies.append(
+                    Anomaly("stuck", journal, f"after healing, through {machine.name}: {operation}")
+                )
+    ends = {
+        journal: max((each.end for each in world.history.operations if each.journal == journal), default=0)
+        for journal in world.journals
+    }
+
+    def read() -> bool:
+        return all(position >= ends[journal] for (_, journal), position in workload.read_to.items())
+
+    if not await world.until(read, LIVELINESS_SECONDS):
+        report.anomalies.append(Anomaly("unseen", "all journals", f"readers got to {workload.read_to} of {ends}"))
+
+
+async def _read_back(world: World, journal: str, report: Report) -> Final:
+    """The journal's content, and what its replicas hold."""
+    client = world.client("prover", world.rng.choice(world.machines), patience=60.0)
+    content = bytearray()
+    registers: pb.LabelSet | None = None
+    try:
+        async with asyncio.timeout(LIVELINESS_SECONDS):
+            barrier = await client.append(journal, b"")
+            registers = barrier.registers
+            if barrier.end:
+                async for chunk in client.read(
+                    journal, 0, end_offset=barrier.end, block=True, direct=False, fail_on_jump=True
+                ):
+                    content += chunk.content
+    except (CorantoError, TimeoutError) as error:
+        at = f"at offset {len(content)}"
+        report.anomalies.append(Anomaly("stuck", journal, f"cannot be read {at}: {type(error).__name__} {error}"))
+    return Final(bytes(content), registers, list(audit.replica_contents(world, journal)))
+
+
+async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
+    """Shut down, and look at what is on disks and in the store."""
+    if world.options.stored_at_end:
+        for machine in world.machines:
+            machine.stays_down = True
+            machine.stop_requested.set()
+        ended = await world.until(lambda: not any(machine.is_up for machine in world.machines), 120.0)
+        if not ended:
+            report.anomalies.append(Anomaly("stuck", "all journals", "brokers do not end when asked to"))
+    for machine in world.machines:
+        machine.stays_down = True
+        machine.kill()
+    for journal, final in finals.items():
+        final.fully_stored = world.options.stored_at_end
+        final.fragments = [
+            (stored.fragment, stored.data)
+            for stored in world.store.objects.values()
+            if stored.fragment.journal == journal
+        ]
+        _look_at_disks(world, journal, final, report)
+
+
+def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> None:
+    """I13: disks and store together have all content, and the registers."""
+    spans = [(fragment.begin, fragment.end) for fragment, _ in final.fragments]
+    newest: tuple[int, pb.LabelSet] = (0, pb.LabelSet())
+    for machine in world.machines:
+        found = audit.recovered(world, machine, journal)
+        seen = list(audit.disk_contents(machine, found))
+        final.replicas += seen
+        spans += [(each.offset, each.offset + len(each.content)) for each in seen]
+        if found.spool.end > newest[0]:
+            newest = found.spool.end, found.spool.registers
+    covered = 0
+    for begin, end in sorted(spans):
+        if begin > covered:
+            break
+        covered = max(covered, end)
+    if covered < len(final.content):
+        report.anomalies.append(
+            Anomaly("lost-write", journal, f"disks and store cover only [0, {covered}) of {len(final.content)}")
+        )
+    if newest[0] == len(final.content) and newest[0] and newest[1] != final.registers:
+        report.anomalies.append(Anomaly("register-drift", journal, f"the disk's registers are {newest[1]}"))
+
+
+def _note_resolutions(world: World, finals: dict[str, Final]) -> None:
+    for operation in world.history.operations:
+        if operation.outcome is Outcome.INFO and operation.content:
+            there = operation.content in finals[operation.journal].content
+            world.coverage.sometimes(f"an unknown append was {'applied' if there else 'not applied'}")
+
+
+@contextlib.contextmanager
+def _listening(world: World, tell: Tell | None) -> Iterator[None]:
+    """Take the log for the run: events become coverage, errors with a traceback become problems."""
+    before = structlog.get_config()
+
+    def take(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        what = str(event.get("event"))
+        world.coverage.sometimes(f"log: {what}")
+        error = event.get("exc_info")
+        if method == "error" and error and not isinstance(error, OSError):  # Disks may fail.
+            world.problems.append(
+                f"logged: {what}: {error!r} { ({k: str(v) for k, v in event.items() if k != 'event'}) }"
+            )
+        if tell is not None:
+            details = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+            tell(f"{world.loop.time():10.4f}   {what} {details}")
+        raise structlog.DropEvent
+
+    def note(what: str) -> None:
+        if tell is not None:
+            tell(f"{world.loop.time():10.4f} {what}")
+
+    world.loop.on_note = note if tell is not None else None
+    structlog.configure(
+        processors=[take],
+        wrapper_class=structlog.make_filtering_bound_logger(10 if tell is not None else 20),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,216 @@
+"""What clients do: append in all the ways there are, ask for heads, and read along; all of it is history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+
+from coranto.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismatch, StatusError
+from coranto.errors import Outcome as Certainty
+from coranto.labels import label_set
+from coranto.testing.sim.history import Kind, Observation, Operation, Outcome, unique_content
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.simulation.audit import check_acknowledged
+from coranto_broker.simulation.world import World
+
+_OWNERS = ("ada", "bob", "cleo")
+
+
+class Workload:
+    """Writers and tail readers. `run` ends when all writers are done; readers go on until `stop`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+        self._known_end: dict[str, int] = {}
+        self._readers: list[asyncio.Task[None]] = []
+        self.read_to: dict[tuple[str, str], int] = {}
+        """How far each reader of a journal has come."""
+
+    async def run(self) -> None:
+        world = self._world
+        for number in range(world.options.readers):
+            for journal in world.journals:
+                reader = world.clients.start(self._tail(f"reader-{number}", journal), name=f"read {journal}")
+                self._readers.append(reader)
+        writers = [world.clients.start(self._write(f"writer-{n}")) for n in range(world.options.writers)]
+        await asyncio.gather(*writers)
+
+    async def stop(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _write(self, name: str) -> None:
+        world, rng = self._world, self._rng
+        pause = world.options.seconds / world.options.appends
+        for _ in range(world.options.appends):
+            await asyncio.sleep(rng.uniform(0, 1.6 * pause) if rng.random() < 0.8 else 0.0)
+            await self.step(name)
+
+    async def step(self, name: str) -> None:
+        """One operation of a client, of a kind that chance decides."""
+        rng, world = self._rng, self._world
+        journal = rng.choice(world.journals)
+        client = world.client(name, rng.choice(world.machines), patience=rng.choice((0.0, 2.0, 10.0)))
+        kind = rng.random()
+        if kind < 0.1:
+            await self.head(name, client, journal)
+        elif kind < 0.2:
+            await self.barrier(name, client, journal)
+        elif kind < 0.45:
+            await self.stream(name, client, journal)
+        else:
+            await self.append(name, client, journal)
+
+    async def head(self, name: str, client: JournalClient, journal: str) -> Operation:
+        operation = self._begin(name, Kind.HEAD, journal)
+
+        async def ask() -> None:
+            operation.begin = operation.end = await client.head(journal)
+            operation.outcome = Outcome.OK
+
+        await self._finish(operation, ask())
+        return operation
+
+    async def barrier(self, name: str, client: JournalClient, journal: str) -> Operation:
+        operation = self._begin(name, Kind.BARRIER, journal)
+        await self._finish(operation, self._applied(operation, client.append(journal, b"")))
+        return operation
+
+    async def append(self, name: str, client: JournalClient, journal: str, *, plain: bool = False) -> Operation:
+        """An append that is repeated until it may have been applied."""
+        operation = self._begin_append(name, journal, plain=plain)
+        work = client.append(
+            journal,
+            operation.content,
+            offset=operation.offset,
+            check_registers=operation.check,
+            union_registers=operation.union,
+            subtract_registers=operation.subtract,
+        )
+        await self._finish(operation, self._applied(operation, work))
+        return operation
+
+    async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
+        """One call, in pieces; some are given up on the way, or once the commit may have been sent."""
+        rng = self._rng
+        operation = self._begin_append(name, journal)
+        give_up = rng.random()
+        appender = client.appender(
+            journal,
+            offset=operation.offset,
+            check_registers=operation.check,
+            union_registers=operation.union,
+            subtract_registers=operation.subtract,
+        )
+
+        async def work() -> None:
+            async with appender as append:
+                left = operation.content
+                while left:
+                    size = rng.randint(1, len(left))
+                    await append.write(left[:size])
+                    left = left[size:]
+                    if give_up < 0.25 and rng.random() < 0.4:
+                        self._world.coverage.sometimes("an append was aborted mid-stream")
+                        operation.outcome, operation.error = Outcome.FAIL, "aborted"
+                        return
+                    if rng.random() < 0.2:
+                        await asyncio.sleep(rng.uniform(0, 0.05))
+                commit = asyncio.ensure_future(append.commit())
+                try:
+                    async with asyncio.timeout(rng.uniform(0, 0.01) if give_up > 0.85 else None):
+                        await self._applied(operation, asyncio.shield(commit))
+                except TimeoutError:
+                    self._world.coverage.sometimes("a client went away during its commit")
+                    operation.outcome, operation.error = Outcome.INFO, "gone away"
+                finally:
+                    commit.cancel()
+                    await asyncio.gather(commit, return_exceptions=True)
+
+        await self._finish(operation, work())
+        return operation
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str, kind: Kind, journal: str) -> Operation:
+        return self._world.history.begin(name, kind, journal, self._world.loop.time())
+
+    def _begin_append(self, name: str, journal: str, *, plain: bool = False) -> Operation:
+        rng = self._rng
+        operation = self._begin(name, Kind.APPEND, journal)
+        operation.content = unique_content(operation.number, rng, 20, 400)
+        if plain:
+            return operation
+        if rng.random() < 0.15:
+            operation.offset = self._known_end.get(journal, 0)
+        if rng.random() < 0.3:
+            owner = rng.choice(_OWNERS)
+            if rng.random() < 0.6:
+                operation.check = pb.LabelSelector(include=label_set(owner=rng.choice((*_OWNERS, owner))))
+            operation.union = label_set(owner=owner)
+            if rng.random() < 0.3:
+                operation.subtract = label_set(owner=rng.choice(_OWNERS))
+        return operation
+
+    async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
+        result = await work
+        operation.begin, operation.end = result.begin, result.end
+        operation.registers = result.registers
+        operation.outcome = Outcome.OK
+        operation.returned = self._world.loop.time()
+        journal = operation.journal
+        self._known_end[journal] = max(self._known_end.get(journal, 0), result.end)
+        if result.end > result.begin:
+            check_acknowledged(self._world, operation, result.header.route)
+
+    async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
+        """Await an operation and write down what became of it."""
+        coverage = self._world.coverage
+        try:
+            await work
+        except CorruptData as error:
+            operation.outcome = Outcome.INFO
+            operation.error = str(error)
+            self._world.problems.append(f"{operation}: {error}")
+        except CorantoError as error:
+            unknown = error.outcome is Certainty.UNKNOWN
+            operation.outcome = Outcome.INFO if unknown else Outcome.FAIL
+            operation.error = f"{type(error).__name__}: {error}"
+            if isinstance(error, StatusError):
+                operation.refusal = error.status
+            if isinstance(error, RegisterMismatch):
+                operation.registers = error.registers
+            coverage.sometimes(f"{operation.kind.value}: {type(error).__name__}")
+        operation.returned = self._world.loop.time()
+        self._world.loop.note(str(operation))
+
+    async def _tail(self, name: str, journal: str) -> None:
+        """Follow a journal from its beginning, through one broker after another."""
+        world, rng = self._world, self._rng
+        offset = 0
+        while True:
+            machine = rng.choice(world.machines)
+            client = world.client(name, machine, patience=5.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rng.uniform(1.0, 8.0)):
+                    try:
+                        async with contextlib.aclosing(
+                            client.read(journal, offset, block=True, direct=False, fail_on_jump=True)
+                        ) as chunks:
+                            async for chunk in chunks:
+                                by = f"{name} through {machine.name}"
+                                seen = Observation(by, journal, chunk.offset, chunk.content, world.loop.time())
+                                world.history.observations.append(seen)
+                                offset = chunk.end
+                                self.read_to[name, journal] = offset
+                    except (OffsetJump, CorruptData) as error:
+                        world.problems.append(f"{name}: {error}")
+                        await asyncio.sleep(1.0)
+                    except CorantoError as error:
+                        world.coverage.sometimes(f"read: {type(error).__name__}")
+                        await asyncio.sleep(0.2)

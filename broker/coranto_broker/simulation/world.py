@@ -1,0 +1,355 @@
+"""The simulated world: machines with brokers, etcd, an object store, and the network between them and clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from google.protobuf.duration_pb2 import Duration
+
+from coranto.client import JournalClient
+from coranto.client.config import ClientConfig
+from coranto.client.connection import Connection
+from coranto.coordination.entities import JournalEntities, implied_route
+from coranto.coordination.etcd import KeyValue, Put
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import AssignmentKey, Layout, MemberId
+from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.errors import CorantoError
+from coranto.specs import effective_replication, routes_equivalent
+from coranto.testing.sim.checker import Anomaly
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.coverage import Coverage
+from coranto.testing.sim.disk import SimDisk
+from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
+from coranto.testing.sim.history import History
+from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.network import Delays, Network
+from coranto.testing.sim.object_store import SimObjectStore, SimStores
+from coranto.testing.sim.rpc import Rpc
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker import commit_log
+from coranto_broker.broker import Broker
+from coranto_broker.peers import Peers
+from coranto_broker.service import JournalService
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.simulation.options import Options
+from coranto_broker.spool_files import folder_of
+
+STORE_URL = "s3://fragments/sim/"
+LAYOUT = Layout("/gazette/cluster")
+_RESTART_SECONDS = (0.2, 1.5)
+
+
+class World:
+    """Everything there is in one run."""
+
+    def __init__(self, loop: SimLoop, options: Options) -> None:
+        self.loop = loop
+        self.options = options
+        self.rng = loop.rng
+        self.coverage = Coverage()
+        self.history = History()
+        self.anomalies: list[Anomaly] = []
+        """Broken promises that showed while the run went on."""
+        self.problems: list[str] = []
+        """What should not happen in any program, whatever the journals look like."""
+        self.network = Network(loop, self.rng, Delays(congestion=options.congestion))
+        self.rpc = Rpc(self.network)
+        self.etcd = SimEtcd(loop, self.network)
+        self.etcd.allow_removal = self.allow_removal
+        self.etcd.on_expiry.append(self._lease_ran_out)
+        self.store = SimObjectStore(self.network, self.rng)
+        self.clients = Process(loop, "clients")
+        self.client_clock = SimClock(loop, self.clients)
+        self.journals = [f"sim/journal-{number}" for number in range(options.journals)]
+        self.machines = [Machine(self, number) for number in range(options.brokers)]
+        self._entities = JournalEntities()
+
+    def start(self) -> None:
+        """Create the journals and boot the machines."""
+        puts = [Put(LAYOUT.item_key(name), self.new_spec(name).SerializeToString()) for name in self.journals]
+        self.etcd.txn([], puts, [])
+        for machine in self.machines:
+            machine.boot(self.rng.uniform(0, 0.3))
+
+    def new_spec(self, journal: str) -> pb.JournalSpec:
+        options = self.options
+        fragment = pb.JournalSpec.Fragment(
+            length=options.fragment_length,
+            compression_codec=int(options.codec),  # type: ignore[arg-type]
+            stores=[STORE_URL],
+            refresh_interval=Duration(seconds=5),
+        )
+        return pb.JournalSpec(
+            name=journal, replication=options.replication, fragment=fragment, flags=pb.JournalSpec.O_RDWR
+        )
+
+    # -- What etcd truly says ------------------------------------------------------------------------------------------
+
+    def spec(self, journal: str) -> pb.JournalSpec:
+        return pb.JournalSpec.FromString(self.etcd.kvs[LAYOUT.item_key(journal)].value)
+
+    def create_revision(self, journal: str) -> int:
+        return self.etcd.kvs[LAYOUT.item_key(journal)].create_revision
+
+    def assignments(self, journal: str) -> list[tuple[AssignmentKey, KeyValue]]:
+        found = []
+        for kv in self.etcd.prefixed(LAYOUT.assignments_of(journal)):
+            key = LAYOUT.decode(kv.key)
+            assert isinstance(key, AssignmentKey)
+            found.append((key, kv))
+        return found
+
+    def is_consistent(self, journal: str) -> bool:
+        """Whether the journal has as many replicas as it shall have, one of them primary, and all in agreement."""
+        found = self.assignments(journal)
+        route = implied_route([key for key, _ in found])
+        return (
+            len(found) == effective_replication(self.spec(journal), 9)
+            and route.primary != -1
+            and all(routes_equivalent(synced(kv), route) for _, kv in found)
+        )
+
+    def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> Machine:
+        return next(machine for machine in self.machines if machine.name == member.suffix)
+
+    def _committed_spans(self, machine: Machine, journal: str) -> list[tuple[int, int]]:
+        """[begin, end) of what the spool on a machine's disk has committed, fragment by fragment."""
+        folder = folder_of(machine.settings.data_dir / "spools", journal, self.create_revision(journal))
+        logs = [machine.disk.content(folder / name) for name in machine.disk.names(folder) if name.endswith(".commits")]
+        committed = [commit_log.decode(log).last for log in logs if log is not None]
+        return [(last.fragment.begin, last.fragment.end) for last in committed if last is not None]
+
+    def _is_alone(self, journal: str, leaving: MemberId, staying: Sequence[MemberId]) -> bool:
+        """Whether a broker has committed content that neither the staying replicas nor the store have, or is ahead."""
+        stored = [each.fragment for each in self.store.objects.values() if each.fragment.journal == journal]
+        elsewhere = [(fragment.begin, fragment.end) for fragment in stored]
+        highest = 0
+        for member in staying:
+            spans = self._committed_spans(self.machine_of(member), journal)
+            elsewhere += spans
+            highest = max(highest, *(end for _, end in spans), 0)
+        elsewhere.sort()
+        for begin, end in self._committed_spans(self.machine_of(leaving), journal):
+            if end > highest:
+                return True
+            covered = begin
+            for other_begin, other_end in elsewhere:
+                if other_begin <= covered:
+                    covered = max(covered, other_end)
+            if covered < end:
+                return True
+        return False
+
+    def allow_removal(self, deleted: Sequence[str], put: Sequence[str]) -> bool:
+        """Keep the run within what brokers promise.
+
+        They promise nothing once all replicas of a journal are gone at the same time. So somebody must remain who has
+        taken part in its transactions, and (unless `strand` is set) who holds all that the leaving one has committed.
+        """
+        moved = {(key.item, key.member) for key in map(_assignment, put) if key is not None}
+        gone = [key for key in map(_assignment, deleted) if key is not None and (key.item, key.member) not in moved]
+        for item in dict.fromkeys(key.item for key in gone):
+            if LAYOUT.item_key(item) not in self.etcd.kvs or len(self.machines) == 1:
+                continue  # An only broker comes back to what it has left.
+            leaving = [key.member for key in gone if key.item == item]
+            staying = [key.member for key, kv in self.assignments(item) if key.member not in leaving and kv.value]
+            if not staying:
+                self.coverage.sometimes("etcd kept the last replica")
+                return False
+            if any(self._is_alone(item, member, staying) for member in leaving):
+                self.coverage.sometimes("a replica left with content that nobody else has", self.options.strand)
+                if not self.options.strand:
+                    self.coverage.sometimes("etcd kept a replica with content that nobody else has")
+                    return False
+        return True
+
+    def _lease_ran_out(self, lease: int) -> None:
+        """Unless `strand` is set, end a broker whose lease is gone before it commits anything else by itself."""
+        self.coverage.sometimes("a lease ran out")
+        for machine in self.machines:
+            if machine.session is not None and machine.session.lease == lease and not self.options.strand:
+                machine.kill()
+
+    # -- Clients -------------------------------------------------------------------------------------------------------
+
+    def client(self, node: str, machine: Machine, patience: float) -> JournalClient:
+        connection = _ClientConnection(self.rpc, node, machine.endpoint)
+        return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether `condition` comes to hold within so many virtual seconds."""
+        end = self.loop.time() + seconds
+        while not condition():
+            if self.loop.time() >= end:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+
+def synced(kv: KeyValue) -> pb.Route:
+    """The Route that an assignment's value says was synchronized."""
+    return pb.Route.FromString(kv.value) if kv.value else pb.Route(primary=-1)
+
+
+def _assignment(key: str) -> AssignmentKey | None:
+    if not key.startswith(LAYOUT.assignments):
+        return None
+    found = LAYOUT.decode(key)
+    assert isinstance(found, AssignmentKey)
+    return found
+
+
+class Machine:
+    """A machine with a disk and, most of the time, a broker: a new process whenever the last one ended."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.name = f"broker-{number}"
+        self.zone = f"zone-{number % world.options.zones}"
+        self.endpoint = f"http://{self.name}:8080"
+        self.disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        self.process: Process | None = None
+        self.broker: Broker | None = None
+        self.session: MemberSession | None = None
+        self.stop_requested = asyncio.Event()
+        self.stays_down = False
+        self._world = world
+        self._incarnation = 0
+        skew = world.options.skew
+        self._skew, self._rate = world.rng.uniform(-skew, skew), world.rng.uniform(0.999, 1.001)
+        self.settings = BrokerSettings(
+            etcd="etcd:2379",
+            zone=self.zone,
+            id=self.name,
+            data_dir=Path(f"/{self.name}"),
+            lease_seconds=world.options.lease_seconds,
+            fsync=world.options.fsync,
+            min_append_rate=world.options.min_append_rate,
+            exit_seconds=10.0,
+            advertise=self.endpoint,
+        )
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive and self.broker is not None
+
+    def boot(self, delay: float) -> None:
+        """Start a broker after `delay` seconds, unless one runs by then."""
+        self._world.loop.later(delay, self._boot)
+
+    def kill(self) -> None:
+        """End the broker's process as `kill -9` does. It is started again some time later."""
+        if self.process is not None:
+            self.process.kill()
+
+    def crash(self) -> None:
+        """Lose power: what was not synced may be gone."""
+        self.kill()
+        self.disk.crash()
+
+    def _boot(self) -> None:
+        if self.stays_down or (self.process is not None and self.process.alive):
+            return
+        self._incarnation += 1
+        process = Process(self._world.loop, f"{self.name}.{self._incarnation}")
+        process.on_death.append(self._died)
+        self.process = process
+        self.stop_requested = asyncio.Event()
+        self._world.loop.note(f"start {process.name}")
+        process.start(self._run(process))
+
+    def _died(self) -> None:
+        assert self.process is not None
+        self._world.loop.note(f"end of {self.process.name}")
+        self.broker = self.session = None
+        self.boot(self._world.rng.uniform(*_RESTART_SECONDS))
+
+    async def _run(self, process: Process) -> None:
+        try:
+            await self._serve(process)
+        except (CorantoError, OSError) as error:
+            self._world.loop.note(f"{process.name} cannot go on: {error}")
+        except Exception as error:  # noqa: BLE001  # Reported with the run.
+            self._world.problems.append(f"{process.name} failed: {error!r}")
+        finally:
+            process.kill()
+
+    async def _serve(self, process: Process) -> None:
+        """What `coranto_broker.server.BrokerProcess` does, with the simulation's effects."""
+        world, settings = self._world, self.settings
+        clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
+        disk = self.disk.for_process(process)
+        coordinator = SimCoordinator(world.etcd, world.network, self.name, process, clock)
+        keyspace = KeySpace(coordinator, LAYOUT, JournalEntities(), clock=clock)
+        broker = Broker(
+            settings,
+            clock=clock,
+            disk=disk,
+            coordinator=coordinator,
+            keyspace=keyspace,
+            stores=SimStores(world.store, world.network, self.name, process),
+            peers=_SimPeers(world.rpc, self.name, self.zone, process),
+        )
+        session = await open_session(
+            coordinator,
+            ttl_seconds=settings.lease_seconds,
+            record=LeaseRecord.within(settings.data_dir, disk),
+            clock=clock,
+        )
+        member = pb.ProcessSpec.ID(zone=self.zone, suffix=self.name)
+        spec = pb.BrokerSpec(
+            process_spec=pb.ProcessSpec(id=member, endpoint=self.endpoint), journal_limit=settings.journal_limit
+        )
+        await session.announce(LAYOUT.member_key(MemberId(self.zone, self.name)), spec.SerializeToString())
+        await keyspace.start()
+        broker.start()
+        world.rpc.endpoints.listen(self.endpoint, self.name, process, JournalService(broker))
+        self.broker, self.session = broker, session
+        waits = [
+            asyncio.ensure_future(self.stop_requested.wait()),
+            asyncio.ensure_future(session.lost.wait()),
+            asyncio.ensure_future(keyspace.wait_failed()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self.stop_requested.is_set():
+            world.coverage.sometimes("a broker exited gracefully")
+            await broker.exit_gracefully(session)
+        else:
+            world.coverage.sometimes("a broker lost its lease or etcd")
+            await broker.stop()
+        world.rpc.endpoints.close(self.endpoint, process)
+        await broker.close()
+        await keyspace.close()
+        held = [kv.key for kv in world.etcd.kvs.values() if kv.lease == session.lease]
+        await session.close(revoke=self.stop_requested.is_set() and world.allow_removal(held, ()))
+
+
+class _SimPeers(Peers):
+    """Stubs of other brokers over the simulated network."""
+
+    def __init__(self, rpc: Rpc, node: str, zone: str, process: Process) -> None:
+        super().__init__(zone)
+        self._reach: tuple[Rpc, str, Process] = (rpc, node, process)
+
+    def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
+        rpc, node, process = self._reach
+        if not endpoint:
+            return super().stub_at(endpoint)
+        return rpc.stub(node, endpoint, process)
+
+
+class _ClientConnection(Connection):
+    """A client's connection over the simulated network."""
+
+    def __init__(self, rpc: Rpc, node: str, endpoint: str) -> None:
+        super().__init__(ClientConfig(endpoint))
+        self._sim_stub = rpc.stub(node, endpoint)
+
+    @property
+    def stub(self) -> pb_grpc.JournalAsyncStub:
+        return self._sim_stub

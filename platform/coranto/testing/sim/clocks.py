@@ -1,0 +1,31 @@
+"""Clocks of simulated machines: skewed against each other, and running a little too fast or too slow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coranto.testing.sim.loop import Process, SimLoop
+
+EPOCH = 1_750_000_000.0
+
+
+class SimClock:
+    """A machine's clock as seen by one process."""
+
+    def __init__(self, loop: SimLoop, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0) -> None:
+        """`skew` is in seconds of wall time; `rate` is how many seconds it counts per second."""
+        self._loop = loop
+        self._process = process
+        self._skew = skew
+        self._rate = rate
+
+    def now(self) -> float:
+        return EPOCH + self._skew + self._loop.time() * self._rate
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._loop.time() * self._rate
+
+    async def sleep(self, seconds: float) -> None:
+        if self._process is not None:
+            self._process.check_alive()
+        await asyncio.sleep(seconds / self._rate)

@@ -1,0 +1,25 @@
+"""Proof that a simulation goes where it is interesting: counters of paths that were taken.
+
+A run that never meets a fault proves nothing. Whoever builds a simulation notes what happens under a name
+(`sometimes`), and a test asks that every name was seen in some run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Coverage:
+    """Counts of noted paths."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def sometimes(self, name: str, condition: object = True) -> None:
+        """Note that `name` happened, if `condition` holds."""
+        if condition:
+            self.counts[name] += 1
+
+    def missing(self, names: set[str]) -> list[str]:
+        """Those of `names` that never happened."""
+        return sorted(name for name in names if not self.counts[name])

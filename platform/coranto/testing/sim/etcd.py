@@ -1,0 +1,318 @@
+"""An etcd: revisions, transactions, leases that run out in virtual time, watches, compaction.
+
+`SimEtcd` is the server, always up and never wrong; what fails is the way to it. `SimCoordinator` is a client's
+`Coordinator`: its calls travel over the network and may be held up or lost on either way. A transaction whose answer
+was lost raises TxnOutcomeUnknown, applied or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from coranto.coordination.etcd import (
+    Compare,
+    Delete,
+    EtcdHeader,
+    Event,
+    GrantedLease,
+    KeyValue,
+    LeaseStatus,
+    Op,
+    Put,
+    Relation,
+    Snapshot,
+    Target,
+    TxnResult,
+    WatchBatch,
+)
+from coranto.errors import CoordinationError, TxnOutcomeUnknown, Unavailable, WatchReset
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.network import Lane, Network, TimedOut
+
+NODE = "etcd"
+TIMEOUT_SECONDS = 10.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    id: int
+    ttl: int
+    expires: float
+    keys: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    prefix: str
+    lane: Lane
+
+
+class SimEtcd:
+    """The server.
+
+    `allow_removal` is asked, with the keys to delete and those to put, before a lease or a transaction deletes any. A
+    lease that may not go lives on, as it may when etcd changes its leader; a transaction fails as if by a conflict.
+    """
+
+    def __init__(self, loop: SimLoop, network: Network) -> None:
+        self.revision = 1
+        self.kvs: dict[str, KeyValue] = {}
+        self.allow_removal: Callable[[Sequence[str], Sequence[str]], bool] = lambda deleted, put: True
+        self.before_txn: list[Callable[[Sequence[Op]], None]] = []
+        """Called with the operations of each transaction that is about to be applied."""
+        self.on_expiry: list[Callable[[int], None]] = []
+        """Called with the id of each lease that has run out."""
+        self._loop = loop
+        self._network = network
+        self._history: list[tuple[int, tuple[Event, ...]]] = []
+        self._compacted = 0
+        self._leases: dict[int, _Lease] = {}
+        self._next_lease = 0x7000
+        self._watchers: dict[_Watcher, None] = {}
+
+    @property
+    def header(self) -> EtcdHeader:
+        return EtcdHeader(0xC0, 0x01, self.revision, 2)
+
+    def compact(self) -> None:
+        """Forget all history."""
+        self._compacted = self.revision
+        self._history.clear()
+
+    def break_watches(self) -> None:
+        """Have every watcher lose its stream; it resumes."""
+        for watcher in list(self._watchers):
+            watcher.lane.send(None)
+            del self._watchers[watcher]
+
+    def prefixed(self, prefix: str) -> list[KeyValue]:
+        return [self.kvs[key] for key in sorted(self.kvs) if key.startswith(prefix)]
+
+    # -- Calls ---------------------------------------------------------------------------------------------------------
+
+    def range(self, prefix: str, revision: int, min_mod_revision: int, limit: int) -> Snapshot:
+        if revision > self.revision:
+            raise CoordinationError(f"required revision {revision} is a future one")
+        if revision and revision != self.revision:
+            raise CoordinationError("the simulation has no past ranges")
+        found = self.prefixed(prefix)
+        kvs = [kv for kv in found if kv.mod_revision >= min_mod_revision]
+        return Snapshot(self.header, tuple(kvs[:limit] if limit else kvs), len(found))
+
+    def txn(self, compares: Sequence[Compare], ops: Sequence[Op], otherwise: Sequence[str]) -> TxnResult:
+        if not all(self._holds(compare) for compare in compares):
+            return TxnResult(False, self.header, tuple(self.kvs.get(key) for key in otherwise))
+        for op in ops:
+            if isinstance(op, Put) and op.lease and op.lease not in self._leases:
+                raise CoordinationError("etcdserver: requested lease not found")
+            if isinstance(op, Put) and op.keep_lease and op.key not in self.kvs:
+                raise CoordinationError("etcdserver: key not found")
+        deleted = [op.key for op in ops if isinstance(op, Delete)]
+        if deleted and not self.allow_removal(deleted, [op.key for op in ops if isinstance(op, Put)]):
+            return TxnResult(False, self.header, tuple(self.kvs.get(key) for key in otherwise))
+        for hook in self.before_txn:
+            hook(ops)
+        events: list[Event] = []
+        revision = self.revision + 1
+        for op in ops:
+            if isinstance(op, Delete):
+                keys = sorted(k for k in self.kvs if k.startswith(op.key)) if op.prefix else [op.key]
+                events.extend(self._delete(key, revision) for key in keys if key in self.kvs)
+            else:
+                events.append(self._put(op, revision))
+        self._commit(revision, events)
+        return TxnResult(True, self.header)
+
+    def grant(self, ttl: int) -> GrantedLease:
+        self._next_lease += 1
+        lease = _Lease(self._next_lease, max(2, ttl), self._loop.time() + max(2, ttl))
+        self._leases[lease.id] = lease
+        self._loop.later(lease.ttl, self._expire, lease)
+        return GrantedLease(lease.id, lease.ttl)
+
+    def keep_alive(self, lease_id: int) -> int:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return 0
+        lease.expires = self._loop.time() + lease.ttl
+        return lease.ttl
+
+    def status(self, lease_id: int) -> LeaseStatus:
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return LeaseStatus(0, 0)
+        remaining = max(0, math.ceil(lease.expires - self._loop.time()))
+        return LeaseStatus(remaining, lease.ttl, tuple(lease.keys))
+
+    def revoke(self, lease_id: int) -> bool:
+        """Whether the lease is gone, or may not go yet."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return True
+        if lease.keys and not self.allow_removal(tuple(lease.keys), ()):
+            return False
+        del self._leases[lease_id]
+        if lease.keys:
+            revision = self.revision + 1
+            self._commit(revision, [self._delete(key, revision) for key in list(lease.keys)])
+        return True
+
+    def watch(self, prefix: str, from_revision: int, lane: Lane) -> _Watcher:
+        """Raises WatchReset when that revision is compacted."""
+        if from_revision <= self._compacted:
+            raise WatchReset(f"revision {from_revision} is compacted (through {self._compacted})")
+        watcher = _Watcher(prefix, lane)
+        self._watchers[watcher] = None
+        for revision, events in self._history:
+            if revision >= from_revision:
+                self._tell(watcher, revision, events)
+        return watcher
+
+    def unwatch(self, watcher: _Watcher) -> None:
+        self._watchers.pop(watcher, None)
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    def _holds(self, compare: Compare) -> bool:
+        kv = self.kvs.get(compare.key)
+        found: int | bytes
+        match compare.target:
+            case Target.VERSION:
+                found = kv.version if kv else 0
+            case Target.CREATE_REVISION:
+                found = kv.create_revision if kv else 0
+            case Target.MOD_REVISION:
+                found = kv.mod_revision if kv else 0
+            case Target.LEASE:
+                found = kv.lease if kv else 0
+            case Target.VALUE:
+                found = kv.value if kv else b""
+        match compare.relation:
+            case Relation.EQUAL:
+                return found == compare.operand
+            case Relation.NOT_EQUAL:
+                return found != compare.operand
+            case Relation.LESS:
+                return found < compare.operand  # type: ignore[operator]
+            case Relation.GREATER:
+                return found > compare.operand  # type: ignore[operator]
+
+    def _put(self, put: Put, revision: int) -> Event:
+        old = self.kvs.get(put.key)
+        lease = old.lease if put.keep_lease and old is not None else put.lease
+        if old is not None and old.lease and old.lease in self._leases:
+            self._leases[old.lease].keys.pop(put.key, None)
+        if lease and lease in self._leases:
+            self._leases[lease].keys[put.key] = None
+        kv = KeyValue(
+            put.key,
+            put.value,
+            old.create_revision if old else revision,
+            revision,
+            old.version + 1 if old else 1,
+            lease,
+        )
+        self.kvs[put.key] = kv
+        return Event(kv)
+
+    def _delete(self, key: str, revision: int) -> Event:
+        old = self.kvs.pop(key)
+        if old.lease in self._leases:
+            self._leases[old.lease].keys.pop(key, None)
+        return Event(KeyValue(key, mod_revision=revision), deleted=True)
+
+    def _commit(self, revision: int, events: list[Event]) -> None:
+        if not events:
+            return
+        self.revision = revision
+        self._history.append((revision, tuple(events)))
+        self._loop.note(f"etcd {revision}: {[(event.kv.key, event.deleted) for event in events]}")
+        for watcher in self._watchers:
+            self._tell(watcher, revision, tuple(events))
+
+    def _tell(self, watcher: _Watcher, revision: int, events: tuple[Event, ...]) -> None:
+        mine = tuple(event for event in events if event.kv.key.startswith(watcher.prefix))
+        if mine:
+            watcher.lane.send(WatchBatch(EtcdHeader(0xC0, 0x01, revision, 2), mine))
+
+    def _expire(self, lease: _Lease) -> None:
+        if lease.id not in self._leases:
+            return
+        left = lease.expires - self._loop.time()
+        if left <= 0 and self.revoke(lease.id):
+            self._loop.note(f"lease {lease.id:#x} ran out")
+            for hook in self.on_expiry:
+                hook(lease.id)
+            return
+        self._loop.later(max(left, 0.5), self._expire, lease)
+
+
+class SimCoordinator:
+    """A client of `SimEtcd`: a `coranto.coordination.etcd.Coordinator`."""
+
+    def __init__(self, etcd: SimEtcd, network: Network, node: str, process: Process, clock: SimClock) -> None:
+        self._etcd = etcd
+        self._network = network
+        self._node = node
+        self._process = process
+        self._clock = clock
+
+    async def range(
+        self, prefix: str, *, revision: int = 0, min_mod_revision: int = 0, limit: int = 0, keys_only: bool = False
+    ) -> Snapshot:
+        return await self._call(lambda: self._etcd.range(prefix, revision, min_mod_revision, limit))
+
+    async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        return await self._call(lambda: (self._etcd.header, self._etcd.kvs.get(key)))
+
+    async def txn(self, compares: Sequence[Compare], ops: Sequence[Op], *, otherwise: Sequence[str] = ()) -> TxnResult:
+        return await self._call(lambda: self._etcd.txn(compares, ops, otherwise), changes=bool(ops))
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        following = from_revision
+        while True:
+            arrived: asyncio.Queue[WatchBatch | None] = asyncio.Queue()
+            lane = Lane(self._network, NODE, self._node, arrived.put_nowait)
+            watcher: _Watcher | None = None
+            try:
+                with contextlib.suppress(Unavailable):  # Watches go on, whatever it takes.
+                    watcher = await self._call(functools.partial(self._etcd.watch, prefix, following, lane))
+                    while (batch := await arrived.get()) is not None:
+                        self._process.check_alive()
+                        following = batch.header.revision + 1
+                        yield batch
+            finally:
+                lane.close()
+                if watcher is not None:
+                    self._etcd.unwatch(watcher)
+            await self._clock.sleep(0.05)
+
+    async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
+        return await self._call(lambda: self._etcd.grant(ttl_seconds))
+
+    async def lease_keepalive(self, lease: int) -> int:
+        return await self._call(lambda: self._etcd.keep_alive(lease))
+
+    async def lease_status(self, lease: int) -> LeaseStatus:
+        return await self._call(lambda: self._etcd.status(lease))
+
+    async def lease_revoke(self, lease: int) -> None:
+        await self._call(functools.partial(self._etcd.revoke, lease))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _call(self, serve: Callable[[], T], *, changes: bool = False) -> T:
+        self._process.check_alive()
+        try:
+            return await self._network.request(self._node, NODE, serve, TIMEOUT_SECONDS)
+        except TimedOut as error:
+            raise (TxnOutcomeUnknown if changes else Unavailable)(str(error)) from error

@@ -1,0 +1,97 @@
+"""What clients of journals did and saw: the raw material of a check.
+
+Every append has content of its own, which says which append it is of, so that a journal's bytes can be read as a list
+of appends::
+
+    @<number of the append, 6 digits>:<length in bytes, 5 digits>:<payload>
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import re
+from dataclasses import dataclass, field
+
+from coranto.wire import protocol_pb2 as pb
+
+HEADER = re.compile(rb"@(\d{6}):(\d{5}):")
+MIN_CONTENT = 14
+
+
+class Kind(enum.Enum):
+    APPEND = "append"
+    BARRIER = "barrier"
+    """A zero-byte append: reads the head and the registers through the primary."""
+    HEAD = "head"
+    """The write head as any broker of the Route knows it."""
+
+
+class Outcome(enum.Enum):
+    """As in Jepsen's histories: ok, fail (certainly not applied) or info (unknown)."""
+
+    OPEN = "open"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One call of a client. Times are virtual seconds."""
+
+    number: int
+    client: str
+    kind: Kind
+    journal: str
+    invoked: float
+    content: bytes = b""
+    offset: int = 0
+    check: pb.LabelSelector | None = None
+    union: pb.LabelSet | None = None
+    subtract: pb.LabelSet | None = None
+    outcome: Outcome = Outcome.OPEN
+    returned: float = float("inf")
+    begin: int = -1
+    end: int = -1
+    registers: pb.LabelSet | None = None
+    refusal: pb.Status.ValueType = pb.OK
+    error: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.kind.value} {self.number} of {self.client} to {self.journal} at {self.invoked:.3f}"
+        if self.outcome is Outcome.OK:
+            return f"{what}: ok [{self.begin}, {self.end}) at {self.returned:.3f}"
+        return f"{what}: {self.outcome.value} at {self.returned:.3f} {self.error[:160]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Bytes that a reader was given. `by` names the reader and what it read from."""
+
+    by: str
+    journal: str
+    offset: int
+    content: bytes
+    at: float
+
+
+@dataclass(slots=True)
+class History:
+    """All operations and observations of one run, in the order in which they began."""
+
+    operations: list[Operation] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+
+    def begin(self, client: str, kind: Kind, journal: str, at: float) -> Operation:
+        operation = Operation(len(self.operations), client, kind, journal, at)
+        self.operations.append(operation)
+        return operation
+
+
+def unique_content(number: int, rng: random.Random, low: int, high: int) -> bytes:
+    """Content of `low` to `high` bytes for the append of that number."""
+    length = max(MIN_CONTENT, rng.randint(low, high))
+    head = b"@%06d:%05d:" % (number, length)
+    payload = rng.randbytes((length + 1) // 2).hex().encode()
+    return head + payload[: length - len(head)]

@@ -1,0 +1,104 @@
+"""Whether concurrent calls could have happened one after the other.
+
+The algorithm is Wing and Gong's with Lowe's cache: walk the calls in real-time order, try to take each pending call as
+the next, and back up where none fits. States must be hashable and few; a history with unknown outcomes explodes, so
+resolve those first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: from `invoked` to `returned` (infinity when nobody saw it return). `step` is the state after it, or
+    None where it cannot have happened in the state before."""
+
+    invoked: float
+    returned: float
+    step: Callable[[Hashable], Hashable | None]
+    label: str
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    call: Call
+    number: int
+    match: _Entry | None  # The return of an invocation; None for a return.
+    before: _Entry | None = None
+    after: _Entry | None = None
+
+
+def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
+    """None when the calls are linearizable, else the earliest call that no order can satisfy."""
+    head = _linked(calls)
+    state = initial
+    taken = 0
+    seen: set[tuple[int, Hashable]] = {(0, initial)}
+    stack: list[tuple[_Entry, Hashable]] = []
+    entry = head.after
+    worst: Call | None = None
+    furthest = -1
+    while head.after is not None:
+        assert entry is not None  # The list ends with a return, where the walk turns back.
+        if entry.match is not None:
+            following = entry.call.step(state)
+            if following is not None:
+                key = (taken | 1 << entry.number, following)
+                if key not in seen:
+                    seen.add(key)
+                    stack.append((entry, state))
+                    state, taken = key[1], key[0]
+                    _lift(entry)
+                    entry = head.after
+                    continue
+            entry = entry.after
+            continue
+        if len(stack) > furthest:
+            furthest, worst = len(stack), entry.call
+        if not stack:
+            return worst
+        entry, state = stack.pop()
+        taken &= ~(1 << entry.number)
+        _unlift(entry)
+        entry = entry.after
+    return None
+
+
+def _linked(calls: Sequence[Call]) -> _Entry:
+    events: list[tuple[float, int, int, _Entry]] = []
+    for number, call in enumerate(calls):
+        end = _Entry(call, number, None)
+        # Of equal times, invocations come first: then the calls overlap.
+        events.append((call.invoked, 0, number, _Entry(call, number, end)))
+        events.append((call.returned, 1, number, end))
+    events.sort(key=lambda event: event[:3])
+    head = _Entry(Call(-math.inf, math.inf, lambda state: state, "start"), -1, None)
+    last = head
+    for *_, entry in events:
+        last.after, entry.before = entry, last
+        last = entry
+    return head
+
+
+def _lift(entry: _Entry) -> None:
+    """Take a call's two entries out of the list."""
+    for each in (entry, entry.match):
+        assert each is not None
+        assert each.before is not None
+        each.before.after = each.after
+        if each.after is not None:
+            each.after.before = each.before
+
+
+def _unlift(entry: _Entry) -> None:
+    """Put them back, in reverse order."""
+    for each in (entry.match, entry):
+        assert each is not None
+        assert each.before is not None
+        each.before.after = each
+        if each.after is not None:
+            each.after.before = each

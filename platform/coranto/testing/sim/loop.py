@@ -1,0 +1,304 @@
+"""An asyncio event loop without an outside world: virtual time, a seeded order of events, processes that die.
+
+Time stands still while anything is ready to run and then jumps to the next timer. Whatever becomes ready at the same
+time runs in an order that the seed decides. Nothing depends on the machine's clock, on addresses of objects or on
+threads, so the same seed gives the same run.
+
+A `Process` is a set of tasks that share a fate. It is inherited by whatever its tasks start. A paused one is not run
+until it is resumed, as after SIGSTOP: its timers and messages wait. A killed one may not touch the world any more
+(`check_alive`, which every twin of an effect calls, raises `Killed`), and its tasks are cancelled so that they unwind.
+
+The loop leans on parts of asyncio's that are not public (`_ready`, `_run_once`, `Handle._context`); a test holds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import random
+import zlib
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Deadlock(Exception):
+    """Nothing is ready and no timer is set, so nothing will ever happen again."""
+
+
+class Killed(asyncio.CancelledError):
+    """Raised by an effect of a process that is dead. Nobody handles it; the process's task ends."""
+
+
+class Process:
+    """Tasks that share a fate. `start` work in it; it lives until `kill`."""
+
+    def __init__(self, loop: SimLoop, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.on_death: list[Callable[[], None]] = []
+        self._loop = loop
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._stalled: list[asyncio.Handle] = []
+        self._context = contextvars.Context()
+        self._context.run(_current.set, self)
+
+    def __repr__(self) -> str:
+        return f"<process {self.name}>"
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run a coroutine as a task of this process."""
+        return self._loop.create_task(work, name=name, context=self._context.copy())
+
+    def check_alive(self) -> None:
+        """Raises Killed when it is not."""
+        if not self.alive:
+            raise Killed
+
+    def kill(self) -> None:
+        """End it at once: none of its effects reaches the world any more."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.resume()
+        hooks, self.on_death = self.on_death, []
+        for hook in hooks:
+            hook()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def pause(self) -> None:
+        self.paused = self.alive
+
+    def resume(self) -> None:
+        self.paused = False
+        stalled, self._stalled = self._stalled, []
+        self._loop.take_up(stalled)
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._drop_task)
+        if not self.alive:
+            task.cancel()
+
+    def stall(self, handle: asyncio.Handle) -> None:
+        self._stalled.append(handle)
+
+    def _drop_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        if not self.alive:
+            task.exception()  # What goes wrong in a dead process is nobody's concern.
+        else:
+            self._loop.ended.append(task)
+
+
+_current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_NOWHERE = contextvars.Context()
+"""The context of what belongs to no process: networks, services, timers of the world."""
+
+
+def current_process() -> Process | None:
+    """The process whose code is running, if any."""
+    return _current.get()
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future whose place in a set does not depend on its address."""
+
+    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address."""
+
+    def __init__(self, number: int, work: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """The event loop. `rng` is the one source of chance of a run; `note` what happened to compare runs."""
+
+    def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = 3_000_000) -> None:
+        """With `shuffle` off, what is ready at the same time runs in the order in which it became so."""
+        super().__init__()
+        self.rng = random.Random(seed)
+        self.steps = 0
+        self.digest = 0
+        self.problems: list[str] = []
+        self.ended: list[asyncio.Task[Any]] = []
+        self.on_note: Callable[[str], None] | None = None
+        self._shuffle = shuffle
+        self._max_steps = max_steps
+        self._virtual = 0.0
+        self._numbers = 0
+        self._ready: Any
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self.set_exception_handler(self._note_problem)
+
+    # -- What a run consists of ----------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._virtual
+
+    def note(self, what: str) -> None:
+        """Add an event to the trace, of which only a checksum is kept."""
+        self.digest = zlib.crc32(f"{self._virtual:.6f} {what}\n".encode(), self.digest)
+        if self.on_note is not None:
+            self.on_note(what)
+
+    def unnoticed(self) -> list[str]:
+        """Exceptions that ended tasks of living processes, and that nobody has asked for."""
+        failed = [task for task in self.ended if task._log_traceback]
+        return [f"{task.get_name()} ended unnoticed: {task.exception()!r}" for task in failed]
+
+    def number(self) -> int:
+        """A number that no other call returns."""
+        self._numbers += 1
+        return self._numbers
+
+    def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+        """Call `action` after so many seconds of virtual time, as a part of the world rather than of a process."""
+        return self.call_later(seconds, action, *arguments, context=_NOWHERE.copy())
+
+    def take_up(self, handles: list[asyncio.Handle]) -> None:
+        """Make handles of a process that was paused ready again."""
+        self._ready.extend(handles)
+
+    # -- The event loop ------------------------------------------------------------------------------------------------
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._virtual + max(0.0, delay), callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self.number(), timer))
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(self.number(), loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[T]:
+        number = self.number()
+        task = SimTask(number, coro, loop=self, name=str(name) if name else f"task {number}", context=context)
+        process = context.get(_current) if context is not None else _current.get()
+        if process is not None:
+            process.add_task(task)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Run a function "in a thread": at some moment a little later."""
+        future = self.create_future()
+        process = _current.get()
+
+        def run() -> None:
+            if future.done():
+                return
+            try:
+                if process is not None:
+                    process.check_alive()
+                result = func(*args)
+            except asyncio.CancelledError:
+                future.cancel()
+            except Exception as error:  # noqa: BLE001  # It belongs to whoever waits.
+                future.set_exception(error)
+            else:
+                self.call_later(self.rng.uniform(0, 0.0005), _resolve, future, result)
+
+        self.call_later(self.rng.uniform(0, 0.0005), run)
+        return future
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        if not ready:
+            while timers and timers[0][2].cancelled():
+                heapq.heappop(timers)
+            if not timers:
+                raise Deadlock(f"nothing can happen any more at {self._virtual:.3f} s")
+            self._virtual = max(self._virtual, timers[0][0])
+        while timers and timers[0][0] <= self._virtual:
+            ready.append(heapq.heappop(timers)[2])
+        batch: list[Any] = list(ready)
+        ready.clear()
+        if self._shuffle and len(batch) > 1:
+            self.rng.shuffle(batch)
+        for handle in batch:
+            if handle._cancelled:
+                continue
+            process = handle._context.get(_current)
+            if process is not None and process.paused:
+                process.stall(handle)
+                continue
+            self.steps += 1
+            handle._run()
+        if self.steps > self._max_steps:
+            raise Deadlock(f"more than {self._max_steps} steps without an end at {self._virtual:.3f} s")
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps in a system call here, so nobody needs to be woken."""
+
+    def _note_problem(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        future = context.get("future") or context.get("task")
+        error = context.get("exception")
+        if isinstance(error, asyncio.CancelledError):
+            return
+        self.problems.append(f"{context.get('message')}: {error!r} in {future!r}")
+
+
+def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+@contextmanager
+def simulated(seed: int, *, shuffle: bool = True) -> Generator[SimLoop, None, None]:
+    """A loop for one run, cleaned up after it.
+
+    The garbage collector stands still meanwhile: when it runs depends on what the process did before, and it may end
+    coroutines.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    loop = SimLoop(seed, shuffle=shuffle)
+    try:
+        yield loop
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for _ in range(20):
+            if not loop._ready or not asyncio.all_tasks(loop):
+                break
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        loop.close()
+        if collecting:
+            gc.enable()

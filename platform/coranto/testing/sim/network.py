@@ -1,0 +1,196 @@
+"""A network between named nodes: messages take time, links are cut and mended, connections break.
+
+It behaves as TCP does: what is sent over a link that is cut is held, and arrives after the link is mended unless the
+connection was given up before. A cut may be one-way. Nothing is duplicated or reordered within a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from coranto.testing.sim.loop import Process, SimLoop
+
+T = TypeVar("T")
+
+
+class TimedOut(Exception):
+    """No answer came in time; whether the request arrived is not known."""
+
+
+@dataclass(slots=True)
+class Delays:
+    """How long messages take, in seconds. A share of them meets congestion."""
+
+    usual: tuple[float, float] = (0.0002, 0.002)
+    congested: tuple[float, float] = (0.02, 0.3)
+    congestion: float = 0.01
+
+
+class Network:
+    """All links. Nodes need not be declared."""
+
+    def __init__(self, loop: SimLoop, rng: random.Random, delays: Delays | None = None) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.delays = delays or Delays()
+        self._cuts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._held: defaultdict[tuple[str, str], deque[Callable[[], None]]] = defaultdict(deque)
+        self._on_cut: dict[Callable[[str, str], None], None] = {}
+        self._on_mend: dict[Callable[[str, str], None], None] = {}
+
+    def delay(self) -> float:
+        low, high = self.delays.congested if self.rng.random() < self.delays.congestion else self.delays.usual
+        return self.rng.uniform(low, high)
+
+    def is_cut(self, source: str, target: str) -> bool:
+        return self._cuts.get((source, target), 0) > 0
+
+    def cut(self, source: str, target: str) -> Callable[[], None]:
+        """Hold what is sent from `source` to `target`. Returns how to mend that; cuts add up."""
+        self._cuts[source, target] += 1
+        for observer in list(self._on_cut):
+            observer(source, target)
+        mended = False
+
+        def mend() -> None:
+            nonlocal mended
+            if not mended:
+                mended = True
+                self._mend(source, target)
+
+        return mend
+
+    def cut_both(self, one: str, other: str) -> Callable[[], None]:
+        """A cut in both directions."""
+        mends = (self.cut(one, other), self.cut(other, one))
+
+        def mend() -> None:
+            for each in mends:
+                each()
+
+        return mend
+
+    def observe(self, on_cut: Callable[[str, str], None], on_mend: Callable[[str, str], None]) -> Callable[[], None]:
+        """Hear of links that are cut and mended. Returns how to stop that."""
+        self._on_cut[on_cut] = None
+        self._on_mend[on_mend] = None
+
+        def stop() -> None:
+            self._on_cut.pop(on_cut, None)
+            self._on_mend.pop(on_mend, None)
+
+        return stop
+
+    def send(self, source: str, target: str, deliver: Callable[[], None], *, not_before: float = 0.0) -> float:
+        """Call `deliver` once the message has arrived; returns when that will be, unless the link is cut by then."""
+        at = max(self.loop.time() + self.delay(), not_before)
+        self.loop.later(at - self.loop.time(), self._arrive, source, target, deliver)
+        return at
+
+    async def request(self, source: str, target: str, serve: Callable[[], T], timeout: float) -> T:
+        """Send a request, have `serve` handle it when it arrives, and return its answer once that has arrived.
+
+        Raises what `serve` raises, and TimedOut after `timeout` seconds. The request goes its way even if the process
+        that sent it dies.
+        """
+        answer: asyncio.Future[T] = self.loop.create_future()
+
+        def fail(error: Exception) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
+        def succeed(result: T) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def arrived() -> None:
+            try:
+                result = serve()
+            except Exception as error:  # noqa: BLE001  # It is the answer.
+                self.send(target, source, functools.partial(fail, error))
+            else:
+                self.send(target, source, functools.partial(succeed, result))
+
+        self.send(source, target, arrived)
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise TimedOut(f"no answer from {target} within {timeout} seconds") from None
+
+    def _arrive(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        if self.is_cut(source, target) or self._held.get((source, target)):
+            self._held[source, target].append(deliver)
+            return
+        deliver()
+
+    def _mend(self, source: str, target: str) -> None:
+        self._cuts[source, target] -= 1
+        if self._cuts[source, target]:
+            return
+        for observer in list(self._on_mend):
+            observer(source, target)
+        self.loop.later(self.delay(), self._release, source, target)
+
+    def _release(self, source: str, target: str) -> None:
+        """Deliver what was held, in order."""
+        held = self._held.get((source, target))
+        while held and not self.is_cut(source, target):
+            held.popleft()()
+        if not held:
+            self._held.pop((source, target), None)
+
+
+class Lane:
+    """One direction of a connection: messages arrive in the order in which they were sent, until it is closed."""
+
+    def __init__(self, network: Network, source: str, target: str, deliver: Callable[[Any], None]) -> None:
+        self._network = network
+        self._source = source
+        self._target = target
+        self._deliver = deliver
+        self._last = 0.0
+        self._queue: deque[Any] = deque()
+        self.closed = False
+
+    def send(self, message: Any) -> None:
+        if self.closed:
+            return
+        self._queue.append(message)
+        # Arrivals are counted rather than identified: equal times may run in any order.
+        self._last = self._network.send(self._source, self._target, self._arrived, not_before=self._last)
+
+    def close(self) -> None:
+        """Lose what has not arrived."""
+        self.closed = True
+        self._queue.clear()
+
+    def _arrived(self) -> None:
+        if not self.closed and self._queue:
+            self._deliver(self._queue.popleft())
+
+
+class Endpoints:
+    """Who listens where."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, tuple[str, Process, Any]] = {}
+
+    def listen(self, endpoint: str, node: str, process: Process, service: Any) -> None:
+        """Have a process serve calls to `endpoint` until it dies."""
+        self._listeners[endpoint] = node, process, service
+        process.on_death.append(lambda: self.close(endpoint, process))
+
+    def close(self, endpoint: str, process: Process) -> None:
+        found = self._listeners.get(endpoint)
+        if found is not None and found[1] is process:
+            del self._listeners[endpoint]
+
+    def find(self, endpoint: str) -> tuple[str, Process, Any] | None:
+        return self._listeners.get(endpoint)

@@ -1,0 +1,144 @@
+"""An object store: slow or failing at times, and with listings that lag behind.
+
+A put may be applied and its answer be an error all the same. One `SimObjectStore` is the service; brokers reach it over
+the network, through `SimFragments`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from coranto.errors import FragmentNotFound, StoreError
+from coranto.fragments import Fragment
+from coranto.stores import Content, FragmentStore, StoreRegistry
+from coranto.testing.sim.clocks import EPOCH
+from coranto.testing.sim.loop import Process
+from coranto.testing.sim.network import Network, TimedOut
+
+NODE = "store"
+_TIMEOUT_SECONDS = 30.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class StoreFaults:
+    """Chances per call, and how long new objects stay out of listings (seconds)."""
+
+    refuse: float = 0.0
+    fail_after_applying: float = 0.0
+    list_lag: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    fragment: Fragment
+    data: bytes
+    stored_at: float
+
+
+class SimObjectStore:
+    """The service."""
+
+    def __init__(self, network: Network, rng: random.Random) -> None:
+        self.faults = StoreFaults()
+        self.objects: dict[str, StoredObject] = {}
+        self._network = network
+        self._rng = rng
+
+    def put(self, fragment: Fragment, data: bytes) -> None:
+        self._refuse()
+        now = self._network.loop.time()
+        known = self.objects.get(fragment.content_path)
+        self.objects[fragment.content_path] = StoredObject(fragment, data, known.stored_at if known else now)
+        self._network.loop.note(f"store has {fragment.content_path}")
+        if self._rng.random() < self.faults.fail_after_applying:
+            raise StoreError(f"503: the put of {fragment.content_path} failed")
+
+    def exists(self, fragment: Fragment) -> bool:
+        self._refuse()
+        return fragment.content_path in self.objects
+
+    def get(self, fragment: Fragment) -> bytes:
+        self._refuse()
+        found = self.objects.get(fragment.content_path)
+        if found is None:
+            raise FragmentNotFound(f"no object {fragment.content_path}")
+        return found.data
+
+    def list(self, journal: str, url: str) -> list[Fragment]:
+        self._refuse()
+        until = self._network.loop.time() - self.faults.list_lag
+        return [
+            replace(found.fragment, backing_store=url, mod_time=int(EPOCH + found.stored_at))
+            for found in self.objects.values()
+            if found.fragment.journal == journal and found.stored_at <= until
+        ]
+
+    def remove(self, fragment: Fragment) -> None:
+        self._refuse()
+        self.objects.pop(fragment.content_path, None)
+
+    def _refuse(self) -> None:
+        if self._rng.random() < self.faults.refuse:
+            raise StoreError("503: slow down")
+
+
+class SimFragments(FragmentStore):
+    """The service as one process reaches it."""
+
+    def __init__(self, url: str, service: SimObjectStore, network: Network, node: str, process: Process) -> None:
+        self.url = url
+        self._service = service
+        self._network = network
+        self._node = node
+        self._process = process
+
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        if not isinstance(content, bytes):
+            content = b"".join([piece async for piece in content])
+        data = content
+        await self._call(lambda: self._service.put(fragment, data))
+
+    async def exists(self, fragment: Fragment) -> bool:
+        return await self._call(lambda: self._service.exists(fragment))
+
+    async def list(self, journal: str) -> AsyncIterator[Fragment]:
+        for fragment in await self._call(lambda: self._service.list(journal, self.url)):
+            yield fragment
+
+    async def get(self, fragment: Fragment) -> bytes:
+        return await self._call(lambda: self._service.get(fragment))
+
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return f"sim://{NODE}/{fragment.content_path}"
+
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return self.sign(fragment, ttl_seconds)
+
+    async def remove(self, fragment: Fragment) -> None:
+        await self._call(lambda: self._service.remove(fragment))
+
+    async def _call(self, serve: Callable[[], T]) -> T:
+        self._process.check_alive()
+        try:
+            return await self._network.request(self._node, NODE, serve, _TIMEOUT_SECONDS)
+        except TimedOut as error:
+            raise StoreError(f"{self.url}: {error}") from error
+
+
+class SimStores(StoreRegistry):
+    """A registry in which every URL is the simulated service."""
+
+    def __init__(self, service: SimObjectStore, network: Network, node: str, process: Process) -> None:
+        super().__init__()
+        self._reach = (service, network, node, process)
+        self._found: dict[str, SimFragments] = {}
+
+    def get(self, url: str) -> FragmentStore:
+        found = self._found.get(url)
+        if found is None:
+            found = self._found[url] = SimFragments(url, *self._reach)
+        return found

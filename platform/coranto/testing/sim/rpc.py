@@ -1,0 +1,452 @@
+"""gRPC's asyncio calls over a simulated network, for the service `protocol.Journal`.
+
+Stubs, calls and servicer contexts behave, towards code that uses them, as those of `grpc.aio` do: messages are copied,
+statuses and cancellations travel, a broken connection ends a call with UNAVAILABLE at the client, while at the server
+the handler is cancelled and its reads may look like the end of the stream.
+
+Each end of a connection learns of a break by itself: a process that was killed leaves a message to its peers, a
+machine or a link that went away does not, and is given up after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from coranto.testing.sim.loop import Process, SimLoop, current_process
+from coranto.testing.sim.network import Endpoints, Lane, Network
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+GIVE_UP_SECONDS = (1.0, 15.0)
+"""How long an end of a connection waits over a link that is cut."""
+
+_UNARY_RESPONSES = frozenset({"Append", "Apply", "ListFragments", "FragmentStoreHealth"})
+_RESPONSES: dict[str, type] = {
+    "List": pb.ListResponse,
+    "Apply": pb.ApplyResponse,
+    "Read": pb.ReadResponse,
+    "Append": pb.AppendResponse,
+    "Replicate": pb.ReplicateResponse,
+    "ListFragments": pb.FragmentsResponse,
+    "FragmentStoreHealth": pb.FragmentStoreHealthResponse,
+}
+Status = tuple[grpc.StatusCode, str]
+_OK: Status = (grpc.StatusCode.OK, "")
+_LOST: Status = (grpc.StatusCode.UNAVAILABLE, "connection lost")
+
+
+class CallAborted(Exception):
+    """Ends a handler whose context was aborted."""
+
+
+class Rpc:
+    """All calls over a network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.loop: SimLoop = network.loop
+        self.endpoints = Endpoints()
+        self.live: dict[SimCall, None] = {}
+        self.problems: list[str] = []
+        """Handlers that ended with an exception which no handler should end with."""
+
+    def stub(self, node: str, endpoint: str, process: Process | None = None) -> pb_grpc.JournalAsyncStub:
+        """A stub of the service at `endpoint` for code that runs on `node`."""
+        stub: Any = _Stub(self, node, endpoint, process)
+        return cast("pb_grpc.JournalAsyncStub", stub)
+
+    def break_call(self, call: SimCall) -> None:
+        """Break a call's connection: what is on its way is lost."""
+        call.lose()
+
+
+class _Stub:
+    def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None) -> None:
+        self._rpc = rpc
+        self._node = node
+        self._endpoint = endpoint
+        self._process = process
+
+    def __getattr__(self, method: str) -> Callable[..., SimCall]:
+        if method not in _RESPONSES:
+            raise AttributeError(method)
+
+        def call(request: Any = None, **_: Any) -> SimCall:
+            process = self._process or current_process()
+            if process is not None:
+                process.check_alive()
+            return SimCall(self._rpc, self._node, self._endpoint, method, request, process)
+
+        return call
+
+
+class SimCall:
+    """The client's end of a call."""
+
+    def __init__(self, rpc: Rpc, node: str, endpoint: str, method: str, request: Any, process: Process | None) -> None:
+        self.method = method
+        self.node = node
+        self.peer = endpoint
+        self._rpc = rpc
+        self._loop = rpc.loop
+        self._process = process
+        self._number = rpc.loop.number()
+        self._inbox: deque[Any] = deque()
+        self._status: Status | None = None
+        self._cancelled_here = False
+        self._half_closed = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._server: _ServerEnd | None = None
+        self._up: Lane | None = None
+        self._down: Lane | None = None
+        self._stop_observing: Callable[[], None] | None = None
+        rpc.live[self] = None
+        self._connect(endpoint, request)
+        if process is not None:
+            process.on_death.append(self._process_died)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    # -- As grpc.aio has it --------------------------------------------------------------------------------------------
+
+    async def write(self, message: Any) -> None:
+        self._check()
+        if self._status is not None:
+            if self._cancelled_here:
+                raise asyncio.CancelledError
+            raise asyncio.InvalidStateError("RPC already finished.")
+        if self._half_closed:
+            raise asyncio.InvalidStateError("RPC is half closed.")
+        assert self._up is not None
+        self._up.send(("message", message.SerializeToString(), type(message)))
+        await asyncio.sleep(0)
+
+    async def done_writing(self) -> None:
+        self._check()
+        if self._status is not None:
+            if self._cancelled_here:
+                raise asyncio.CancelledError
+            raise asyncio.InvalidStateError("RPC already finished.")
+        if not self._half_closed:
+            self._half_closed = True
+            assert self._up is not None
+            self._up.send(("end",))
+        await asyncio.sleep(0)
+
+    async def read(self) -> Any:
+        self._check()
+        while not self._inbox and self._status is None:
+            await self._changed()
+        if self._inbox:
+            return self._inbox.popleft()
+        self._raise_for_status()
+        return grpc.aio.EOF
+
+    def __aiter__(self) -> AsyncGenerator[Any, None]:
+        return self._responses()
+
+    async def _responses(self) -> AsyncGenerator[Any, None]:
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
+        self._check()
+        try:
+            while self._status is None:
+                await self._changed()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        self._raise_for_status()
+        return self._inbox[0]
+
+    def cancel(self) -> bool:
+        if self._status is not None or (self._process is not None and not self._process.alive):
+            return False
+        self._cancelled_here = True
+        if self._up is not None:
+            self._up.send(("cancel",))
+        self._finish((grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
+        return True
+
+    def cancelled(self) -> bool:
+        return self._status is not None and self._status[0] is grpc.StatusCode.CANCELLED
+
+    def done(self) -> bool:
+        return self._status is not None
+
+    async def code(self) -> grpc.StatusCode:
+        while self._status is None:
+            await self._changed()
+        return self._status[0]
+
+    async def details(self) -> str:
+        await self.code()
+        assert self._status is not None
+        return self._status[1]
+
+    # -- The connection ------------------------------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """Both ends learn, each in its time, that the connection is gone."""
+        self._close_lanes()
+        network = self._rpc.network
+        self._loop.later(network.delay(), self.end_lost)
+        if self._server is not None:
+            self._loop.later(network.delay(), self._server.end_lost)
+
+    def end_lost(self) -> None:
+        """The client's end has learnt that the connection is gone."""
+        self._finish(_LOST)
+
+    def server_died(self) -> None:
+        """The server's kernel closes the connection, behind what the server has sent before."""
+        if self._down is not None:
+            self._down.send(("status", _LOST))
+
+    def _connect(self, endpoint: str, request: Any) -> None:
+        network = self._rpc.network
+        found = self._rpc.endpoints.find(endpoint)
+        if found is None:
+            self._loop.later(network.delay(), self._finish, (grpc.StatusCode.UNAVAILABLE, "connection refused"))
+            self._up = self._down = None
+            self._up = Lane(network, self.node, endpoint, lambda _: None)
+            return
+        target = found[0]
+        self._down = Lane(network, target, self.node, self._arrived)
+        self._up = Lane(network, self.node, target, self._arrived_at_server)
+        self.peer = target
+        self._stop_observing = network.observe(self._link_cut, self._link_mended)
+        if network.is_cut(self.node, target) or network.is_cut(target, self.node):
+            self._link_cut(self.node, target)
+        self._up.send(("open", endpoint))
+        if request is not None:
+            self._half_closed = True
+            self._up.send(("message", request.SerializeToString(), type(request)))
+            self._up.send(("end",))
+
+    def _arrived_at_server(self, message: tuple[Any, ...]) -> None:
+        if message[0] != "open":
+            if self._server is not None:
+                self._server.arrived(message)
+            return
+        found = self._rpc.endpoints.find(message[1])
+        assert self._down is not None
+        if found is None:
+            self._down.send(("status", (grpc.StatusCode.UNAVAILABLE, "connection refused")))
+            return
+        _, process, service = found
+        self._server = _ServerEnd(self._rpc, self, self._down, process, service)
+
+    def _arrived(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "message":
+            if self._status is None:
+                self._inbox.append(_RESPONSES[self.method].FromString(message[1]))  # type: ignore[attr-defined]
+                self._wake()
+        else:
+            self._finish(message[1])
+
+    def _link_cut(self, source: str, target: str) -> None:
+        if {source, target} != {self.node, self.peer} or self._status is not None:
+            return
+        network = self._rpc.network
+        self._loop.later(network.rng.uniform(*GIVE_UP_SECONDS), self._give_up, source, target, self._client_gives_up)
+        self._loop.later(network.rng.uniform(*GIVE_UP_SECONDS), self._give_up, source, target, self._server_gives_up)
+
+    def _give_up(self, source: str, target: str, end: Callable[[], None]) -> None:
+        if self._rpc.network.is_cut(source, target):
+            end()
+
+    def _client_gives_up(self) -> None:
+        if self._server is None:
+            self._close_lanes()  # There never was a connection.
+        self._finish(_LOST)
+
+    def _server_gives_up(self) -> None:
+        if self._server is not None:
+            self._server.end_lost()
+
+    def _link_mended(self, source: str, target: str) -> None:
+        """An end that has given up answers what arrives with a reset."""
+        if {source, target} != {self.node, self.peer}:
+            return
+        server_gone = self._server is not None and self._server.over
+        if self._status is not None or server_gone:
+            self._loop.later(self._rpc.network.delay(), self.lose)
+
+    def _process_died(self) -> None:
+        """The client's kernel closes the connection, behind what the client has sent before."""
+        if self._status is None and self._up is not None:
+            self._up.send(("lost",))
+            self._status = _LOST
+            self._forget()
+
+    def _close_lanes(self) -> None:
+        for lane in (self._up, self._down):
+            if lane is not None:
+                lane.close()
+
+    def _finish(self, status: Status) -> None:
+        if self._status is not None:
+            return
+        self._status = status
+        self._forget()
+        self._wake()
+
+    def _forget(self) -> None:
+        self._rpc.live.pop(self, None)
+        if self._process is not None and self._process_died in self._process.on_death:
+            self._process.on_death.remove(self._process_died)
+        if self._stop_observing is not None and (self._server is None or self._server.over):
+            self._stop_observing()
+
+    def server_over(self) -> None:
+        """The server's end is done; nothing more to watch for."""
+        if self._status is not None and self._stop_observing is not None:
+            self._stop_observing()
+
+    def _check(self) -> None:
+        if self._process is not None:
+            self._process.check_alive()
+
+    async def _changed(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _raise_for_status(self) -> None:
+        assert self._status is not None
+        code, details = self._status
+        if self._cancelled_here:
+            raise asyncio.CancelledError
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+class _ServerEnd:
+    """The server's end of a call: a servicer context, and the task that runs the handler."""
+
+    def __init__(self, rpc: Rpc, call: SimCall, down: Lane, process: Process, service: Any) -> None:
+        self.over = False
+        self._rpc = rpc
+        self._call = call
+        self._down = down
+        self._process = process
+        self._inbox: deque[Any] = deque()
+        self._ended = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._status_sent = False
+        process.on_death.append(self._died)
+        self._task = process.start(self._handle(service), name=f"{call.method} from {call.node}")
+
+    # -- As grpc.aio has it --------------------------------------------------------------------------------------------
+
+    async def read(self) -> Any:
+        self._process.check_alive()
+        while not self._inbox and not self._ended:
+            waiter = self._rpc.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        return self._inbox.popleft() if self._inbox else grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        self._process.check_alive()
+        if self.over:
+            raise asyncio.CancelledError
+        self._down.send(("message", message.SerializeToString()))
+        await asyncio.sleep(0)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        self._finish((code, details))
+        raise CallAborted
+
+    def peer(self) -> str:
+        return self._call.node
+
+    # -- The connection ------------------------------------------------------------------------------------------------
+
+    def arrived(self, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == "message":
+            self._inbox.append(message[2].FromString(message[1]))
+        elif kind == "end":
+            self._ended = True
+        else:
+            self.end_lost()
+            return
+        self._wake()
+
+    def end_lost(self) -> None:
+        """The client went away: the handler is cancelled, and may see the end of the stream before that."""
+        if self.over:
+            return
+        self.over = True
+        self._ended = True
+        if self._rpc.network.rng.random() < 0.5:
+            self._inbox.clear()  # Received, but not by the handler.
+        self._wake()
+        if self._rpc.network.rng.random() < 0.5:
+            self._task.cancel()
+        else:
+            self._rpc.loop.later(0.0001, self._task.cancel)
+
+    async def _handle(self, service: Any) -> None:
+        method = self._call.method
+        try:
+            handler = getattr(service, method)
+            if method in ("Append", "Replicate"):
+                response = await handler(None, self)
+            else:
+                request = await self.read()
+                if request is grpc.aio.EOF:
+                    return
+                response = await handler(request, self)
+            if method in _UNARY_RESPONSES:
+                self._process.check_alive()
+                self._down.send(("message", response.SerializeToString()))
+            self._finish(_OK)
+        except CallAborted:
+            return
+        except asyncio.CancelledError:
+            self._finish((grpc.StatusCode.CANCELLED, "the handler was cancelled"))
+            raise
+        except Exception as error:  # noqa: BLE001  # As the server of gRPC does.
+            self._rpc.problems.append(f"{method} from {self._call.node} raised {error!r}")
+            self._finish((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
+        finally:
+            self.over = True
+            if self._died in self._process.on_death:
+                self._process.on_death.remove(self._died)
+            self._call.server_over()
+
+    def _finish(self, status: Status) -> None:
+        if not self._status_sent and self._process.alive:
+            self._status_sent = True
+            self._down.send(("status", status))
+
+    def _died(self) -> None:
+        if not self._status_sent:
+            self._status_sent = True
+            self._call.server_died()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,362 @@
+"""The twins of the outside world do what the real ones may do, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto.coordination.etcd import Delete, Put, WatchBatch, absent, unmodified
+from coranto.errors import FragmentNotFound, StoreError, TxnOutcomeUnknown, Unavailable, WatchReset
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.disk import SimDisk
+from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
+from coranto.testing.sim.loop import Killed, Process, SimLoop, simulated
+from coranto.testing.sim.network import Delays, Lane, Network
+from coranto.testing.sim.object_store import SimFragments, SimObjectStore, StoreFaults
+from coranto.testing.sim.rpc import Rpc
+from coranto.wire import protocol_pb2 as pb
+
+FILE = Path("/data/file")
+
+
+def run(scenario: Callable[[SimLoop], Awaitable[None]], seed: int = 1) -> None:
+    async def main(loop: SimLoop) -> None:
+        await scenario(loop)
+
+    with simulated(seed) as loop:
+        loop.run_until_complete(main(loop))
+
+
+# -- Disk --------------------------------------------------------------------------------------------------------------
+
+
+def written(seed: int, *, any_order: bool = False) -> tuple[SimLoop, SimDisk, Process]:
+    loop = SimLoop(seed)
+    disk = SimDisk(loop, random.Random(seed), any_order=any_order)
+    process = Process(loop, "writer")
+    return loop, disk, process
+
+
+def test_a_killed_process_leaves_every_byte_that_it_wrote() -> None:
+    loop, disk, process = written(0)
+    file = disk.for_process(process).open(FILE)
+    file.write(b"some")
+    file.write(b" bytes")
+    process.kill()
+    with pytest.raises(Killed):
+        file.write(b" more")
+    assert disk.for_process(Process(loop, "next")).read(FILE) == b"some bytes"
+    loop.close()
+
+
+def test_a_crash_keeps_what_was_synced_and_any_prefix_of_the_rest() -> None:
+    left: set[bytes | None] = set()
+    for seed in range(200):
+        loop, disk, process = written(seed)
+        files = disk.for_process(process)
+        file = files.open(FILE)
+        file.write(b"abc")
+        file.sync()
+        file.write(b"def")
+        files.open(FILE.with_name("unsynced")).write(b"xyz")
+        process.kill()
+        disk.crash()
+        content = disk.content(FILE)
+        assert content is not None
+        assert b"abcdef".startswith(content)
+        assert len(content) >= 3
+        other = disk.content(FILE.with_name("unsynced"))
+        assert not other or content == b"abcdef"  # In order: what was written later is not there without the earlier.
+        left |= {content, other}
+        loop.close()
+    assert {b"abc", b"abcd", b"abcdef", None, b"xy"} <= left
+
+
+def test_without_an_order_a_later_write_may_survive_alone() -> None:
+    found = set()
+    for seed in range(100):
+        loop, disk, process = written(seed, any_order=True)
+        files = disk.for_process(process)
+        files.open(FILE).write(b"abc")
+        files.open(FILE.with_name("later")).write(b"xyz")
+        process.kill()
+        disk.crash()
+        found.add((disk.content(FILE), disk.content(FILE.with_name("later"))))
+        loop.close()
+    assert any(earlier is None and later == b"xyz" for earlier, later in found)
+
+
+def test_a_process_dies_within_a_write() -> None:
+    lengths = set()
+    for seed in range(40):
+        loop, disk, process = written(seed)
+        file = disk.for_process(process).open(FILE)
+        disk.kill_in_write = lambda name: name == "file"
+        with pytest.raises(Killed):
+            file.write(b"12345678")
+        assert not process.alive
+        lengths.add(disk.size(FILE))
+        loop.close()
+    assert {0, 8} < lengths
+
+
+def test_a_full_disk_takes_half() -> None:
+    loop, disk, process = written(0)
+    file = disk.for_process(process).open(FILE)
+    disk.full = True
+    with pytest.raises(OSError, match="no space"):
+        file.write(b"1234")
+    assert disk.content(FILE) == b"12"
+    loop.close()
+
+
+def test_an_open_file_outlives_its_name() -> None:
+    loop, disk, process = written(0)
+    files = disk.for_process(process)
+    file = files.open(FILE)
+    file.write(b"abc")
+    files.remove(FILE)
+    assert files.list(FILE.parent) == []
+    assert file.read_at(1, 9) == b"bc"
+    loop.close()
+
+
+# -- Network -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_keeps_its_order_and_a_cut_holds_it_up() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        network = Network(loop, loop.rng, Delays(congestion=0.3))
+        arrived: list[tuple[int, float]] = []
+        lane = Lane(network, "a", "b", lambda number: arrived.append((number, loop.time())))
+        for number in range(50):
+            lane.send(number)
+        mend = network.cut("a", "b")
+        await asyncio.sleep(5)
+        assert arrived == []
+        mend()
+        for number in range(50, 60):
+            lane.send(number)
+        await asyncio.sleep(5)
+        assert [number for number, _ in arrived] == list(range(60))
+
+    run(scenario)
+
+
+# -- Calls -------------------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """Adds up what a client appends; what becomes of its handler is in `ended`."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    async def Append(self, _: object, context: grpc.aio.ServicerContext[pb.AppendRequest, None]) -> pb.AppendResponse:
+        total = 0
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                total += len(message.content)
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        self.ended.append(f"end after {total}")
+        return pb.AppendResponse(total_chunks=total)
+
+    async def Apply(self, _: pb.ApplyRequest, context: grpc.aio.ServicerContext[pb.ApplyRequest, None]) -> None:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not now")
+
+
+class Setting:
+    def __init__(self, loop: SimLoop) -> None:
+        self.network = Network(loop, loop.rng)
+        self.rpc = Rpc(self.network)
+        self.process = Process(loop, "server")
+        self.service = Service()
+        self.rpc.endpoints.listen("http://server:80", "server", self.process, self.service)
+        self.stub = self.rpc.stub("client", "http://server:80")
+
+    async def started(self) -> grpc.aio.StreamUnaryCall[pb.AppendRequest, pb.AppendResponse]:
+        call = self.stub.Append()
+        await call.write(pb.AppendRequest(content=b"12345"))
+        await asyncio.sleep(0.5)
+        return call
+
+
+def test_a_call_goes_through() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        setting = Setting(loop)
+        call = await setting.started()
+        await call.write(pb.AppendRequest(content=b"678"))
+        await call.done_writing()
+        assert (await call).total_chunks == 8
+        assert not setting.rpc.live
+        with pytest.raises(asyncio.InvalidStateError):
+            await call.write(pb.AppendRequest())
+
+    run(scenario)
+
+
+def test_an_abort_is_the_clients_error() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match="not now") as caught:
+            await Setting(loop).stub.Apply(pb.ApplyRequest())
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("way", ["kill", "break", "cut", "cancel"])
+def test_a_broken_call_ends_at_both_ends(way: str) -> None:
+    async def scenario(loop: SimLoop) -> None:
+        setting = Setting(loop)
+        call = await setting.started()
+        result = asyncio.ensure_future(call)
+        if way == "kill":
+            setting.process.kill()
+        elif way == "break":
+            setting.rpc.break_call(next(iter(setting.rpc.live)))
+        elif way == "cut":
+            setting.network.cut_both("client", "server")
+        else:
+            call.cancel()
+        await asyncio.sleep(20)
+        if way == "cancel":
+            with pytest.raises(asyncio.CancelledError):
+                await result
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await result
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert len(setting.service.ended) == 1
+        assert not setting.rpc.problems
+
+    for seed in range(10):
+        run(scenario, seed)
+
+
+def test_nobody_answers_at_an_endpoint_of_nobody() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        stub = Setting(loop).rpc.stub("client", "http://nobody:80")
+        with pytest.raises(grpc.aio.AioRpcError, match="refused"):
+            await stub.ListFragments(pb.FragmentsRequest())
+
+    run(scenario)
+
+
+# -- etcd --------------------------------------------------------------------------------------------------------------
+
+
+def coordinator(loop: SimLoop) -> tuple[Network, SimEtcd, SimCoordinator]:
+    network = Network(loop, loop.rng)
+    etcd = SimEtcd(loop, network)
+    process = Process(loop, "client")
+    return network, etcd, SimCoordinator(etcd, network, "client", process, SimClock(loop, process))
+
+
+def test_transactions_are_guarded() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        _, _, client = coordinator(loop)
+        created = await client.txn([absent("/a")], [Put("/a", b"1")])
+        assert (created.succeeded, created.header.revision) == (True, 2)
+        refused = await client.txn([absent("/a")], [Put("/a", b"2")], otherwise=["/a"])
+        assert not refused.succeeded
+        (found,) = refused.found
+        assert found is not None
+        assert (found.value, found.create_revision) == (b"1", 2)
+        assert (await client.txn([unmodified(found)], [Delete("/a")])).succeeded
+        assert (await client.range("/")).kvs == ()
+
+    run(scenario)
+
+
+def test_a_lease_takes_its_keys_with_it_unless_it_is_kept_alive() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        _, _, client = coordinator(loop)
+        lease = await client.lease_grant(5)
+        await client.txn([], [Put("/member", b"", lease=lease.id)])
+        for _ in range(4):
+            await asyncio.sleep(3)
+            assert await client.lease_keepalive(lease.id) == 5
+        assert (await client.get("/member"))[1] is not None
+        await asyncio.sleep(6)
+        assert (await client.get("/member"))[1] is None
+        assert await client.lease_keepalive(lease.id) == 0
+
+    run(scenario)
+
+
+def test_a_watch_resumes_without_gap_and_is_reset_by_compaction() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        _, etcd, client = coordinator(loop)
+        watch = client.watch("/", 2)
+        seen: list[int] = []
+
+        async def follow(count: int) -> None:
+            while len(seen) < count:
+                batch: WatchBatch = await anext(watch)
+                seen.append(batch.header.revision)
+
+        etcd.txn([], [Put("/a", b"1")], [])
+        await follow(1)
+        etcd.break_watches()
+        etcd.txn([], [Put("/a", b"2")], [])
+        etcd.txn([], [Put("/a", b"3")], [])
+        await follow(3)
+        assert seen == [2, 3, 4]
+        etcd.break_watches()
+        etcd.txn([], [Put("/a", b"4")], [])
+        etcd.compact()
+        with pytest.raises(WatchReset):
+            await follow(4)
+
+    run(scenario)
+
+
+def test_an_answer_that_is_lost_leaves_the_outcome_unknown() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        network, etcd, client = coordinator(loop)
+        mend = network.cut("etcd", "client")
+        with pytest.raises(TxnOutcomeUnknown):
+            await client.txn([], [Put("/a", b"1")])
+        with pytest.raises(Unavailable):
+            await client.get("/a")
+        assert "/a" in etcd.kvs
+        mend()
+        assert (await client.get("/a"))[1] is not None
+
+    run(scenario)
+
+
+# -- Object store ------------------------------------------------------------------------------------------------------
+
+
+def test_the_store_may_apply_a_put_and_fail_all_the_same() -> None:
+    async def scenario(loop: SimLoop) -> None:
+        network = Network(loop, loop.rng)
+        service = SimObjectStore(network, loop.rng)
+        store = SimFragments("s3://it/", service, network, "broker", Process(loop, "broker"))
+        fragment = Fragment("a/journal", 0, 3, sum_of(b"abc"), Codec.NONE)
+        service.faults = StoreFaults(fail_after_applying=1.0, list_lag=10.0)
+        with pytest.raises(StoreError, match="503"):
+            await store.put(fragment, b"abc")
+        assert await store.exists(fragment)
+        assert await store.read(fragment) == b"abc"
+        assert [found async for found in store.list("a/journal")] == []
+        await asyncio.sleep(11)
+        assert [found.content_path async for found in store.list("a/journal")] == [fragment.content_path]
+        await store.remove(fragment)
+        with pytest.raises(FragmentNotFound):
+            await store.get(fragment)
+        service.faults = StoreFaults(refuse=1.0)
+        with pytest.raises(StoreError):
+            await store.exists(fragment)
+
+    run(scenario)
