@@ -322,14 +322,16 @@ def test_the_oldest_of_exiting_members_goes_first_and_the_next_once_others_have_
     assert holds(world) == {"a2": 0, "b1": 6, "c1": 6}
 
 
-def test_an_exiting_member_that_has_to_stay_gets_new_items_only_when_nobody_else_can_take_them() -> None:
+def test_an_exiting_member_that_has_to_stay_is_the_last_to_get_new_items() -> None:
     world = cluster({f"item-{i}": 3 for i in range(3)}, {"a": 50, "b": 50, "c": 50})
     world.settle()
     change(world, exiting=True, a=50)
-    world.put_items(PlanItem("item-3", 3), PlanItem("small-1", 1), PlanItem("small-2", 1))
+    world.put_items(PlanItem("small-1", 1), PlanItem("small-2", 1))
+    world.settle()
+    assert {zones(world, "small-1"), zones(world, "small-2")} == {"b", "c"}
+    world.put_items(PlanItem("item-3", 3))
     world.settle()
     assert zones(world, "item-3") == "abc"
-    assert {zones(world, "small-1"), zones(world, "small-2")} == {"b", "c"}
 
 
 def test_the_last_member_keeps_its_items_while_it_is_exiting() -> None:

@@ -145,6 +145,9 @@ def test_full_members_that_wait_for_one_another_are_helped_by_a_third() -> None:
     current = {"x": assigned("x", (A, 0, True)), "y": assigned("y", (B, 0, True))}
     found = Convergence(members, [1, 1, 1]).steps(items, current, placement)
     assert found == [ItemChanges("x", (Add("x", C, 1),))]
+    # First of all they wait for items that are not consistent: whatever moves may be about to make room.
+    lagging = {"x": assigned("x", (A, 0, False)), "y": assigned("y", (B, 0, True))}
+    assert Convergence(members, [1, 1, 1]).steps(items, lagging, placement) == []
     current["x"] = assigned("x", (A, 0, False), (C, 1, False))
     assert Convergence(members, [1, 1, 1]).steps(items, current, placement) == []
     current["x"] = assigned("x", (A, 0, True), (C, 1, True))

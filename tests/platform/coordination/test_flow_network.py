@@ -81,6 +81,40 @@ def test_an_item_that_a_cycle_passes_through_twice_gains_only_once() -> None:
     assert network.cost() == least_cost(network) == Cost(unplaced=0, single_zoned=0, over_share=0, moves=2)
 
 
+def test_an_item_may_move_in_one_zone_and_in_another_along_one_cycle() -> None:
+    # The two moves share nothing: made into others between zones, they would bring all replicas into one.
+    network = FlowNetwork(
+        [1, 2, 0, 4],
+        [[], [2, 3, 1], [1, 0, 2], [0, 2]],
+        [1, 1, 0, 0, 1],
+        [5, 1, 5, 1, 2],
+        [2, 1, 0, 1, 2],
+    )
+    for item, members in enumerate([[4], [1, 2], [], [3, 0, 2, 4]]):
+        for member in members:
+            network.give(item, member)
+    assert network.optimize() == network.cost() == least_cost(network)
+
+
+def test_the_bound_is_reached_by_what_a_change_needs() -> None:
+    # A member joined: two items are above the others' shares. One item lives in one zone. One has no member.
+    network = FlowNetwork(
+        [1, 1, 1, 1, 1, 1, 2, 1],
+        [[0], [0], [0], [1], [1], [1], [0, 1], []],
+        [0, 0, 1],
+        [9, 9, 9],
+        [3, 3, 3],
+    )
+    assert network.cost_bound() == Cost(unplaced=0, single_zoned=0, over_share=0, moves=3)
+    for item, member in enumerate([0, 0, 2, 1, 1, 1, 0, 2]):
+        network.give(item, member)
+    network.give(6, 2)
+    assert network.optimize() == network.cost_bound() == least_cost(network)
+    # Nobody is above a share, but an item needs its second zone.
+    network = FlowNetwork([2], [[0, 1]], [0, 0, 1], [9, 9, 9], [1, 1, 1])
+    assert network.cost_bound().moves == 1
+
+
 @given(networks())
 @example(FlowNetwork([], [], [0], [1], [1]))
 @example(FlowNetwork([2], [[]], [], [], []))

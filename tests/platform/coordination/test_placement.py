@@ -108,6 +108,18 @@ def test_of_more_than_is_wanted_the_first_are_kept_and_two_zones() -> None:
     assert choose_placement(items(1, 2), single, [[3, 1, 0]]).members == ((3, 1),)
 
 
+def test_replicas_that_are_too_close_go_first() -> None:
+    found = members(*"aabc")
+    assert choose_placement(items(1, 3), found, [[2, 3, 0, 1]]).members == ((2, 3, 0),)
+    assert choose_placement(items(1, 3), found, [[0, 1, 2, 3]]).members == ((0, 2, 3),)
+
+
+def test_when_there_is_not_room_for_all_each_item_gets_a_first_replica() -> None:
+    placement = choose_placement(items(3, 2), members("a", "b", limit=2), [[]] * 3)
+    assert sorted(map(len, placement.members)) == [1, 1, 2]
+    assert placement.cost.unplaced == 2
+
+
 def test_what_a_change_of_a_larger_cluster_moves() -> None:
     zones = "abc" * 8
     world = AllocationWorld(items(800, 3), members(*zones))
