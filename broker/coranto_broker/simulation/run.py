@@ -50,7 +50,8 @@ class Report:
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
-        return f"python -m coranto_broker.simulation --seed {self.options.seed}"
+        flags = " --strand" * self.options.strand + " --any-order" * self.options.any_order
+        return f"python -m coranto_broker.simulation --seed {self.options.seed}{flags}"
 
     def __str__(self) -> str:
         lines = [f"seed {self.options.seed}: {'sound' if self.sound else 'FAILED'}; {dict(self.outcomes)}"]

@@ -305,7 +305,8 @@ class SimCoordinator:
         return await self._call(lambda: self._etcd.status(lease))
 
     async def lease_revoke(self, lease: int) -> None:
-        await self._call(functools.partial(self._etcd.revoke, lease))
+        if not await self._call(functools.partial(self._etcd.revoke, lease)):
+            raise Unavailable("etcd is changing its leader, and keeps the lease")
 
     async def close(self) -> None:
         """Nothing is held."""
