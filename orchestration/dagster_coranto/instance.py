@@ -45,4 +45,6 @@ def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -
         "CORANTO_DATA": str(data_dir.absolute()),
         # Otherwise gRPC remarks on every process that is started beside its threads, Spark's among them.
         "GRPC_VERBOSITY": "ERROR",
+        # Dagster starts gRPC before Coranto can say so; see `coranto`.
+        "GRPC_ENABLE_FORK_SUPPORT": "false",
     }

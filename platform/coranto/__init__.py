@@ -1,0 +1,7 @@
+"""Coranto: replicated, transactional, append-only journals."""
+
+import os
+
+# gRPC's handlers around fork() are for children that go on with gRPC. Ours exec another program (a JVM, a broker), or
+# connect anew, and the handlers can crash such a child before it gets there. gRPC reads this when it starts.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")

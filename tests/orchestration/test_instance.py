@@ -39,4 +39,5 @@ def test_processes_of_dagster_are_told_of_home_and_cluster(tmp_path: Path) -> No
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "GRPC_VERBOSITY": "ERROR",
+        "GRPC_ENABLE_FORK_SUPPORT": "false",
     }
