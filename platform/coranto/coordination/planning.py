@@ -64,8 +64,8 @@ def plan(items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: 
 class Planner:
     """Plans again and again for one cluster, and chooses a placement only when its items or members changed.
 
-    Meanwhile it works towards the placement that it chose, whatever becomes of assignments: it holds no promise that
-    assignments keep, only saves the choice.
+    Until then it works towards the placement that it chose, whatever becomes of assignments. What it remembers saves
+    work and nothing else: a planner that starts anew, as with a new leader, keeps the same promises.
     """
 
     def __init__(self) -> None:
