@@ -61,9 +61,12 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     finally:
         driving.cancel()
         demoted.cancel()
-        await asyncio.gather(driving, demoted, return_exceptions=True)
-        spool.roll_back()
-        replica.spool.put(spool)
+        try:
+            await asyncio.gather(driving, demoted, return_exceptions=True)
+        finally:
+            # Also when we are cancelled once more meanwhile: whoever comes next waits for the spool.
+            spool.roll_back()
+            replica.spool.put(spool)
 
 
 async def _demoted(broker: Broker, resolution: Resolution) -> None:
