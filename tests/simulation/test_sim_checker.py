@@ -159,6 +159,9 @@ def _future_head(told: Told) -> None:
 
 
 def _wrong_refusal(told: Told) -> None:
+    for operation in told.history.operations:
+        if operation.outcome is Outcome.INFO and operation.begin < 0:
+            operation.outcome = Outcome.FAIL  # Or else the refusal might rest on it.
     operation = told.append(Outcome.FAIL, there=False)
     operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
 
@@ -197,6 +200,13 @@ def test_a_head_may_lag_where_brokers_do_not_know_better() -> None:
     told = good()
     _stale_head(told)
     assert told.anomalies(fresh=False) == []
+
+
+def test_a_refusal_may_rest_on_an_append_that_came_to_nothing() -> None:
+    told = good()
+    operation = told.append(Outcome.FAIL, there=False)
+    operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
+    assert told.anomalies() == []
 
 
 def test_replicas_and_fragments_are_compared() -> None:

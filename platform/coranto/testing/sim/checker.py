@@ -218,7 +218,12 @@ def _text(registers: pb.LabelSet | None) -> str:
 def _check_order(
     journal: str, placed: Sequence[_Placed], operations: Sequence[Operation], registers: Sequence[pb.LabelSet]
 ) -> list[Anomaly]:
-    """Linearizability. The state is how many appends were applied, which determines head and registers."""
+    """Linearizability. The state is how many appends were applied, which determines head and registers.
+
+    A refusal may rest on an append before it that was still under way, and came to nothing after all.
+    """
+    applied = {each.operation.number for each in placed}
+    vain = min((each.invoked for each in operations if _in_vain(each, applied)), default=float("inf"))
     tails = [0, *(each.end for each in placed)]
     calls = [_append_call(index, each.operation) for index, each in enumerate(placed)]
     for operation in operations:
@@ -238,10 +243,15 @@ def _check_order(
             }
         elif operation.kind is not Kind.HEAD and operation.refusal == pb.WRONG_APPEND_OFFSET:
             possible = {index for index, tail in enumerate(tails) if tail != operation.offset}
-        if possible is not None:
+        if possible is not None and (operation.outcome is Outcome.OK or operation.returned < vain):
             calls.append(_look_call(possible, operation))
     impossible = first_impossible(0, calls)
     return [Anomaly("not-linearizable", journal, impossible.label)] if impossible is not None else []
+
+
+def _in_vain(operation: Operation, applied: set[int]) -> bool:
+    unknown = operation.outcome in (Outcome.INFO, Outcome.OPEN)
+    return unknown and operation.kind is Kind.APPEND and operation.number not in applied
 
 
 def _append_call(index: int, operation: Operation) -> Call:
