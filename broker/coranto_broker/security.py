@@ -33,6 +33,13 @@ def peer_tls(settings: BrokerSettings) -> ClientTls:
     return ClientTls(settings.peer_ca, cert, key)
 
 
+def etcd_tls(settings: BrokerSettings) -> ClientTls | None:
+    """How to connect to etcd; None where nothing is said of it."""
+    if settings.etcd_ca is None and settings.etcd_cert is None and settings.etcd_key is None:
+        return None
+    return ClientTls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
+
+
 def server_credentials(settings: BrokerSettings) -> grpc.ServerCredentials | None:
     """Credentials to serve with; None when there is no certificate, and so no TLS.
 
@@ -53,14 +60,20 @@ def server_credentials(settings: BrokerSettings) -> grpc.ServerCredentials | Non
 
 
 def check_exposure(settings: BrokerSettings, endpoint: str) -> None:
-    """Raise InvalidInput where tokens would be sent to this broker in the clear; log where anybody may call it.
-
-    `endpoint` is what it tells others.
+    """Raise InvalidInput where tokens would be sent to this broker in the clear, or where anybody may call it although
+    nobody said so. `endpoint` is what it tells others.
     """
     keys = keys_of(settings)
     loopback = is_loopback(settings.host)
     if keys is None:
         if not loopback and settings.tls_client_ca is None:
+            if not settings.serve_anyone_without_keys:
+                raise InvalidInput(
+                    f"whoever can reach {settings.host} could read and write everything: give the broker auth_keys or "
+                    "tls_client_ca, or listen on 127.0.0.1. If everybody there is to be trusted, say so by "
+                    "--serve-anyone-without-keys",
+                    field="host",
+                )
             _log.warning("whoever can reach this broker may read and write: it has no keys", host=settings.host)
         return
     if keys.accept_missing:

@@ -22,7 +22,7 @@ from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
-from coranto_broker.security import check_exposure, server_credentials
+from coranto_broker.security import check_exposure, etcd_tls, server_credentials
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -106,7 +106,7 @@ class BrokerProcess:
     async def _start(self) -> None:
         settings = self._settings
         clock, disk = SystemClock(), LocalDisk()
-        coordinator = EtcdCoordinator(settings.etcd, clock=clock)
+        coordinator = EtcdCoordinator(settings.etcd, clock=clock, tls=etcd_tls(settings))
         self._exits.push_async_callback(coordinator.close)
         layout = Layout(settings.etcd_prefix)
         keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)

@@ -1,6 +1,7 @@
-"""Settings of a broker process.
+"""Settings of a broker process: the one place that names, bounds and explains them.
 
-Every setting can be given in the environment as CORANTO_BROKER_<NAME>; the command line wins over it.
+The command line's options, the environment's variables (CORANTO_BROKER_<NAME>), the keys of a configuration file and
+the table of docs/operations.md all come from here. `coranto_broker.configuration` says which of them wins.
 """
 
 from __future__ import annotations
@@ -18,14 +19,26 @@ class BrokerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_BROKER_", frozen=True)
 
-    etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port.")
+    etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
     etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")
+    etcd_ca: Path | None = Field(default=None, description="PEM file: authorities that etcd's certificate is of.")
+    etcd_cert: Path | None = Field(default=None, description="PEM file: certificate to show to etcd.")
+    etcd_key: Path | None = Field(default=None, description="PEM file: key of etcd_cert.")
     host: str = Field(default="127.0.0.1", description="Address to listen on, and to tell others.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
     advertise: str = Field(default="", description="Endpoint to tell others, when it differs: http://host:port.")
+    http_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of the HTTP gateway; 0 chooses a free one. Without, there is none.",
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of /metrics, /ready and /live; 0 chooses a free one."
+    )
     zone: str = Field(default="local", description="Failure zone of this broker.")
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
-    data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; one broker only.")
+    data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
     file_root: Path | None = Field(default=None, description="Folder that file:/// stores are rooted at.")
     lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead broker goes unnoticed.")
     journal_limit: int = Field(default=1024, ge=0, le=131072, description="Most journals that this broker takes.")
@@ -33,7 +46,7 @@ class BrokerSettings(BaseSettings):
     fsync: Fsync = Field(
         default=Fsync.NEVER, description="When spools are forced to the disk: never, commit or interval."
     )
-    fsync_interval: float = Field(default=1.0, gt=0, description="For fsync=interval.")
+    fsync_interval: float = Field(default=1.0, gt=0, description="Seconds between the syncs of fsync=interval.")
     min_append_rate: int = Field(default=1 << 16, ge=0, description="Slower clients are cut off; 0 allows any rate.")
     max_append_rate: int = Field(default=0, ge=0, description="Caps every journal's append rate; 0 is unlimited.")
     max_message_bytes: int = Field(default=4 << 20, ge=1 << 16, description="Largest message to accept.")
@@ -41,10 +54,15 @@ class BrokerSettings(BaseSettings):
         default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."
     )
     cache_bytes: int = Field(default=256 << 20, ge=0, description="Memory for content read from fragment stores.")
-    exit_seconds: float = Field(
-        default=20.0, gt=0, description="Most time for a graceful exit, each for draining and storing."
+    retention: bool = Field(
+        default=True, description="Remove stored fragments that are older than their journal's retention."
     )
-    metrics_port: int = Field(default=0, ge=0, le=65535, description="Port for Prometheus; 0 is none.")
+    retention_rate: float = Field(
+        default=20.0, gt=0, description="Most fragments that retention removes per second, over all journals."
+    )
+    exit_seconds: float = Field(
+        default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
+    )
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
     )
@@ -56,5 +74,29 @@ class BrokerSettings(BaseSettings):
     peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
     peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
     peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
+    serve_anyone_without_keys: bool = Field(
+        default=False,
+        description="Listen beyond this machine although anyone there may then read and write everything.",
+    )
     log_level: str = Field(default="info", description="debug, info, warning or error.")
     log_json: bool = Field(default=False, description="Log lines as JSON.")
+
+
+SECRETS = frozenset(name for name, field in BrokerSettings.model_fields.items() if field.annotation is SecretStr)
+"""Settings that no command line may carry, since it shows in lists of processes, and that are never printed."""
+
+
+def markdown_table() -> str:
+    """The settings as docs/operations.md shows them."""
+    lines = ["| setting | default | |", "|---|---|---|"]
+    for name, field in BrokerSettings.model_fields.items():
+        default = field.get_default()
+        shown = "" if default is None or name in SECRETS or default == "" else f"`{_plain(default)}`"
+        lines.append(f"| `{name}` | {shown} | {field.description} |")
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))

@@ -662,9 +662,17 @@ def test_a_broker_shows_its_own_certificate_to_peers_that_want_one(certificates:
     ],
 )
 def test_where_a_broker_with_keys_may_listen(settings: dict[str, Any], endpoint: str, problem: str) -> None:
+    beyond = settings["host"] != "127.0.0.1"
+    with contextlib.ExitStack() as stack:
+        if beyond:
+            stack.enter_context(pytest.raises(InvalidInput, match="serve-anyone-without-keys"))
+        check_exposure(BrokerSettings(**settings), endpoint)
     with structlog.testing.capture_logs() as logs:
-        check_exposure(BrokerSettings(**settings), endpoint)  # Without keys it may, and says so.
-        assert bool(logs) is (settings["host"] != "127.0.0.1")
+        check_exposure(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and says so.
+        assert bool(logs) is beyond
+        logs.clear()
+        check_exposure(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates will do.
+        assert logs == []
     keyed = BrokerSettings(**settings, auth_keys=SecretStr(KEY))
     if problem:
         with pytest.raises(InvalidInput, match=problem):

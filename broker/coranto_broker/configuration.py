@@ -1,0 +1,135 @@
+"""Where a broker's settings come from: an option of the command line wins over a variable of the environment, that
+over the configuration file, and that over the default.
+
+The file is TOML, or YAML when its name ends so: settings by name, at the top. A key that is no setting is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+from pydantic import SecretStr, ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from coranto.errors import InvalidInput
+from coranto_broker.settings import SECRETS, BrokerSettings
+
+FILE_VARIABLE = "CORANTO_BROKER_CONFIG"
+_log = structlog.get_logger(__name__)
+
+
+class Origin(enum.Enum):
+    """What said a setting."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings, and where those come from that are not defaults."""
+
+    settings: BrokerSettings
+    origins: Mapping[str, Origin]
+
+
+def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
+    """The settings in effect. `file` is by default what $CORANTO_BROKER_CONFIG names, if anything.
+
+    Raises InvalidInput, naming the setting and what said it, for what is unknown or not valid.
+    """
+    if file is None and (named := os.environ.get(FILE_VARIABLE)):
+        file = Path(named)
+    layers = (
+        (Origin.FILE, read_file(file) if file is not None else {}),
+        (Origin.ENVIRONMENT, _environment()),
+        (Origin.FLAG, dict(flags)),
+    )
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, layer in layers:
+        values |= layer
+        origins |= dict.fromkeys(layer, origin)
+    try:
+        return Configuration(BrokerSettings(**values), origins)
+    except ValidationError as error:
+        problems = (_problem(dict(each), origins, file) for each in error.errors(include_url=False))
+        raise InvalidInput("; ".join(problems), field="settings") from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings of a configuration file, by name. Raises InvalidInput."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}", field="config") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{path} is neither TOML nor, with a name in .yaml, YAML: {error}", field="config") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{path} does not hold settings by name, as in `port = 8080`", field="config")
+    known = BrokerSettings.model_fields
+    result = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for key in result.keys() - known.keys():
+        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]}?" if nearest else "`coranto broker settings` shows all that there are"
+        raise InvalidInput(f"{path}: there is no setting {key!r}; {hint}", field="config")
+    if result.keys() & SECRETS and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        _log.warning("a file with keys can be read by others than its owner; chmod 600 it", file=str(path))
+    return result
+
+
+def render(configuration: Configuration) -> str:
+    """The settings in effect as a configuration file, with where each comes from. Secrets are not shown."""
+    lines: list[str] = []
+    for name, field in BrokerSettings.model_fields.items():
+        value = getattr(configuration.settings, name)
+        origin = configuration.origins.get(name, Origin.DEFAULT).value
+        lines.append(f"# {field.description}")
+        if isinstance(value, SecretStr):
+            lines.append(f"# {name} is {'set, and not shown' if value.get_secret_value() else 'not set'} ({origin})")
+        elif value is None:
+            lines.append(f"# {name} is not set ({origin})")
+        else:
+            lines.append(f"{name} = {_toml(value)}  # {origin}")
+    return "\n".join(lines)
+
+
+def _environment() -> dict[str, Any]:
+    return dict(EnvSettingsSource(BrokerSettings)())
+
+
+def _problem(error: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> str:
+    name = str(error["loc"][0]) if error["loc"] else "settings"
+    origin = origins.get(name, Origin.DEFAULT)
+    said = {
+        Origin.FILE: f" ({file})",
+        Origin.ENVIRONMENT: f" ($CORANTO_BROKER_{name.upper()})",
+        Origin.FLAG: f" (--{name.replace('_', '-')})",
+    }.get(origin, "")
+    value = "" if name in SECRETS else f", not {error['input']!r}"
+    return f"{name}{said}: {error['msg']}{value}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(getattr(value, "value", value))
+    # What JSON escapes in a string TOML's basic strings do, too; but for DEL, which nobody has in a setting.
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
