@@ -15,13 +15,14 @@ from types import TracebackType
 
 import structlog
 
+from coranto.client.config import ClientTls
 from coranto.cluster import info as cluster_info
 from coranto.cluster.brokers import BrokerSlot, Restarts, port_of, serves
-from coranto.cluster.etcd_server import EtcdServer, is_healthy, keep_lease_alive
+from coranto.cluster.etcd_server import EtcdServer, etcd_tls, is_healthy, keep_lease_alive
 from coranto.cluster.info import ClusterInfo
 from coranto.cluster.processes import ChildProcess, describe_exit, free_port, stop_all
 from coranto.cluster.processes import wait_ready as await_ready
-from coranto.coordination.etcd import channel_target
+from coranto.coordination.etcd import channel_target, is_secure
 from coranto.coordination.lease import LeaseRecord
 from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk
@@ -47,7 +48,8 @@ class EmbeddedCluster:
     told what is being waited for. `broker_arguments` are added to every broker's command line.
 
     $CORANTO_ETCD (host:port) names an etcd to use instead of one of its own; keys are then kept under a prefix that
-    belongs to this data directory, unless `etcd_prefix` is given.
+    belongs to this data directory, unless `etcd_prefix` is given. For one with TLS it is https://host:port, and
+    $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name its authority and what is shown to it.
 
     Methods may be called from any thread. They raise ClusterError; `start` also when another process runs a cluster in
     the directory (DirectoryInUse names it).
@@ -86,6 +88,7 @@ class EmbeddedCluster:
         self._stop_seconds = stop_seconds
         self._progress = progress
         self._external_etcd = self._environment.get(ETCD_VARIABLE, "")
+        self._etcd_tls = etcd_tls(self._environment) if self._external_etcd else None
         self._etcd = EtcdServer(self.data_dir, fsync=etcd_fsync)
         self._etcd_restarts = Restarts()
         self._brokers = [
@@ -298,6 +301,7 @@ class EmbeddedCluster:
         command = [
             *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
             *("--etcd", self._etcd_endpoint),
+            *self._etcd_certificates,
             *("--etcd-prefix", self._prefix or DEFAULT_PREFIX),
             *("--host", "127.0.0.1", "--port", str(broker.port)),
             *("--zone", broker.zone, "--id", broker.id),
@@ -373,7 +377,7 @@ class EmbeddedCluster:
         """Keep a starting broker's lease alive, so that it can resume it however long the start takes."""
         remembered = LeaseRecord.within(broker.data_dir).load()
         if remembered is not None:
-            keep_lease_alive(self._etcd_gateway, remembered[1])
+            keep_lease_alive(self._etcd_gateway, remembered[1], self._etcd_tls)
 
     # --- small things ------------------------------------------------------------------------------------------------
 
@@ -383,12 +387,20 @@ class EmbeddedCluster:
 
     @property
     def _etcd_gateway(self) -> str:
-        """The `host:port` at which etcd answers HTTP: the first, if there are several."""
-        return channel_target(self._etcd_endpoint).removeprefix("ipv4:").partition(",")[0]
+        """Where etcd answers HTTP: the first, if there are several."""
+        address = channel_target(self._etcd_endpoint).removeprefix("ipv4:").partition(",")[0]
+        return f"https://{address}" if is_secure(self._etcd_endpoint) else address
+
+    @property
+    def _etcd_certificates(self) -> list[str]:
+        """Options that give brokers the certificates for etcd."""
+        tls = self._etcd_tls or ClientTls()
+        files = (("--etcd-ca", tls.ca), ("--etcd-cert", tls.cert), ("--etcd-key", tls.key))
+        return [part for option, path in files if path is not None for part in (option, str(path.absolute()))]
 
     def _await_external_etcd(self) -> None:
         deadline = time.monotonic() + _READY_SECONDS / 4
-        while not is_healthy(self._etcd_gateway):
+        while not is_healthy(self._etcd_gateway, self._etcd_tls):
             if time.monotonic() > deadline or self._closing.is_set():
                 raise ClusterError(
                     f"the etcd at {self._external_etcd}, which ${ETCD_VARIABLE} names, does not answer: start it, or "

@@ -6,13 +6,15 @@ import importlib.util
 import json
 import os
 import shutil
+import ssl
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from coranto.client.config import ClientTls
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.errors import ClusterError
 
@@ -127,28 +129,42 @@ def find_etcd() -> Path:
     return Path(found)
 
 
-def is_healthy(endpoint: str, *, timeout_seconds: float = 1.0) -> bool:
-    """Whether the etcd at `endpoint` (host:port) has a leader and serves."""
+def etcd_tls(environment: Mapping[str, str]) -> ClientTls | None:
+    """Certificates for an etcd of your own: $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT, $CORANTO_ETCD_KEY; None without."""
+    ca, cert, key = (
+        Path(value) if (value := environment.get(f"CORANTO_ETCD_{name}")) else None for name in ("CA", "CERT", "KEY")
+    )
+    return ClientTls(ca, cert, key) if ca or cert or key else None
+
+
+def is_healthy(endpoint: str, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
+    """Whether the etcd at `endpoint` (host:port, http:// or https://host:port) has a leader and serves."""
     try:
-        return bool(_ask(endpoint, "/health", None, timeout_seconds).get("health") == "true")
+        return bool(_ask(endpoint, tls, "/health", None, timeout_seconds).get("health") == "true")
     except (OSError, ValueError):
         return False
 
 
-def keep_lease_alive(endpoint: str, lease: int, *, timeout_seconds: float = 1.0) -> bool:
+def keep_lease_alive(endpoint: str, lease: int, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
     """Refresh a lease on behalf of a process that is about to resume it. Whether the lease is alive."""
     try:
-        result = _ask(endpoint, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
+        result = _ask(endpoint, tls, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
     except (OSError, ValueError):
         return False
     return isinstance(result, dict) and int(result.get("TTL", 0)) > 0
 
 
-def _ask(endpoint: str, path: str, question: dict[str, object] | None, timeout_seconds: float) -> dict[str, object]:
+def _ask(
+    endpoint: str, tls: ClientTls | None, path: str, question: dict[str, object] | None, timeout_seconds: float
+) -> dict[str, object]:
     """One call of etcd's JSON gateway; of a stream, the first answer."""
     data = None if question is None else json.dumps(question).encode()
-    request = urllib.request.Request(f"http://{endpoint}{path}", data=data)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    base = endpoint if "://" in endpoint else f"http://{endpoint}"
+    request = urllib.request.Request(f"{base.rstrip('/')}{path}", data=data)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if base.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=_ssl_context(tls or ClientTls())))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(request, timeout=timeout_seconds) as response:
             answer = json.loads(response.readline() if path.startswith("/v3/lease") else response.read())
@@ -157,3 +173,10 @@ def _ask(endpoint: str, path: str, question: dict[str, object] | None, timeout_s
     if not isinstance(answer, dict):
         raise ValueError("etcd did not answer with an object")
     return answer
+
+
+def _ssl_context(tls: ClientTls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca)
+    if tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key)
+    return context

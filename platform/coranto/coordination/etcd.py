@@ -24,6 +24,8 @@ import grpc.aio
 import structlog
 from aetcd.rpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
+from coranto.client.config import ClientTls
+from coranto.client.connection import channel_credentials
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.wire import protocol_pb2 as pb
@@ -35,6 +37,18 @@ MAX_TXN_OPS = 128
 
 _PAGE = 10_000  # Keys per page of a range, so that a large prefix does not arrive as one message.
 _RETRY_DELAYS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),  # A quiet watch sends nothing else.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
 _TRANSIENT = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -252,37 +266,53 @@ def decode_key(key: bytes) -> str:
 
 
 def channel_target(endpoint: str) -> str:
-    """The gRPC target of an etcd endpoint: `host:port`, `http://host:port`, `unix:///path`, or several IPv4
-    `host:port` separated by commas."""
+    """The gRPC target of an etcd endpoint: `host:port`, `http://host:port`, `https://host:port`, `unix:///path`, or
+    several IPv4 `host:port` without TLS, separated by commas. Raises InvalidInput."""
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     addresses = [_address(part, endpoint) for part in parts]
     if not addresses:
         raise InvalidInput("empty etcd endpoint; give host:port")
     if len(addresses) == 1:
         return addresses[0]
-    for address in addresses:
+    for part, address in zip(parts, addresses, strict=True):
         try:
             ipaddress.IPv4Address(address.rpartition(":")[0])
+            usable = not is_secure(part)  # A certificate would have to name whichever of them is used.
         except ValueError:
+            usable = False
+        if not usable:
             raise InvalidInput(
-                f"etcd endpoints {endpoint!r}: several endpoints must be IPv4 addresses; "
+                f"etcd endpoints {endpoint!r}: several endpoints must be IPv4 addresses without TLS; "
                 "give one host name that resolves to all of them instead"
-            ) from None
+            )
     return "ipv4:" + ",".join(addresses)
+
+
+def is_secure(endpoint: str) -> bool:
+    """Whether an etcd endpoint is spoken to with TLS: that is, whether it begins with `https://`."""
+    return endpoint.strip().lower().startswith("https://")
+
+
+def etcd_credentials(endpoint: str, tls: ClientTls | None) -> grpc.ChannelCredentials | None:
+    """Credentials for an etcd endpoint; None for one without TLS, for which none may be given. Raises InvalidInput."""
+    if is_secure(endpoint):
+        return channel_credentials(tls or ClientTls())
+    if tls is not None:
+        raise InvalidInput(f"etcd endpoint {endpoint!r} is without TLS; write https://host:port", field="etcd")
+    return None
 
 
 def _address(part: str, endpoint: str) -> str:
     if part.startswith("unix:"):
         return part
     url = urlsplit(part if "//" in part else f"//{part}")
-    if url.scheme == "https":
-        raise InvalidInput(f"etcd endpoint {endpoint!r}: TLS to etcd is not supported; use http://host:port")
     try:
         port = url.port
     except ValueError:
         port = None
-    if url.scheme not in ("", "http") or not url.hostname or port is None or url.path.strip("/") or url.query:
-        raise InvalidInput(f"etcd endpoint {endpoint!r} is not of the form host:port or http://host:port")
+    wrong_scheme = url.scheme not in ("", "http", "https")
+    if wrong_scheme or not url.hostname or port is None or url.path.strip("/") or url.query:
+        raise InvalidInput(f"etcd endpoint {endpoint!r} is not of the form host:port, http://… or https://host:port")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     return f"{host}:{port}"
 
@@ -291,11 +321,20 @@ class EtcdCoordinator:
     """`Coordinator` on an etcd v3 server. Use within one event loop; close when done.
 
     `timeout_seconds` bounds each single call. A server that restarts within it goes unnoticed, but for transactions.
+    `tls` is for an `https` endpoint: its authority (default: those of gRPC), and what we show to it.
     """
 
-    def __init__(self, endpoint: str, *, timeout_seconds: float = 10.0, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        timeout_seconds: float = 10.0,
+        clock: Clock | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self._target = channel_target(endpoint)
+        self._credentials = etcd_credentials(endpoint, tls)
         self._timeout = timeout_seconds
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._channel: grpc.aio.Channel | None = None
@@ -318,21 +357,10 @@ class EtcdCoordinator:
         if self._channel is not None:
             return
         # The channel belongs to the running loop, so it is made at first use and not at construction.
-        self._channel = grpc.aio.insecure_channel(
-            self._target,
-            options=(
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.min_reconnect_backoff_ms", 50),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-                ("grpc.http2.max_pings_without_data", 0),  # A quiet watch sends nothing else.
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_http_proxy", 0),
-            ),
-        )
+        if self._credentials is None:
+            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(self._target, self._credentials, options=_OPTIONS)
         self._kv = rpc_pb2_grpc.KVStub(self._channel)
         self._lease = rpc_pb2_grpc.LeaseStub(self._channel)
         self._watch = rpc_pb2_grpc.WatchStub(self._channel)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import urllib.request
+from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trustme
 
-from coranto.cluster import EtcdServer
+from coranto.client import ClientTls
+from coranto.cluster import EmbeddedCluster, EtcdServer
+from coranto.cluster.etcd_server import etcd_tls, find_etcd, is_healthy, keep_lease_alive
+from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.coordination.etcd import (
     Compare,
     Delete,
@@ -35,6 +42,7 @@ from coranto.wire import protocol_pb2 as pb
         ("localhost:2379", "localhost:2379"),
         ("http://etcd:2379", "etcd:2379"),
         ("http://[::1]:2379/", "[::1]:2379"),
+        ("https://etcd:2379", "etcd:2379"),
         ("unix:///run/etcd.sock", "unix:///run/etcd.sock"),
         ("10.0.0.1:1, 10.0.0.2:2", "ipv4:10.0.0.1:1,10.0.0.2:2"),
     ],
@@ -44,7 +52,18 @@ def test_endpoints(endpoint: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["", "etcd", "etcd:x", "ftp://etcd:1", "https://etcd:1", "http://etcd:1/path", "a:1,b:2", "etcd:99999"]
+    "endpoint",
+    [
+        "",
+        "etcd",
+        "etcd:x",
+        "ftp://etcd:1",
+        "https://etcd",
+        "http://etcd:1/path",
+        "a:1,b:2",
+        "etcd:99999",
+        "https://10.0.0.1:1,10.0.0.2:2",
+    ],
 )
 def test_endpoints_that_are_none(endpoint: str) -> None:
     with pytest.raises(InvalidInput):
@@ -208,3 +227,77 @@ async def test_a_server_that_is_gone_is_told_apart_by_what_was_asked(tmp_path: P
             await coordinator.lease_keepalive(1)
         with pytest.raises(TxnOutcomeUnknown):
             await coordinator.txn([], [Put(layout.root, b"")])
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SecureEtcd:
+    """An etcd that serves over TLS alone, to those with a certificate of its authority."""
+
+    endpoint: str
+    tls: ClientTls
+
+
+@pytest.fixture(scope="module")
+def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd]:
+    folder = tmp_path_factory.mktemp("secure")
+    authority = trustme.CA()
+    ca, cert, key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(str(ca))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    issued.private_key_pem.write_to_path(str(key))
+    tls = ClientTls(ca, cert, key)
+    port, peer = free_port(), free_port()
+    endpoint = f"https://127.0.0.1:{port}"
+    command = [
+        str(find_etcd()),
+        f"--data-dir={folder / 'data'}",
+        f"--listen-client-urls={endpoint}",
+        f"--advertise-client-urls={endpoint}",
+        f"--listen-peer-urls=http://127.0.0.1:{peer}",
+        f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+        f"--initial-cluster=default=http://127.0.0.1:{peer}",
+        *("--client-cert-auth", f"--trusted-ca-file={ca}", f"--cert-file={cert}", f"--key-file={key}"),
+        *("--unsafe-no-fsync", "--log-level=error"),
+    ]
+    process = ChildProcess("etcd", command, log=folder / "log", cwd=folder, environment=dict(os.environ))
+    try:
+        wait_ready(process, lambda: is_healthy(endpoint, tls), timeout_seconds=30, cancelled=lambda: False)
+        yield SecureEtcd(endpoint, tls)
+    finally:
+        process.kill()
+
+
+@pytest.mark.integration
+async def test_etcd_over_tls_with_a_certificate_of_ours(secure_etcd: SecureEtcd, layout: Layout) -> None:
+    tls = secure_etcd.tls
+    async with EtcdCoordinator(secure_etcd.endpoint, tls=tls) as coordinator:
+        lease = await coordinator.lease_grant(30)
+        await coordinator.txn([], [Put(layout.root + "a", b"1", lease.id)])
+        async with aclosing(coordinator.watch(layout.root, 1)) as batches:
+            assert (await anext(batches)).events[0].kv.value == b"1"
+        assert await asyncio.to_thread(keep_lease_alive, secure_etcd.endpoint, lease.id, tls)
+    for wrong in (ClientTls(tls.ca), None):
+        async with EtcdCoordinator(secure_etcd.endpoint, tls=wrong, timeout_seconds=0.5) as coordinator:
+            with pytest.raises(Unavailable):
+                await coordinator.get(layout.root)
+    assert not await asyncio.to_thread(is_healthy, secure_etcd.endpoint, ClientTls(tls.ca))
+
+
+def test_certificates_for_an_etcd_without_tls_are_a_mistake() -> None:
+    with pytest.raises(InvalidInput, match="write https://host:port"):
+        EtcdCoordinator("127.0.0.1:1", tls=ClientTls())
+    assert etcd_tls({}) is None
+    assert etcd_tls({"CORANTO_ETCD_CA": "/ca"}) == ClientTls(Path("/ca"))
+
+
+@pytest.mark.integration
+def test_a_cluster_uses_an_etcd_with_tls(secure_etcd: SecureEtcd, tmp_path: Path) -> None:
+    tls = secure_etcd.tls
+    files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
+    environment = {f"CORANTO_ETCD_{name}": str(path) for name, path in files.items()}
+    with EmbeddedCluster(tmp_path, environment={"CORANTO_ETCD": secure_etcd.endpoint, **environment}) as cluster:
+        assert cluster.info.etcd == secure_etcd.endpoint
