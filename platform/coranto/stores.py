@@ -13,8 +13,11 @@ Errors of every service arrive as `StoreError`, `StoreDenied` (credentials) or `
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import os
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -25,13 +28,14 @@ from urllib.parse import quote
 
 import obstore
 import structlog
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from coranto import aws_profile
 from coranto.codecs import decompress
-from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
+from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput
 from coranto.fragments import Codec, Fragment, parse_content_path, sum_of
+from coranto.store_errors import store_error
 from coranto.store_urls import StoreUrl, parse_store_url
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _PARTIAL = ".partial-"
+_EXIT_SECONDS: Final = 0.05
 _IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
 
 Content = bytes | AsyncIterable[bytes]
@@ -199,15 +204,8 @@ class ObjectStoreFragments(FragmentStore):
             yield
         except CorantoError:
             raise
-        except FileNotFoundError as err:
-            raise FragmentNotFound(f"{self.url} has no {subject}") from err
-        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as err:
-            raise StoreDenied(
-                f"cannot {action} {subject} in {self.url}: {_first_line(err)}. "
-                "Check the store's credentials and what they are granted."
-            ) from err
         except (BaseError, OSError, ValueError) as err:
-            raise StoreError(f"cannot {action} {subject} in {self.url}: {_first_line(err)}") from err
+            raise store_error(action, subject, self.url, err) from err
 
 
 class FileFragments(ObjectStoreFragments):
@@ -254,6 +252,7 @@ def open_store(url: str, *, file_root: Path | None = None) -> FragmentStore:
     Raises InvalidInput when the URL, its arguments or the credentials it needs are not as they must be.
     """
     parsed = parse_store_url(url)
+    _leave_gently()
     try:
         if parsed.scheme == "file":
             root = _root(file_root)
@@ -268,6 +267,16 @@ def open_store(url: str, *, file_root: Path | None = None) -> FragmentStore:
         if isinstance(err, InvalidInput):
             raise
         raise InvalidInput(f"{url!r} cannot be opened: {_first_line(err)}", field="store") from err
+
+
+@functools.cache
+def _leave_gently() -> None:
+    """Have the process wait for a moment before it ends.
+
+    The library's threads tidy up after a call just when its result is there already. One that needs the interpreter
+    for that after it was shut down aborts the process.
+    """
+    atexit.register(time.sleep, _EXIT_SECONDS)
 
 
 def _open_s3(url: StoreUrl) -> FragmentStore:

@@ -1,4 +1,4 @@
-"""The `coranto` command, and a fake broker that it finds."""
+"""The `coranto` command with a fake broker that it finds, and an S3 server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from coranto.testing.command_line import CommandLine, RemoteBroker
+from coranto.testing.s3_server import S3Server
 
 
 @pytest.fixture
@@ -25,3 +26,11 @@ def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
     """Runs the command line in this process."""
     yield CommandLine(capfdbinary.readouterr)
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server that takes any key and lists in pages of 100, with a bucket for the contract of stores."""
+    with S3Server(tmp_path_factory.mktemp("s3"), page_size=100) as server:
+        server.create_bucket("contract")
+        yield server

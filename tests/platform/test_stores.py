@@ -17,25 +17,11 @@ import structlog
 
 from coranto.codecs import compress
 from coranto.errors import CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto.fragments import Codec
 from coranto.stores import FragmentStore, StoreRegistry, open_store, verified_content
+from coranto.testing.fragments import CONTENT, fragment_of, listed, put
 
-CONTENT = b'{"carrier": "UA", "delay": 11}\n' * 1000
 URL = "file:///fragments/"
-
-
-def fragment_of(
-    content: bytes, codec: Codec = Codec.GZIP, *, journal: str = "flights/events", begin: int = 0, postfix: str = ""
-) -> Fragment:
-    return Fragment(journal, begin, begin + len(content), sum_of(content), codec, path_postfix=postfix)
-
-
-async def put(store: FragmentStore, fragment: Fragment, content: bytes = CONTENT) -> None:
-    await store.put(fragment, compress(fragment.codec, content))
-
-
-async def listed(store: FragmentStore, journal: str) -> list[Fragment]:
-    return sorted([fragment async for fragment in store.list(journal)], key=lambda each: each.content_path)
 
 
 def path_of(signed: str, root: Path) -> Path:
@@ -92,14 +78,6 @@ async def test_names_survive(store: FragmentStore, tmp_path: Path, journal: str,
     assert signed.startswith("file:///fragments/")
     assert str(tmp_path) not in signed
     assert path_of(signed, tmp_path).read_bytes() == compress(fragment.codec, CONTENT)
-
-
-async def test_listing_keeps_to_its_journal(store: FragmentStore) -> None:
-    mine = fragment_of(CONTENT, journal="flights/events")
-    await put(store, mine)
-    await put(store, fragment_of(CONTENT, journal="flights/events-late"))
-    assert [found.journal for found in await listed(store, "flights/events")] == ["flights/events"]
-    assert await listed(store, "flights/none") == []
 
 
 async def test_listing_skips_what_is_no_fragment_and_says_so(store: FragmentStore, tmp_path: Path) -> None:
@@ -159,68 +137,6 @@ async def test_a_put_that_is_cancelled_leaves_nothing(store: FragmentStore, tmp_
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list((tmp_path / "fragments" / fragment.journal).iterdir()) == []
-
-
-async def test_no_reader_sees_part_of_a_fragment(store: FragmentStore) -> None:
-    """While a fragment is put again and again, it is either not there or whole."""
-    fragment = fragment_of(CONTENT)
-    data = compress(fragment.codec, CONTENT)
-
-    async def slowly() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), 50):
-            yield data[start : start + 50]
-            await asyncio.sleep(0)
-
-    async def write() -> None:
-        for _ in range(5):
-            await store.put(fragment, slowly())
-
-    writing = asyncio.create_task(write())
-    reads = 0
-    while not writing.done():
-        try:
-            assert await store.read(fragment) == CONTENT
-            reads += 1
-        except FragmentNotFound:
-            assert reads == 0
-        await asyncio.sleep(0)
-    await writing
-    assert await store.read(fragment) == CONTENT
-
-
-async def test_large_content(store: FragmentStore) -> None:
-    content = CONTENT * 300
-    fragment = fragment_of(content, Codec.ZSTANDARD)
-    await put(store, fragment, content)
-    assert await store.read(fragment) == content
-
-
-async def test_a_missing_fragment(store: FragmentStore) -> None:
-    fragment = fragment_of(CONTENT)
-    for call in (store.get, store.read):
-        with pytest.raises(FragmentNotFound) as caught:
-            await call(fragment)
-        assert fragment.content_path in str(caught.value)
-        assert not caught.value.retriable
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda content: content[:-1] + b"!", "has the SHA-1"),
-        (lambda content: content[:-1], "bytes where its name says"),
-        (lambda content: content + b"x", "bytes expected"),
-        (lambda content: b"", "bytes"),
-    ],
-)
-async def test_damage_is_found_on_reading(store: FragmentStore, tmp_path: Path, damage: object, problem: str) -> None:
-    fragment = fragment_of(CONTENT)
-    assert callable(damage)
-    await store.put(fragment, compress(fragment.codec, damage(CONTENT)))
-    with pytest.raises(CorruptFragment, match=problem) as caught:
-        await store.read(fragment)
-    assert fragment.content_path in str(caught.value)
-    assert URL in str(caught.value)
 
 
 async def test_a_file_that_was_overwritten_is_found_on_reading(store: FragmentStore, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class DirectReader:
                     return io.BytesIO(content)
                 return _unpack(fragment, url, source)
         except OSError as error:
-            raise StoreError(f"cannot read fragment {fragment.content_path} from {url}: {error}") from error
+            raise StoreError(f"cannot read fragment {fragment.content_path} from {_shown(url)}: {error}") from error
 
     def _open(self, url: str) -> IO[bytes]:
         if url.startswith("file:"):
@@ -75,7 +75,7 @@ class DirectReader:
         assert self._file_root is not None
         path = (self._file_root / unquote(urlsplit(url).path).lstrip("/")).resolve()
         if not path.is_relative_to(self._file_root):
-            raise StoreError(f"{url} points outside of the file root {self._file_root}")
+            raise StoreError(f"{_shown(url)} points outside of the file root {self._file_root}")
         return path
 
 
@@ -94,4 +94,9 @@ def _unpack(fragment: Fragment, url: str, source: IO[bytes]) -> IO[bytes]:
 
 def _check_sum(fragment: Fragment, url: str, digest: hashlib._Hash) -> None:
     if digest.digest() != fragment.sum:
-        raise CorruptFragment(f"{url} has SHA-1 {digest.hexdigest()}, which is not that of its name")
+        raise CorruptFragment(f"{_shown(url)} has SHA-1 {digest.hexdigest()}, which is not that of its name")
+
+
+def _shown(url: str) -> str:
+    """A URL for people. Without its signature: whoever has that may read, too."""
+    return url.partition("?")[0]
