@@ -27,3 +27,6 @@ class Metrics:
         self.persist_failures = Counter(
             "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
         )
+        self.http_requests = Counter(
+            "coranto_http_requests", "Requests to the HTTP gateway.", ["method", "status"], registry=self.registry
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -17,6 +18,7 @@ from coranto.errors import InvalidInput
 from coranto_broker.settings import BrokerSettings
 
 _log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 
 def keys_of(settings: BrokerSettings) -> Keys | None:
@@ -54,9 +56,27 @@ def server_credentials(settings: BrokerSettings) -> grpc.ServerCredentials | Non
     return grpc.dynamic_ssl_server_credentials(
         _configuration(*files),
         # The types deny it, but None stands for "no change".
-        cast(Callable[[], grpc.ServerCertificateConfiguration], _reloader(*files)),
+        cast(Callable[[], grpc.ServerCertificateConfiguration], _Changes(lambda: _configuration(*files), files)),
         require_client_authentication=settings.tls_client_ca is not None,
     )
+
+
+def server_context(settings: BrokerSettings) -> ssl.SSLContext | None:
+    """As `server_credentials`, for HTTP."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    current = _context(*files)
+    changed = _Changes(lambda: _context(*files), files)
+
+    def take_up_changes(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
+        nonlocal current
+        current = changed() or current
+        connection.context = current
+
+    asked = current
+    asked.sni_callback = take_up_changes
+    return asked
 
 
 def check_exposure(settings: BrokerSettings, endpoint: str) -> None:
@@ -94,29 +114,40 @@ def _configuration(cert: Path, key: Path, client_ca: Path | None) -> grpc.Server
     return grpc.ssl_server_certificate_configuration([pair], read_pem(client_ca) if client_ca is not None else None)
 
 
-def _reloader(
-    cert: Path, key: Path, client_ca: Path | None
-) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """What gRPC asks at each handshake: a new configuration, or None while the last one is good."""
-    files = [path for path in (cert, key, client_ca) if path is not None]
+def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except ssl.SSLError as error:
+        raise InvalidInput(f"{cert} and {key} cannot be used: {error.reason}", field="TLS") from None
+    return context
 
-    def stamps() -> list[tuple[int, int]]:
-        return [(status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files)]
 
-    seen = stamps()
+class _Changes(Generic[T]):
+    """Files that may change: called, it gives what `make` makes of them now, or None while the last one is good."""
 
-    def reload() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal seen
+    def __init__(self, make: Callable[[], T], files: Iterable[Path | None]) -> None:
+        self._make = make
+        self._files = [path for path in files if path is not None]
+        self._seen = self._stamps()
+
+    def __call__(self) -> T | None:
         try:
-            now = stamps()
-            if now == seen:
+            now = self._stamps()
+            if now == self._seen:
                 return None
-            configuration = _configuration(cert, key, client_ca)
+            made = self._make()
         except (OSError, InvalidInput) as error:
             _log.warning("certificates cannot be read again; the last ones stay", error=str(error))
             return None
-        seen = now
-        _log.info("took up changed certificates", cert=str(cert))
-        return configuration
+        self._seen = now
+        _log.info("took up changed certificates", cert=str(self._files[0]))
+        return made
 
-    return reload
+    def _stamps(self) -> list[tuple[int, int]]:
+        return [(status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in self._files)]

@@ -8,7 +8,6 @@ import resource
 import signal
 
 import structlog
-from prometheus_client import start_http_server
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
@@ -22,7 +21,9 @@ from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
-from coranto_broker.security import check_exposure, etcd_tls, server_credentials
+from coranto_broker.http import gateway, operation
+from coranto_broker.http.site import Site
+from coranto_broker.security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -43,6 +44,8 @@ async def run(settings: BrokerSettings) -> int:
             _log.info(
                 "ready",
                 endpoint=process.endpoint,
+                http=process.http_endpoint,
+                metrics=process.metrics_endpoint,
                 broker=f"{settings.zone}#{settings.id}",
                 etcd=settings.etcd,
                 data_dir=str(settings.data_dir),
@@ -56,7 +59,12 @@ class BrokerProcess:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._exits = contextlib.AsyncExitStack()
+        self._exiting = False
+        self._serving = False
         self.endpoint = ""
+        self.http_endpoint = ""
+        """Of the HTTP gateway; empty when there is none, as is that of the metrics."""
+        self.metrics_endpoint = ""
         self.broker: Broker
         self.session: MemberSession
 
@@ -93,8 +101,19 @@ class BrokerProcess:
 
     async def exit_gracefully(self) -> None:
         """Hand over, store, and give up the lease."""
+        self._exiting = True
         _log.info("exiting")
         await self.broker.exit_gracefully(self.session)
+
+    def readiness(self) -> dict[str, bool]:
+        """What must hold for the broker to be ready, and whether it does."""
+        started = self._serving
+        return {
+            "started": started,  # The key space has been loaded, and calls are served.
+            "lease": started and not self.session.lost.is_set(),
+            "announced": started and self.broker.keyspace.state.member(self.broker.member) is not None,
+            "staying": not self._exiting,
+        }
 
     async def _fail_of_keyspace(self) -> None:
         await self.broker.keyspace.wait_failed()
@@ -115,6 +134,10 @@ class BrokerProcess:
             settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores
         )
         self._exits.push_async_callback(self.broker.close)
+        if settings.metrics_port is not None:
+            site = Site(operation.application(self.broker.metrics.registry, self.readiness), grace_seconds=0.1)
+            self._exits.push_async_callback(site.stop)
+            self.metrics_endpoint = await site.start(settings.host, settings.metrics_port)
         server = make_server(self.broker)
         address, credentials = f"{settings.host}:{settings.port}", server_credentials(settings)
         if credentials is None:
@@ -148,13 +171,11 @@ class BrokerProcess:
         self._exits.push_async_callback(self.broker.stop)
         await server.start()
         self._exits.push_async_callback(server.stop, GRACE_SECONDS)
-        if settings.metrics_port:
-            http, thread = start_http_server(
-                settings.metrics_port, addr=settings.host, registry=self.broker.metrics.registry
-            )
-            self._exits.callback(thread.join)
-            self._exits.callback(http.server_close)
-            self._exits.callback(http.shutdown)
+        if settings.http_port is not None:
+            site = Site(gateway.application(self.broker), grace_seconds=GRACE_SECONDS)
+            self._exits.push_async_callback(site.stop)
+            self.http_endpoint = await site.start(settings.host, settings.http_port, server_context(settings))
+        self._serving = True
 
 
 def raise_file_limit() -> None:

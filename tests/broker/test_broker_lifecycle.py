@@ -209,18 +209,6 @@ async def test_files_of_a_journal_that_moved_away_are_stored_and_freed(
             await eventually(found_again, 20)
 
 
-async def test_metrics_are_served(broker_settings: BrokerSettings, spec: MakeSpec, free_port: int) -> None:
-    async with running_broker(broker_settings.model_copy(update={"metrics_port": free_port})) as (_, client):
-        await create(client, spec())
-        await client.append(J, b"content")
-        reader, writer = await asyncio.open_connection("127.0.0.1", free_port)
-        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        text = (await reader.read()).decode()
-        writer.close()
-    assert "coranto_append_bytes_total 7.0" in text
-    assert 'coranto_appends_total{outcome="finished"}' in text
-
-
 async def test_a_broker_that_lost_sight_of_its_lease_leaves_it_to_the_next(broker_settings: BrokerSettings) -> None:
     # Found by simulation: revoking a lease that was alive after all gave up the only replica of a journal.
     async with BrokerProcess(broker_settings) as process:

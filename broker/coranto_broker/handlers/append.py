@@ -15,7 +15,7 @@ from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
-from coranto_broker.handlers.errors import Context, next_message
+from coranto_broker.handlers.errors import Source, next_message
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -25,7 +25,7 @@ LATE_SECONDS = 0.25
 """A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
 
 
-async def serve(broker: Broker, context: Context, claims: Claims) -> pb.AppendResponse:
+async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
     """The whole life of one append. Cancelling it (the client went away) rolls back what has not been proposed."""
     begun = broker.clock.monotonic()
     request = await next_message(context, pb.AppendRequest)
@@ -68,7 +68,7 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
     return response
 
 
-async def _stream(broker: Broker, fsm: AppendFsm, context: Context) -> None:
+async def _stream(broker: Broker, fsm: AppendFsm, context: Source) -> None:
     """Feed the client's messages to the state machine until it wants no more."""
     resolution = fsm.resolution
     assert resolution is not None
@@ -119,7 +119,7 @@ class _Watchdog:
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
 
-    async def read(self, context: Context) -> pb.AppendRequest | None:
+    async def read(self, context: Source) -> pb.AppendRequest | None:
         """The client's next message, or None at the end of its stream."""
         self._reading = True
         try:
@@ -157,7 +157,7 @@ class _Watchdog:
         self._arm()
 
 
-async def _proxy(broker: Broker, fsm: AppendFsm, context: Context) -> pb.AppendResponse:
+async def _proxy(broker: Broker, fsm: AppendFsm, context: Source) -> pb.AppendResponse:
     """Forward an append to the primary, with what was resolved, and its answer back."""
     resolution = fsm.resolution
     assert resolution is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,6 +28,20 @@ _log = structlog.get_logger(__name__)
 MessageT = TypeVar("MessageT")
 Context = grpc.aio.ServicerContext[Any, Any]
 
+
+class Source(Protocol):
+    """What a handler takes a client's messages from: a gRPC call, or what stands for one."""
+
+    async def read(self) -> Any:
+        """The next message; something else at the end."""
+
+
+class Sink(Protocol):
+    """What a handler sends its messages to. Returns once there is room for more."""
+
+    async def write(self, message: Any, /) -> None: ...
+
+
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
@@ -44,7 +58,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 )
 
 
-async def next_message(context: Context, kind: type[MessageT]) -> MessageT | None:
+async def next_message(context: Source, kind: type[MessageT]) -> MessageT | None:
     """The next message of a client's stream, or None at its end."""
     message = await context.read()
     return message if isinstance(message, kind) else None

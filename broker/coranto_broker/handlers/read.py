@@ -14,7 +14,7 @@ from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_index import Entry
-from coranto_broker.handlers.errors import Context
+from coranto_broker.handlers.errors import Sink
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 URL_TTL_SECONDS = 60.0
 
 
-async def serve(broker: Broker, request: pb.ReadRequest, context: Context, claims: Claims) -> None:
+async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
     """Answer a read, here or through a broker that holds the journal."""
     validate(request)
     resolution = await broker.resolver.resolve(
@@ -45,7 +45,7 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: Context, claim
         await _proxy(broker, resolution, request, context)
 
 
-async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Context) -> None:
+async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Sink) -> None:
     index = resolution.require_replica.index
     broker.metrics.reads.inc()
     header: pb.Header | None = resolution.header
@@ -78,7 +78,7 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
             return
 
 
-async def _send(broker: Broker, entry: Entry, offset: int, stop: int, context: Context) -> None:
+async def _send(broker: Broker, entry: Entry, offset: int, stop: int, context: Sink) -> None:
     """Send the content of [offset, stop) in chunks."""
     size = broker.settings.chunk_bytes
     content = entry.content
@@ -97,7 +97,7 @@ async def _signed_url(broker: Broker, fragment: Fragment) -> str:
     return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
 
 
-async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Context) -> None:
+async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Sink) -> None:
     """Forward a read to a broker that holds the journal."""
     forwarded = pb.ReadRequest()
     forwarded.CopyFrom(request)

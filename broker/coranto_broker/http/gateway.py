@@ -1,0 +1,113 @@
+"""The HTTP gateway: journals for whoever has no gRPC client.
+
+A GET reads, a HEAD tells where a read would begin, a PUT appends its body (`coranto_broker.http.requests` has their
+arguments). Addresses, headers and statuses are those of Gazette's gateway, and further ones where that has none. It
+goes through the handlers of the RPCs Read and Append, with their authorization, routing and flow control.
+
+An answer that fails after its headers were sent is cut off, without the end that HTTP gives to a whole one, so that no
+client takes a part for the whole. An answer of open length ends when the read does: at the head of the journal, or with
+`block` only when the broker ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from aiohttp import web
+
+from coranto.auth import HEADER
+from coranto.errors import CorantoError
+from coranto_broker.handlers import append, read
+from coranto_broker.http.answers import AppendBody, ReadAnswer, append_answer
+from coranto_broker.http.requests import append_request, read_request
+from coranto_broker.http.statuses import http_status
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+METHODS: Final = {"GET": "Read", "HEAD": "Read", "PUT": "Append"}
+"""Which RPC serves a method: what a caller may do is asked as for that."""
+
+_log = structlog.get_logger(__name__)
+
+
+class CutOff(ConnectionError):
+    """Ends a connection whose answer cannot be completed."""
+
+
+class _Caller:
+    """An HTTP request's sender, as the authorizer looks at one."""
+
+    def __init__(self, http: web.Request) -> None:
+        self._values = http.headers.getall("Authorization", [])
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(HEADER, value) for value in self._values]
+
+
+def application(broker: Broker) -> web.Application:
+    """The gateway of a broker."""
+    gateway = _Gateway(broker)
+    result = web.Application()
+    result.router.add_route("*", "/{journal:.*}", gateway.serve)
+    return result
+
+
+class _Gateway:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._actions: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
+            "GET": self._read,
+            "HEAD": self._read,
+            "PUT": self._append,
+        }
+
+    async def serve(self, http: web.Request) -> web.StreamResponse:
+        """Any request. Raises CutOff when its connection is to be closed as it is."""
+        action = self._actions.get(http.method)
+        if action is None:
+            answer: web.StreamResponse = web.Response(
+                status=405, text="a journal takes GET, HEAD and PUT\n", headers={"Allow": "GET, HEAD, PUT"}
+            )
+        else:
+            try:
+                answer = await action(http)
+            except (CorantoError, OSError) as error:
+                answer = self._failed(http, error)
+        self._broker.metrics.http_requests.labels(
+            http.method if action is not None else "other", str(answer.status)
+        ).inc()
+        return answer
+
+    async def _read(self, http: web.Request) -> web.StreamResponse:
+        answer: ReadAnswer | None = None
+        try:
+            async with self._broker.authorizer.admitted(METHODS[http.method], _Caller(http)) as claims:
+                ranges = http.headers.getall("Range", [])
+                request = read_request(http.raw_path, ranges, metadata_only=http.method == "HEAD")
+                answer = ReadAnswer(http, request)
+                await answer.made_by(read.serve(self._broker, request, answer, claims))
+        except (CorantoError, OSError) as error:
+            if answer is None or answer.response is None or not answer.response.prepared:
+                raise
+            _log.info("answer cut off", method=http.method, path=http.path, client=http.remote, error=str(error))
+            raise CutOff from error
+        assert answer.response is not None
+        return answer.response
+
+    async def _append(self, http: web.Request) -> web.StreamResponse:
+        async with self._broker.authorizer.admitted(METHODS[http.method], _Caller(http)) as claims:
+            body = AppendBody(http, append_request(http.raw_path), self._broker.settings.chunk_bytes)
+            return append_answer(await append.serve(self._broker, body, claims))
+
+    def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:
+        """The answer to a request that failed before there was one."""
+        status = http_status(error)
+        report = _log.info if status == 400 else _log.warning
+        report(
+            "request failed", method=http.method, path=http.path, client=http.remote, status=status, error=str(error)
+        )
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
+        return web.Response(status=status, text=f"{error}\n", headers=headers)

@@ -1,0 +1,47 @@
+"""One HTTP port of a broker."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+from aiohttp import web
+
+from coranto.errors import ClusterError
+
+READ_BUFFER_BYTES = 1 << 19
+"""Of a request's body; its sender is held back once twice as much has not been taken."""
+
+# Handlers say themselves what went wrong; of requests that are not HTTP there is nothing to say.
+_silent = logging.getLogger("coranto_broker.http.silent")
+_silent.setLevel(logging.CRITICAL + 1)
+
+
+class Site:
+    """An application, served from `start` to `stop`."""
+
+    def __init__(self, application: web.Application, *, grace_seconds: float) -> None:
+        """Requests under way may go on for `grace_seconds` after `stop`."""
+        self._runner = web.AppRunner(
+            application,
+            handle_signals=False,
+            access_log=None,
+            logger=_silent,
+            handler_cancellation=True,
+            shutdown_timeout=grace_seconds,
+            read_bufsize=READ_BUFFER_BYTES,
+            auto_decompress=False,
+        )
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
+        """Serve; returns the URL, with the port that was chosen when `port` is 0. Raises ClusterError."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()
+        except OSError as error:
+            raise ClusterError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        chosen = self._runner.addresses[0][1]
+        return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{chosen}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()

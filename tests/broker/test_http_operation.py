@@ -1,0 +1,79 @@
+"""What a broker tells of its own condition: /metrics, /ready and /live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.server import BrokerProcess
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing import RawClient, create, eventually, running_broker
+
+pytestmark = pytest.mark.integration
+
+J = "test/journal"
+MakeSpec = Callable[..., pb.JournalSpec]
+
+
+@pytest.fixture
+def watched(broker_settings: BrokerSettings) -> BrokerSettings:
+    return broker_settings.model_copy(update={"metrics_port": 0})
+
+
+async def get(process: BrokerProcess, path: str) -> tuple[int, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{process.metrics_endpoint}{path}") as response:
+        is_json = response.content_type == "application/json"
+        return response.status, await response.json() if is_json else await response.text()
+
+
+async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, spec: MakeSpec) -> None:
+    async with running_broker(watched) as (process, client):
+        assert await get(process, "/live") == (200, {"alive": True})
+        well = {"started": True, "lease": True, "announced": True, "staying": True}
+        assert await get(process, "/ready") == (200, {"ready": True, "checks": well})
+        await create(client, spec())
+        await client.append(J, b"content")
+        status, text = await get(process, "/metrics")
+        assert status == 200
+        assert "coranto_append_bytes_total 7.0" in text
+        assert 'coranto_appends_total{outcome="finished"}' in text
+        assert (await get(process, "/else"))[0] == 404
+
+
+async def test_a_broker_that_lost_its_lease_or_leaves_is_not_ready_but_alive(watched: BrokerSettings) -> None:
+    async with running_broker(watched) as (process, _):
+        process.session.lost.set()
+        status, told = await get(process, "/ready")
+        assert (status, told["checks"]["lease"]) == (503, False)
+        process.session.lost.clear()
+        await process.exit_gracefully()
+        status, told = await get(process, "/ready")
+        assert (status, told["ready"], told["checks"]["staying"]) == (503, False, False)
+        assert (await get(process, "/live"))[0] == 200
+
+
+async def test_a_broker_that_waits_for_its_old_lease_is_alive_and_not_ready(watched: BrokerSettings) -> None:
+    async with running_broker(watched) as (first, _):
+        other = BrokerProcess(watched.model_copy(update={"data_dir": watched.data_dir / "other"}))
+        starting = asyncio.ensure_future(other.__aenter__())
+        await eventually(lambda: bool(other.metrics_endpoint))
+        assert (await get(other, "/ready"))[0] == 503
+        assert (await get(other, "/live"))[0] == 200
+        assert not starting.done()
+        await first.broker.coordinator.lease_revoke(first.session.lease)
+        await asyncio.wait_for(starting, 20)
+        await eventually(lambda: all(other.readiness().values()))
+        await other.__aexit__()
+        # The port is free again with the process that had it.
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await get(other, "/live")
+
+
+async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawClient]) -> None:
+    process, _ = broker
+    assert (process.metrics_endpoint, process.http_endpoint) == ("", "")
