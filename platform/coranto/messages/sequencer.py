@@ -120,6 +120,15 @@ class Sequencer(Generic[M]):
         self._trigger: Envelope[M] | None = None
         self._partial: _Partial[M] | None = None
         self._replay_end: int | None = None
+        self._passed = 0  # The largest clock of the transaction's messages so far: smaller ones are duplicates.
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether committed messages remain to be taken: a consumer ends its own transaction only when there are none.
+
+        So all that one acknowledgement commits in a journal is consumed in one transaction.
+        """
+        return self._trigger is not None
 
     def read_through(self, journal: str) -> int:
         """The offset below which messages of the journal were queued and delivered."""
@@ -201,7 +210,7 @@ class Sequencer(Generic[M]):
             partial.decide(envelope.clock)
             self._open_since_checkpoint.discard((envelope.journal, envelope.producer))
             return outcome
-        self._trigger, self._partial = envelope, partial
+        self._trigger, self._partial, self._passed = envelope, partial, partial.last_ack
         if partial.begin == -1:
             return Outcome.ACK_EMPTY
         in_ring = partial.held[0].begin if partial.held else envelope.begin
@@ -254,10 +263,13 @@ class Sequencer(Generic[M]):
             self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
         return trigger
 
-    @staticmethod
-    def _deliver(envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
+    def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
         """Whether a pending message is committed by `trigger`; if so it counts as delivered."""
-        if not partial.last_ack < envelope.clock <= trigger.clock:
+        # A replay meets duplicates again, and what is in the ring may repeat what stands before a restored checkpoint.
+        if envelope.clock <= self._passed:
+            return False
+        self._passed = envelope.clock
+        if envelope.clock > trigger.clock:
             return False
         # A checkpoint taken from here on finds the acknowledgement again, and delivers what follows this message.
         partial.last_ack = envelope.clock

@@ -88,6 +88,41 @@ def test_an_acknowledgement_commits_part_and_drops_the_rest() -> None:
     assert feed.drain() == [10]
 
 
+@pytest.mark.parametrize("ring_size", [1, 2, 8])
+def test_a_repeated_message_is_dropped_whether_it_is_replayed_or_in_the_ring(ring_size: int) -> None:
+    feed = Feed(ring_size=ring_size)
+    feed.queue(A, 8, OUTSIDE)
+    feed.drain()
+    assert feed.queue(A, 4, ACK) is Outcome.ACK_RESET
+    for clock in (5, 9, 6, 10):  # 6 was decided before the reset, and comes after 9: it is a duplicate.
+        feed.queue(A, clock, CONTINUE)
+    feed.queue(A, 7, ACK)
+    assert feed.drain() == [5, 7]
+
+
+def test_a_repeated_message_behind_a_restored_checkpoint_is_dropped() -> None:
+    feed = Feed()
+    feed.queue(A, 5, CONTINUE)
+    feed.queue(A, 9, CONTINUE)
+    feed.sequencer = Sequencer[JsonObject](feed.sequencer.checkpoint())
+    assert feed.queue(A, 6, CONTINUE) is Outcome.CONTINUE_EXTEND
+    feed.queue(A, 7, ACK)
+    assert feed.sequencer.replay_range == ReplayRange("j", 0, 20)
+    assert feed.drain() == [5, 7]
+
+
+def test_is_delivering_says_where_a_consumer_transaction_may_end() -> None:
+    feed = Feed()
+    feed.queue(A, 1, CONTINUE)
+    assert not feed.sequencer.is_delivering
+    feed.queue(A, 2, ACK)
+    assert feed.sequencer.is_delivering
+    feed.sequencer.step()
+    assert feed.sequencer.is_delivering
+    assert feed.drain() == [2]
+    assert not feed.sequencer.is_delivering
+
+
 def test_an_outside_message_drops_an_open_transaction() -> None:
     feed = Feed()
     feed.queue(A, 1, CONTINUE)
