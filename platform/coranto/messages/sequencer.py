@@ -60,6 +60,20 @@ class ReplayRange(NamedTuple):
     end: int
 
 
+class _Handed(NamedTuple, Generic[M]):
+    """The message handed out last, and what was so before that."""
+
+    envelope: Envelope[M]
+    partial: _Partial[M] | None
+    """Its producer; None for a message with a zero clock."""
+    last_ack: int
+    begin: int
+    newest: int
+    passed: int
+    offset: int
+    is_trigger: bool
+
+
 class _Partial(Generic[M]):
     """One producer of one journal."""
 
@@ -120,6 +134,7 @@ class Sequencer(Generic[M]):
         self._trigger: Envelope[M] | None = None
         self._partial: _Partial[M] | None = None
         self._replay_end: int | None = None
+        self._handed: _Handed[M] | None = None
         self._passed = 0  # The largest clock of the transaction's messages so far: smaller ones are duplicates.
 
     @property
@@ -151,6 +166,7 @@ class Sequencer(Generic[M]):
 
         Raises InvalidInput while committed messages remain to be delivered, and for a message below `read_through`.
         """
+        self._handed = None
         if self._trigger is not None:
             raise InvalidInput("committed messages remain: take them with step() before queueing the next one")
         journal, clock = envelope.journal, envelope.clock
@@ -256,21 +272,51 @@ class Sequencer(Generic[M]):
                 if self._deliver(held, partial, trigger):
                     return held
         # What was committed is delivered, and with the message that committed it all is done.
+        offset = self._offsets.get(trigger.journal, 0)
+        if trigger.clock:
+            decided = self._partials[trigger.journal][trigger.producer]
+            self._handed = _Handed(
+                trigger, decided, decided.last_ack, decided.begin, decided.newest, self._passed, offset, True
+            )
+            decided.decide(trigger.clock)
+            self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
+        else:
+            self._handed = _Handed(trigger, None, 0, -1, 0, self._passed, offset, True)
         self._trigger = self._partial = None
         self._offsets[trigger.journal] = trigger.end
-        if trigger.clock:
-            self._partials[trigger.journal][trigger.producer].decide(trigger.clock)
-            self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
         return trigger
+
+    def put_back(self) -> None:
+        """Take back the message handed out last, because it was not consumed: it does not count as delivered.
+
+        A consumer that defers a message to its next transaction calls this before it takes its checkpoint. The next
+        `step` hands the message out again. One that came from a replay must be given to `replay` again.
+
+        Raises InvalidInput when no message was handed out since the last `queue`, `checkpoint` or `put_back`.
+        """
+        handed, self._handed = self._handed, None
+        if handed is None:
+            raise InvalidInput("there is no message to put back: only the one handed out last can be")
+        envelope, partial = handed.envelope, handed.partial
+        self._passed = handed.passed
+        if partial is not None:
+            partial.last_ack, partial.begin, partial.newest = handed.last_ack, handed.begin, handed.newest
+        if handed.is_trigger:
+            self._trigger = envelope
+            self._partial = partial if envelope.flags == Flags.ACK_TXN else None
+            self._offsets[envelope.journal] = handed.offset
+        elif partial is not None and self._replay_end is None:
+            partial.held.appendleft(envelope)
 
     def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
         """Whether a pending message is committed by `trigger`; if so it counts as delivered."""
         # A replay meets duplicates again, and what is in the ring may repeat what stands before a restored checkpoint.
         if envelope.clock <= self._passed:
             return False
-        self._passed = envelope.clock
+        passed, self._passed = self._passed, envelope.clock
         if envelope.clock > trigger.clock:
             return False
+        self._handed = _Handed(envelope, partial, partial.last_ack, partial.begin, partial.newest, passed, 0, False)
         # A checkpoint taken from here on finds the acknowledgement again, and delivers what follows this message.
         partial.last_ack = envelope.clock
         partial.begin = envelope.end
@@ -282,6 +328,7 @@ class Sequencer(Generic[M]):
         Producers silent for more than `prune_horizon_s` seconds are forgotten (see `checkpoints.prune`); 0 keeps all.
         """
         self._open_since_checkpoint.clear()
+        self._handed = None
         sources = {}
         for journal in self._offsets.keys() | self._partials.keys():
             partials = self._partials.get(journal, {})
@@ -290,6 +337,9 @@ class Sequencer(Generic[M]):
             if self._trigger is None:
                 for producer in states.keys() - kept.keys():
                     partials.pop(producer).decide(0)
+            elif self._trigger.journal == journal and self._trigger.producer in states:
+                # However old: the rest of what is being delivered depends on it.
+                kept[self._trigger.producer] = states[self._trigger.producer]
             sources[journal] = Source(self._offsets.get(journal, 0), kept)
         return sources
 

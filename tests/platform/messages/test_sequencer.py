@@ -123,6 +123,42 @@ def test_is_delivering_says_where_a_consumer_transaction_may_end() -> None:
     assert not feed.sequencer.is_delivering
 
 
+def test_only_the_message_handed_out_last_can_be_put_back() -> None:
+    feed = Feed()
+    with pytest.raises(InvalidInput, match="no message to put back"):
+        feed.sequencer.put_back()
+    feed.queue(A, 1, CONTINUE)
+    feed.queue(A, 2, CONTINUE)
+    feed.queue(A, 3, ACK)
+    feed.sequencer.step()
+    feed.sequencer.step()
+    feed.sequencer.put_back()
+    with pytest.raises(InvalidInput, match="no message to put back"):
+        feed.sequencer.put_back()
+    assert feed.state(A) == ProducerState(1, 10)
+    assert feed.drain() == [2, 3]
+    feed.sequencer.put_back()  # The acknowledgement itself.
+    assert feed.sequencer.checkpoint() == {"j": Source(20, {A: ProducerState(2, 20)})}
+    assert feed.drain() == [3]
+    assert feed.sequencer.checkpoint() == {"j": Source(30, {A: ProducerState(3)})}
+    with pytest.raises(InvalidInput, match="no message to put back"):
+        feed.sequencer.put_back()
+
+
+def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
+    feed = Feed()
+    feed.queue(B, hours(30), OUTSIDE)
+    feed.drain()
+    feed.queue(A, hours(1), CONTINUE)
+    feed.queue(A, hours(1) + 1, CONTINUE)
+    feed.queue(A, hours(1) + 2, ACK)
+    feed.sequencer.step()
+    sources = feed.sequencer.checkpoint(24 * 3600)
+    restored = Sequencer[JsonObject](sources)
+    rest = read_committed(feed.rows[3:], restored, feed.replay)
+    assert [message.clock for message in rest] == [hours(1) + 1]
+
+
 def test_an_outside_message_drops_an_open_transaction() -> None:
     feed = Feed()
     feed.queue(A, 1, CONTINUE)

@@ -211,6 +211,56 @@ def test_a_restored_sequencer_delivers_the_rest_once(history: History, ring_size
     assert delivered == [offset for row in deliveries(history) for offset in offsets_of(row)]
 
 
+class DeferringConsumer:
+    """Consumes a history, puts messages back when told to, and then goes on or is restored from its checkpoint."""
+
+    def __init__(self, history: History, ring_size: int, decisions: list[tuple[bool, bool]]) -> None:
+        self.history = history
+        self.ring_size = ring_size
+        self.decisions = iter(decisions)
+        self.consumed: list[int] = []
+        self.sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
+
+    def run(self) -> None:
+        while not all(self._take(row) for row in self.history.content(self.sequencer.read_through(JOURNAL), 2**63)):
+            self.sequencer = Sequencer(through_the_wire(self.sequencer.checkpoint()), self.ring_size)
+
+    def _take(self, row: Envelope[JsonObject]) -> bool:
+        """Queue and consume; False to be restored."""
+        sequencer = self.sequencer
+        sequencer.queue(row)
+        for replayed in self.history.replay(sequencer.replay_range) if sequencer.replay_range else ():
+            while sequencer.replay(replayed):
+                defer, restore = next(self.decisions, (False, False))
+                if not defer:
+                    self.consumed.append(replayed.begin)
+                    break
+                sequencer.put_back()
+                if restore:
+                    return False
+        sequencer.end_replay()
+        while (message := sequencer.step()) is not None:
+            defer, restore = next(self.decisions, (False, False))
+            if not defer:
+                if message.flags != Flags.ACK_TXN or message.clock == 0:
+                    self.consumed.append(message.begin)
+                continue
+            sequencer.put_back()
+            sequencer.checkpoint()
+            if restore:
+                return False
+        return True
+
+
+@given(histories, st.integers(1, 6), st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12))
+def test_a_message_put_back_is_delivered_again_now_or_after_restoring(
+    history: History, ring_size: int, decisions: list[tuple[bool, bool]]
+) -> None:
+    consumer = DeferringConsumer(history, ring_size, decisions)
+    consumer.run()
+    assert consumer.consumed == [offset for row in deliveries(history) for offset in offsets_of(row)]
+
+
 @given(well_formed, st.integers(1, 5), st.integers(0, 40))
 def test_restoring_between_messages_forgets_nothing(history: History, ring_size: int, cut: int) -> None:
     rows, model = history.rows, Model()
