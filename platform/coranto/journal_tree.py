@@ -24,18 +24,42 @@ creates it, -1 applies whatever it is. `delete: true`, also inherited, removes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import yaml
 
 from coranto import labels
-from coranto.durations import format_duration, parse_duration
 from coranto.errors import InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
+from coranto.yaml_fields import (
+    DURATION,
+    INTEGER,
+    TEXT,
+    TEXTS,
+    Fields,
+    Kind,
+    difference,
+    dump_document,
+    entries_of,
+    enum_kind,
+    get_fields,
+    items_of,
+    line_error,
+    line_of,
+    put_fields,
+    read_document,
+    read_entries,
+    read_fields,
+    read_flag,
+    read_integer,
+    read_labels,
+    read_text,
+    shared_fields,
+    write_fields,
+)
 
 _MAX_DEPTH = 64
 
@@ -45,12 +69,12 @@ def parse_tree(text: str) -> list[pb.ApplyRequest.Change]:
 
     An empty text asks for none. Raises InvalidInput, which names the line and, where there is one, the journal.
     """
-    root = _read(text)
+    root = read_document(text, lambda node: _read_node(node, depth=0))
     changes: list[pb.ApplyRequest.Change] = []
     lines: dict[str, int] = {}
     for journal in root.inherit().journals() if root is not None else ():
         if journal.name in lines:
-            raise _error(journal.line, f"{journal.name} was already given in line {lines[journal.name]}")
+            raise line_error(journal.line, f"{journal.name} was already given in line {lines[journal.name]}")
         lines[journal.name] = journal.line
         changes.append(journal.change())
     return changes
@@ -65,141 +89,22 @@ def render_tree(journals: Iterable[tuple[pb.JournalSpec, int]]) -> str:
     if not nodes:
         return ""
     document = _gather(nodes, depth=0).hoisted().document()
-    # Without a limit to width, long texts would be broken over lines.
-    return yaml.safe_dump(document, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**31 - 1)
-
-
-# ------------------------------------------------------------------------------------------------------------- fields
-
-_Value = int | str | tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How values of a field are read from YAML, written to it, and moved between it and a spec's message."""
-
-    read: Callable[[yaml.Node], _Value]
-    write: Callable[[Any], object]
-    get: Callable[[Any], _Value]
-    put: Callable[[Any, str, Any], None]
-
-
-def _error(line: int, problem: str) -> InvalidInput:
-    return InvalidInput(f"line {line}: {problem}")
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return node.tag == "tag:yaml.org,2002:null"
-
-
-def _read_text(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise _error(_line(node), "a text is expected here")
-    return "" if _is_null(node) else str(node.value)
-
-
-def _read_integer(node: yaml.Node) -> int:
-    text = _read_text(node)
-    if not text:
-        return 0
-    try:
-        return int(text.replace("_", ""), 0)
-    except ValueError:
-        raise _error(_line(node), f"{text!r} is not a whole number") from None
-
-
-def _read_flag(node: yaml.Node) -> bool:
-    if not isinstance(node, yaml.ScalarNode) or node.tag != "tag:yaml.org,2002:bool":
-        raise _error(_line(node), "true or false is expected here")
-    return node.value.lower() in ("true", "yes", "on")
-
-
-def _read_texts(node: yaml.Node) -> tuple[str, ...]:
-    return tuple(_read_text(item) for item in _items(node))
-
-
-def _read_duration(node: yaml.Node) -> int:
-    text = _read_text(node)
-    try:
-        return parse_duration(text).ToNanoseconds() if text else 0
-    except InvalidInput as err:
-        raise _error(_line(node), err.message) from None
-
-
-def _read_enum(enum: Any) -> Callable[[yaml.Node], int]:
-    def read(node: yaml.Node) -> int:
-        if isinstance(node, yaml.SequenceNode) and len(node.value) == 1:
-            node = node.value[0]
-        text = _read_text(node)
-        if text in enum.keys():  # noqa: SIM118  # the wrapper is no mapping
-            return int(enum.Value(text))
-        if text.isdecimal() and int(text) in enum.values():
-            return int(text)
-        raise _error(_line(node), f"{text!r} is none of {', '.join(enum.keys())}")
-
-    return read
-
-
-def _put_plain(message: Any, name: str, value: Any) -> None:
-    setattr(message, name, value)
-
-
-_INTEGER = _Kind(_read_integer, int, int, _put_plain)
-_TEXT = _Kind(_read_text, str, str, _put_plain)
-_TEXTS = _Kind(_read_texts, list, tuple, lambda message, name, value: getattr(message, name).extend(value))
-_DURATION = _Kind(
-    _read_duration,
-    lambda nanoseconds: format_duration(_duration(nanoseconds)),
-    lambda duration: int(duration.ToNanoseconds()),
-    lambda message, name, value: getattr(message, name).FromNanoseconds(value),
-)
-
-
-def _duration(nanoseconds: int) -> Any:
-    result = pb.JournalSpec.Fragment().retention
-    result.FromNanoseconds(nanoseconds)
-    return result
-
-
-def _enum(enum: Any) -> _Kind:
-    return _Kind(_read_enum(enum), lambda value: enum.Name(value), int, _put_plain)
+    return dump_document(document)
 
 
 # Fields that children inherit, in the order in which they are written.
-_SPEC_FIELDS: Mapping[str, _Kind] = {"replication": _INTEGER}
-_FRAGMENT_FIELDS: Mapping[str, _Kind] = {
-    "length": _INTEGER,
-    "compression_codec": _enum(pb.CompressionCodec),
-    "stores": _TEXTS,
-    "refresh_interval": _DURATION,
-    "retention": _DURATION,
-    "flush_interval": _DURATION,
-    "path_postfix_template": _TEXT,
+_SPEC_FIELDS: Mapping[str, Kind] = {"replication": INTEGER}
+_FRAGMENT_FIELDS: Mapping[str, Kind] = {
+    "length": INTEGER,
+    "compression_codec": enum_kind(pb.CompressionCodec),
+    "stores": TEXTS,
+    "refresh_interval": DURATION,
+    "retention": DURATION,
+    "flush_interval": DURATION,
+    "path_postfix_template": TEXT,
 }
-_LATER_SPEC_FIELDS: Mapping[str, _Kind] = {"flags": _enum(pb.JournalSpec.Flag), "max_append_rate": _INTEGER}
-_SUSPEND_FIELDS: Mapping[str, _Kind] = {"level": _enum(pb.JournalSpec.Suspend.Level), "offset": _INTEGER}
-
-_Fields = dict[str, _Value]
-
-
-def _get_fields(message: Any, kinds: Mapping[str, _Kind]) -> _Fields:
-    """The fields that aren't zero."""
-    values = {name: kind.get(getattr(message, name)) for name, kind in kinds.items()}
-    return {name: value for name, value in values.items() if value}
-
-
-def _put_fields(message: Any, kinds: Mapping[str, _Kind], fields: _Fields) -> None:
-    for name, value in fields.items():
-        if name in kinds:
-            kinds[name].put(message, name, value)
-
-
-def _write_fields(kinds: Mapping[str, _Kind], fields: _Fields) -> dict[str, object]:
-    return {name: kind.write(fields[name]) for name, kind in kinds.items() if name in fields}
+_LATER_SPEC_FIELDS: Mapping[str, Kind] = {"flags": enum_kind(pb.JournalSpec.Flag), "max_append_rate": INTEGER}
+_SUSPEND_FIELDS: Mapping[str, Kind] = {"level": enum_kind(pb.JournalSpec.Suspend.Level), "offset": INTEGER}
 
 
 # -------------------------------------------------------------------------------------------------------------- nodes
@@ -210,10 +115,10 @@ class _Node:
     """A folder or a journal, with the fields it has itself; zero values are left out, as in YAML."""
 
     name: str = ""
-    spec: _Fields = field(default_factory=dict)
-    fragment: _Fields = field(default_factory=dict)
+    spec: Fields = field(default_factory=dict)
+    fragment: Fields = field(default_factory=dict)
     labels: pb.LabelSet = field(default_factory=pb.LabelSet)
-    suspend: _Fields = field(default_factory=dict)
+    suspend: Fields = field(default_factory=dict)
     revision: int = 0
     delete: bool | None = None
     children: list[_Node] = field(default_factory=list)
@@ -223,10 +128,10 @@ class _Node:
     def of_spec(cls, spec: pb.JournalSpec, revision: int) -> _Node:
         return cls(
             name=spec.name,
-            spec=_get_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}),
-            fragment=_get_fields(spec.fragment, _FRAGMENT_FIELDS),
+            spec=get_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}),
+            fragment=get_fields(spec.fragment, _FRAGMENT_FIELDS),
             labels=spec.labels,
-            suspend=_get_fields(spec.suspend, _SUSPEND_FIELDS),
+            suspend=get_fields(spec.suspend, _SUSPEND_FIELDS),
             revision=revision,
         )
 
@@ -238,15 +143,17 @@ class _Node:
         """Give the nodes below what they leave out. Raises InvalidInput when the tree isn't well formed."""
         if not self.is_folder:
             if self.children:
-                raise _error(self.line, f"{self.name} has children, so its name must end in '/'")
+                raise line_error(self.line, f"{self.name} has children, so its name must end in '/'")
             return self
         if self.revision or self.suspend:
-            raise _error(self.line, f"the folder {self.name!r} has a revision or suspend, which only journals have")
+            raise line_error(self.line, f"the folder {self.name!r} has a revision or suspend, which only journals have")
         if not self.children:
-            raise _error(self.line, f"the folder {self.name!r} has no children; a journal's name doesn't end in '/'")
+            raise line_error(
+                self.line, f"the folder {self.name!r} has no children; a journal's name doesn't end in '/'"
+            )
         for child in self.children:
             if not child.name.startswith(self.name):
-                raise _error(child.line, f"the name {child.name!r} doesn't begin with its folder's, {self.name!r}")
+                raise line_error(child.line, f"the name {child.name!r} doesn't begin with its folder's, {self.name!r}")
             child.spec = {**self.spec, **child.spec}
             child.fragment = {**self.fragment, **child.fragment}
             child.labels = labels.union(child.labels, self.labels)
@@ -268,17 +175,17 @@ class _Node:
         else:
             spec = change.upsert
             spec.name = self.name
-            _put_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}, self.spec)
+            put_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}, self.spec)
             spec.labels.CopyFrom(self.labels)
-            _put_fields(spec.fragment, _FRAGMENT_FIELDS, self.fragment)
+            put_fields(spec.fragment, _FRAGMENT_FIELDS, self.fragment)
             if self.suspend:
-                _put_fields(spec.suspend, _SUSPEND_FIELDS, self.suspend)
+                put_fields(spec.suspend, _SUSPEND_FIELDS, self.suspend)
         try:
             validate(change)
         except InvalidInput as err:
             where = err.field.removeprefix("ApplyRequest.Change").removeprefix(".").removeprefix("upsert.")
             where = where.replace("expect_mod_revision", "revision")
-            raise _error(self.line, f"{self.name}: {where}: {err.message}" if where else err.message) from None
+            raise line_error(self.line, f"{self.name}: {where}: {err.message}" if where else err.message) from None
         return change
 
     def hoisted(self) -> _Node:
@@ -286,14 +193,14 @@ class _Node:
         if not self.children:
             return self
         children = [child.hoisted() for child in self.children]
-        self.spec = _shared([child.spec for child in children])
-        self.fragment = _shared([child.fragment for child in children])
+        self.spec = shared_fields([child.spec for child in children])
+        self.fragment = shared_fields([child.fragment for child in children])
         self.labels = children[0].labels
         for child in children[1:]:
             self.labels = labels.intersect(self.labels, child.labels)
         for child in children:
-            child.spec = _difference(child.spec, self.spec)
-            child.fragment = _difference(child.fragment, self.fragment)
+            child.spec = difference(child.spec, self.spec)
+            child.fragment = difference(child.fragment, self.fragment)
             child.labels = labels.subtract(child.labels, self.labels)
         return self
 
@@ -301,23 +208,15 @@ class _Node:
         """The node as YAML has it."""
         parts: dict[str, object] = {
             "name": self.name,
-            **_write_fields(_SPEC_FIELDS, self.spec),
+            **write_fields(_SPEC_FIELDS, self.spec),
             "labels": [{"name": name, "value": value} for name, value in labels.as_pairs(self.labels)],
-            "fragment": _write_fields(_FRAGMENT_FIELDS, self.fragment),
-            **_write_fields(_LATER_SPEC_FIELDS, self.spec),
-            "suspend": _write_fields(_SUSPEND_FIELDS, self.suspend),
+            "fragment": write_fields(_FRAGMENT_FIELDS, self.fragment),
+            **write_fields(_LATER_SPEC_FIELDS, self.spec),
+            "suspend": write_fields(_SUSPEND_FIELDS, self.suspend),
             "revision": self.revision,
             "children": [child.document() for child in self.children],
         }
         return {name: part for name, part in parts.items() if part}
-
-
-def _shared(parts: list[_Fields]) -> _Fields:
-    return {name: value for name, value in parts[0].items() if all(part.get(name) == value for part in parts[1:])}
-
-
-def _difference(mine: _Fields, theirs: _Fields) -> _Fields:
-    return {name: value for name, value in mine.items() if theirs.get(name) != value}
 
 
 def _gather(journals: list[_Node], depth: int) -> _Node:
@@ -342,58 +241,6 @@ def _part(name: str, depth: int) -> str | None:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def _read(text: str) -> _Node | None:
-    loader = yaml.SafeLoader(text)
-    try:
-        document = loader.get_single_node()
-        return None if document is None or _is_null(document) else _read_node(document, depth=0)
-    except yaml.MarkedYAMLError as err:
-        problem = f"this is not YAML: {err.problem or err.context}"
-        raise (_error(err.problem_mark.line + 1, problem) if err.problem_mark else InvalidInput(problem)) from err
-    except yaml.YAMLError as err:
-        raise InvalidInput(f"this is not YAML: {err}") from err
-    finally:
-        loader.dispose()
-
-
-def _entries(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, ...] = ()) -> dict[str, yaml.Node]:
-    """The entries of a mapping, whose keys must be known and given once; those of `<<` come behind its own."""
-    if not isinstance(node, yaml.MappingNode):
-        raise _error(_line(node), f"fields are expected here: {', '.join(known)}")
-    own: dict[str, yaml.Node] = {}
-    merged: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        if key.tag == "tag:yaml.org,2002:merge":
-            for source in reversed(_items(value) if isinstance(value, yaml.SequenceNode) else [value]):
-                if any(source is outer for outer in (*within, node)):
-                    raise _error(_line(key), "this node refers to itself")
-                merged |= _entries(source, known, (*within, node))
-            continue
-        name = _read_text(key)
-        if name not in known:
-            raise _error(_line(key), f"there is no field {name!r} here; known are {', '.join(known)}")
-        if name in own:
-            raise _error(_line(key), f"the field {name!r} is given twice")
-        own[name] = value
-    return {name: value for name, value in (merged | own).items() if not _is_null(value)}
-
-
-def _items(node: yaml.Node) -> list[yaml.Node]:
-    if not isinstance(node, yaml.SequenceNode):
-        raise _error(_line(node), "a list is expected here")
-    return list(node.value)
-
-
-def _read_fields(node: yaml.Node | None, kinds: Mapping[str, _Kind]) -> _Fields:
-    entries = {} if node is None else _entries(node, kinds)
-    return _read_entries(entries, kinds)
-
-
-def _read_entries(entries: Mapping[str, yaml.Node], kinds: Mapping[str, _Kind]) -> _Fields:
-    values = {name: kind.read(entries[name]) for name, kind in kinds.items() if name in entries}
-    return {name: value for name, value in values.items() if value}
-
-
 _NODE_FIELDS = (
     *("comment", "delete", "name", *_SPEC_FIELDS, "labels", "fragment", *_LATER_SPEC_FIELDS),
     *("suspend", "revision", "children"),
@@ -402,34 +249,18 @@ _NODE_FIELDS = (
 
 def _read_node(node: yaml.Node, depth: int) -> _Node:
     if depth > _MAX_DEPTH:
-        raise _error(_line(node), f"the tree is deeper than {_MAX_DEPTH} nodes")
-    entries = _entries(node, _NODE_FIELDS)
+        raise line_error(line_of(node), f"the tree is deeper than {_MAX_DEPTH} nodes")
+    entries = entries_of(node, _NODE_FIELDS)
     return _Node(
-        name=_read_text(entries["name"]) if "name" in entries else "",
-        spec=_read_entries(entries, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}),
-        fragment=_read_fields(entries.get("fragment"), _FRAGMENT_FIELDS),
-        labels=_read_labels(entries.get("labels")),
-        suspend=_read_fields(entries.get("suspend"), _SUSPEND_FIELDS),
-        revision=_read_integer(entries["revision"]) if "revision" in entries else 0,
-        delete=_read_flag(entries["delete"]) if "delete" in entries else None,
-        children=[_read_node(child, depth + 1) for child in _items(entries["children"])]
+        name=read_text(entries["name"]) if "name" in entries else "",
+        spec=read_entries(entries, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}),
+        fragment=read_fields(entries.get("fragment"), _FRAGMENT_FIELDS),
+        labels=read_labels(entries.get("labels")),
+        suspend=read_fields(entries.get("suspend"), _SUSPEND_FIELDS),
+        revision=read_integer(entries["revision"]) if "revision" in entries else 0,
+        delete=read_flag(entries["delete"]) if "delete" in entries else None,
+        children=[_read_node(child, depth + 1) for child in items_of(entries["children"])]
         if "children" in entries
         else [],
-        line=_line(node),
+        line=line_of(node),
     )
-
-
-def _read_labels(node: yaml.Node | None) -> pb.LabelSet:
-    """Labels in any order; they are sorted here."""
-    if node is None:
-        return pb.LabelSet()
-    pairs = []
-    for item in _items(node):
-        entries = _entries(item, ("name", "value"))
-        if "name" not in entries:
-            raise _error(_line(item), "a label needs a name")
-        pairs.append((_read_text(entries["name"]), _read_text(entries["value"]) if "value" in entries else ""))
-    try:
-        return labels.label_set(pairs)
-    except InvalidInput as err:
-        raise _error(_line(node), f"labels: {err.message}") from None

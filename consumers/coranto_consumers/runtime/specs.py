@@ -1,0 +1,205 @@
+"""Shard specs and what else consumers keep in etcd: what makes them valid, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from coranto import labels
+from coranto.coordination.layout import AssignmentKey, MemberId
+from coranto.errors import InvalidInput
+from coranto.names import is_clean_path, validate_journal, validate_process_id, validate_shard_id
+from coranto.specs import ANY_REVISION, duration_seconds, validate_endpoint
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+
+MAX_SHARD_LIMIT = 131_072
+MAX_HOT_STANDBYS = 3
+"""Caps the hot standbys of every shard, unless a process is told otherwise."""
+
+MessageT = TypeVar("MessageT", bound=Message)
+ValueT = TypeVar("ValueT")
+
+
+def validate_shard_spec(spec: pc.ShardSpec) -> None:
+    """Raises InvalidInput, which names the field."""
+    _named("id", validate_shard_id, spec.id)
+    if spec.recovery_log_prefix:
+        _named("recovery_log_prefix", validate_journal, recovery_log(spec))
+        prefix = spec.hint_prefix
+        if not prefix.startswith("/") or prefix.endswith("/") or not is_clean_path(prefix[1:]):
+            raise InvalidInput(
+                f"{prefix!r} must be an absolute, clean path without a slash at its end, such as /hints/app: "
+                "a recovery log needs a place for its hints",
+                field="hint_prefix",
+            )
+    elif spec.hint_prefix:
+        raise InvalidInput("hints are of a recovery log; set recovery_log_prefix too", field="hint_prefix")
+    if spec.hint_backups < 0:
+        raise InvalidInput(f"{spec.hint_backups} is below 0", field="hint_backups")
+    minimum, maximum = duration_seconds(spec.min_txn_duration), duration_seconds(spec.max_txn_duration)
+    if minimum < 0:
+        raise InvalidInput(f"{minimum:g} s is below 0", field="min_txn_duration")
+    if maximum <= 0:
+        raise InvalidInput(f"{maximum:g} s is not above 0; 1s is a usual value", field="max_txn_duration")
+    _within("labels", _validate_labels, spec.labels)
+    for index, source in enumerate(spec.sources):
+        _named(f"sources[{index}].journal", validate_journal, source.journal)
+        if source.min_offset < 0:
+            raise InvalidInput(f"{source.min_offset} is below 0", field=f"sources[{index}].min_offset")
+        if index and spec.sources[index - 1].journal >= source.journal:
+            raise InvalidInput(
+                f"{source.journal} does not sort after {spec.sources[index - 1].journal}; "
+                "sources must be sorted by journal, each given once",
+                field=f"sources[{index}].journal",
+            )
+
+
+def _validate_labels(found: pb.LabelSet) -> None:
+    labels.validate_label_set(found)
+    for name in labels.SINGLE_VALUED:
+        if len(values := labels.values_of(found, name)) > 1:
+            raise InvalidInput(f"{name} has the values {', '.join(values)}, but may have only one")
+    if labels.values_of(found, "id"):
+        raise InvalidInput("the label `id` stands for the shard's id, and cannot be given")
+
+
+def validate_consumer_spec(spec: pc.ConsumerSpec) -> None:
+    """Raises InvalidInput, which names the field."""
+    _within("process_spec.id", validate_process_id, spec.process_spec.id)
+    _named("process_spec.endpoint", validate_endpoint, spec.process_spec.endpoint)
+    if spec.shard_limit > MAX_SHARD_LIMIT:
+        raise InvalidInput(f"{spec.shard_limit} is above {MAX_SHARD_LIMIT}", field="shard_limit")
+
+
+def validate_status(status: pc.ReplicaStatus) -> None:
+    """Raises InvalidInput: there are errors where, and only where, the code is FAILED."""
+    if status.code not in pc.ReplicaStatus.Code.values():
+        raise InvalidInput(f"{status.code} is no code of a replica", field="code")
+    if bool(status.errors) != (status.code == pc.ReplicaStatus.FAILED):
+        raise InvalidInput("errors go with the code FAILED, and that with errors", field="errors")
+
+
+def validate_change(change: pc.ApplyRequest.Change) -> None:
+    """Raises InvalidInput, which names the field."""
+    if change.expect_mod_revision < ANY_REVISION:
+        raise InvalidInput(f"{change.expect_mod_revision} is below -1", field="expect_mod_revision")
+    if change.HasField("upsert") == bool(change.delete):
+        raise InvalidInput("give either upsert or delete", field="upsert")
+    if change.HasField("upsert"):
+        _within("upsert", validate_shard_spec, change.upsert)
+        if change.HasField("primary_hints") and not change.upsert.recovery_log_prefix:
+            raise InvalidInput("the shard has no recovery log that hints could be of", field="primary_hints")
+        return
+    _named("delete", validate_shard_id, change.delete)
+    if change.expect_mod_revision == 0:
+        raise InvalidInput("a deletion needs the shard's revision, or -1", field="expect_mod_revision")
+    if change.HasField("primary_hints"):
+        raise InvalidInput("a deletion takes no hints", field="primary_hints")
+
+
+def replication(spec: pc.ShardSpec, max_hot_standbys: int = MAX_HOT_STANDBYS) -> int:
+    """To how many processes the shard shall be assigned: the primary and its hot standbys."""
+    return 0 if spec.disable else 1 + min(spec.hot_standbys, max_hot_standbys)
+
+
+def recovery_log(spec: pc.ShardSpec) -> str:
+    """The journal of the shard's recovery log; empty when it has none."""
+    return f"{spec.recovery_log_prefix}/{spec.id}" if spec.recovery_log_prefix else ""
+
+
+def hint_keys(spec: pc.ShardSpec) -> list[str]:
+    """The keys of the shard's hints in etcd: of the primary, then of the backups."""
+    if not spec.hint_prefix:
+        return []
+    stem = f"{spec.hint_prefix}/{spec.id}"
+    return [f"{stem}.primary", *(f"{stem}.backup.{number}" for number in range(spec.hint_backups))]
+
+
+def with_meta(spec: pc.ShardSpec) -> pb.LabelSet:
+    """The shard's labels, and `id` for selectors."""
+    return labels.add_value(spec.labels, "id", spec.id)
+
+
+def most_advanced(statuses: Sequence[pc.ReplicaStatus]) -> pc.ReplicaStatus:
+    """The one status that stands for all replicas of a shard; IDLE when there are none."""
+    merged = pc.ReplicaStatus()
+    for status in statuses:
+        if status.code > merged.code:
+            merged.code = status.code
+        merged.errors.extend(status.errors)
+    return merged
+
+
+class ShardEntities:
+    """Shards, consumer processes and the statuses of replicas, for the key space and the allocator."""
+
+    def __init__(self, *, max_hot_standbys: int = MAX_HOT_STANDBYS) -> None:
+        self._max_hot_standbys = max_hot_standbys
+
+    def decode_item(self, item: str, value: bytes) -> pc.ShardSpec:
+        spec = _parse(pc.ShardSpec(), value)
+        validate_shard_spec(spec)
+        if spec.id != item:
+            raise InvalidInput(f"the spec is of shard {spec.id!r}, but its key is of {item!r}", field="ShardSpec.id")
+        return spec
+
+    def decode_member(self, member: MemberId, value: bytes) -> pc.ConsumerSpec:
+        spec = _parse(pc.ConsumerSpec(), value)
+        validate_consumer_spec(spec)
+        found = MemberId(spec.process_spec.id.zone, spec.process_spec.id.suffix)
+        if found != member:
+            raise InvalidInput(f"the spec is of process {found}, but its key is of {member}", field="ConsumerSpec.id")
+        return spec
+
+    def decode_assignment(self, key: AssignmentKey, value: bytes) -> pc.ReplicaStatus:
+        """An empty value is IDLE."""
+        status = _parse(pc.ReplicaStatus(), value)
+        validate_status(status)
+        return status
+
+    def replication(self, item: pc.ShardSpec) -> int:
+        return replication(item, self._max_hot_standbys)
+
+    def item_limit(self, member: pc.ConsumerSpec) -> int:
+        return member.shard_limit
+
+    def exiting(self, member: pc.ConsumerSpec) -> bool:
+        return member.exiting
+
+    def endpoint(self, member: pc.ConsumerSpec) -> str:
+        return member.process_spec.endpoint
+
+    def consistent(self, assignments: Sequence[tuple[AssignmentKey, pc.ReplicaStatus]]) -> Sequence[bool]:
+        """Those that are ready to take over. Failed ones count once the primary has failed too: nothing is lost by
+        moving them then."""
+        failed = any(key.slot == 0 and status.code == pc.ReplicaStatus.FAILED for key, status in assignments)
+        ready = (pc.ReplicaStatus.STANDBY, pc.ReplicaStatus.PRIMARY)
+        return [
+            status.code in ready or (failed and status.code == pc.ReplicaStatus.FAILED) for _, status in assignments
+        ]
+
+
+def _parse(message: MessageT, value: bytes) -> MessageT:
+    try:
+        message.ParseFromString(value)
+    except DecodeError as error:
+        raise InvalidInput(f"the value is not a {message.DESCRIPTOR.name}: {error}") from error
+    return message
+
+
+def _within(field: str, check: Callable[[ValueT], object], value: ValueT) -> None:
+    try:
+        check(value)
+    except InvalidInput as error:
+        raise error.within(field) from None
+
+
+def _named(field: str, check: Callable[[str], object], value: str) -> None:
+    """As `_within`, for a check that has its own name for the value."""
+    try:
+        check(value)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, field=field) from None
