@@ -54,13 +54,14 @@ KEYS = ",".join(["QUFB" * 11, "QkJC" * 11])
     [
         ClientConfig("127.0.0.1:1"),
         ClientConfig("127.0.0.1:1", Path("/srv/root"), 3.5, Keys.parse(KEYS)),
+        ClientConfig("broker-0:1,broker-1:1", zone="eu-1"),
         ClientConfig(
             "https://b:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca"), Path("/c"), Path("/k"))
         ),
     ],
 )
 def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
-    for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+    for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE"):
         monkeypatch.delenv(f"CORANTO_{name}", raising=False)
 
     assert ReadOptions.parse({**client_options(config), "selector": "x"}).client == config

@@ -29,6 +29,7 @@ OPTIONS = {
     "endpoint": "a broker's host:port (required)",
     "fileRoot": "folder that file:/// fragment stores are rooted at, where executors can read it",
     "patience": "seconds for which calls are repeated while brokers cannot serve them",
+    "zone": "zone of the executors, whose brokers are read from first (default: $CORANTO_ZONE of the executors)",
     "authToken": "a bearer token for brokers (default: $CORANTO_AUTH_TOKEN of the executors)",
     "authSecret": "keys to sign tokens with, as base64 (default: $CORANTO_AUTH_KEYS of the executors)",
     "tlsCa": "PEM file of the authorities to trust (default: $CORANTO_TLS_CA of the executors)",
@@ -116,6 +117,8 @@ class ReadOptions:
 def client_options(config: ClientConfig) -> dict[str, str]:
     """The options that say what a client's configuration does."""
     options = {"endpoint": config.endpoint, "patience": str(config.patience)}
+    if config.zone:
+        options["zone"] = config.zone
     if config.file_root is not None:
         options["fileRoot"] = str(config.file_root)
     if isinstance(config.auth, BearerToken):
@@ -137,6 +140,8 @@ def _client(given: Mapping[str, str]) -> ClientConfig:
     auth = {"CORANTO_AUTH_TOKEN": given.get("authtoken", ""), "CORANTO_AUTH_KEYS": given.get("authsecret", "")}
     if any(auth.values()):
         environment |= auth
+    if zone := given.get("zone", ""):
+        environment["CORANTO_ZONE"] = zone
     for name in ("CA", "CERT", "KEY"):
         if path := given.get(f"tls{name.lower()}", ""):
             environment[f"CORANTO_TLS_{name}"] = path

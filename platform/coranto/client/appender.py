@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from coranto.auth import Capability
-from coranto.client.connection import CALL_ENDED, REFUSALS, Connection, cancelled_from_outside
+from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
+from coranto.client.dispatch import Dispatcher
 from coranto.client.responses import append_failure, check_well_formed
 from coranto.client.values import AppendConditions, AppendResult
 from coranto.errors import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 1 << 20
 _COMMIT = pb.AppendRequest()
+_CONNECT_SECONDS = 10.0
 
 
 class _State(enum.Enum):
@@ -56,15 +58,22 @@ class Appender:
 
     def __init__(
         self,
-        connection: Connection,
+        dispatcher: Dispatcher,
         journal: str,
         conditions: AppendConditions | None = None,
         *,
         min_etcd_revision: int = 0,
+        may_proxy: bool = True,
     ) -> None:
-        """Raises InvalidInput for parameters that no broker would accept."""
+        """Raises InvalidInput for parameters that no broker would accept.
+
+        Without `may_proxy` a broker that was taken for the primary and is not refuses, instead of passing the append
+        on: for those who then try again, at the primary.
+        """
         conditions = conditions or AppendConditions()
-        self._connection = connection
+        self._dispatcher = dispatcher
+        self._way = dispatcher.to_primary(journal)
+        self._may_proxy = may_proxy
         self._journal = journal
         self._subject = f"append to {journal}"
         self._state = _State.IDLE
@@ -168,9 +177,12 @@ class Appender:
 
     async def _started(self) -> Call:
         if self._call is None:
-            self._call = self._connection.stub.Append(
-                metadata=self._connection.tokens.about(Capability.APPEND, self._journal)
-            )
+            way = self._dispatcher.to_primary(self._journal)
+            if not way.routed and self._dispatcher.has_choice:
+                way = await self._dispatcher.connected(self._subject, _CONNECT_SECONDS, self._journal)
+            self._way = way
+            self._parameters.do_not_proxy = way.routed and not self._may_proxy
+            self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))
             self._state = _State.STREAMING
             await self._call.write(self._parameters)
         return self._call
@@ -183,25 +195,26 @@ class Appender:
         try:
             response = await call
         except grpc.aio.AioRpcError as failure:
-            return self._connection.failure(self._subject, failure)
+            return self._way.failure(self._subject, failure)
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
             return self._closed()
         finally:
             call.cancel()
+        self._way.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """What is known of an append whose half-close may have left."""
-        failure = self._connection.failure(self._subject, error)
+        failure = self._way.failure(self._subject, error)
         if error.code() in REFUSALS:
             return failure
         return self._unknown(failure)
 
     def _closed(self) -> Unavailable:
-        return Unavailable(f"{self._subject}: the connection to {self._connection.endpoint} was closed")
+        return Unavailable(f"{self._subject}: the connection to {self._way.endpoint} was closed")
 
     def _unknown(self, failure: CorantoError) -> AppendOutcomeUnknown:
         return AppendOutcomeUnknown(
@@ -210,6 +223,7 @@ class Appender:
         )
 
     def _checked(self, response: pb.AppendResponse) -> AppendResult:
+        self._way.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         if refusal is not None:
             raise refusal

@@ -14,9 +14,10 @@ from google.protobuf.duration_pb2 import Duration
 from coranto.auth import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.call_tokens import Metadata
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
-from coranto.client.config import DEFAULT_PATIENCE, ClientConfig, ClientTls
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
+from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
@@ -66,12 +67,14 @@ class JournalClient:
         patience: float = DEFAULT_PATIENCE,
         auth: Auth | None = None,
         tls: ClientTls | None = None,
+        zone: str = "",
+        route_cache: int = DEFAULT_ROUTE_CACHE,
         clock: Clock | None = None,
         connection: Connection | None = None,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
         self._clock: Clock = clock or SystemClock()
-        self._connection = connection or Connection(self.config, self._clock)
+        self._dispatcher = Dispatcher(self.config, self._clock, connection)
         self._direct = DirectReader(file_root)
         self._applied_revision = 0
 
@@ -83,6 +86,8 @@ class JournalClient:
             patience=config.patience,
             auth=config.auth,
             tls=config.tls,
+            zone=config.zone,
+            route_cache=config.route_cache,
         )
 
     async def __aenter__(self) -> JournalClient:
@@ -94,8 +99,8 @@ class JournalClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection for good; calls under way fail."""
-        await self._connection.close()
+        """Close all connections for good; calls under way fail."""
+        await self._dispatcher.close()
 
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
@@ -113,9 +118,8 @@ class JournalClient:
         subject = "list of journals"
         header: pb.Header | None = None
         journals: list[JournalInfo] = []
-        call = self._connection.stub.List(
-            request, metadata=self._connection.tokens.over(Capability.LIST, request.selector)
-        )
+        way = self._dispatcher.to_seed()
+        call = way.stub.List(request, metadata=way.tokens.over(Capability.LIST, request.selector))
         try:
             async for response in call:
                 if header is None:
@@ -124,7 +128,7 @@ class JournalClient:
                     raise CorruptData(f"{subject}: the broker broke the protocol: a later message has no journals")
                 journals.extend(map(JournalInfo.of, response.journals))
         except grpc.aio.AioRpcError as error:
-            raise self._connection.failure(subject, error) from error
+            raise way.failure(subject, error) from error
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
@@ -143,7 +147,7 @@ class JournalClient:
         when leaving it.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
-        watch = Watch(self._connection, self._clock, parsed, self.config.patience)
+        watch = Watch(self._dispatcher, self._clock, parsed, self.config.patience)
         async with contextlib.aclosing(watch.snapshots()) as snapshots:
             async for listing in snapshots:
                 yield listing
@@ -158,11 +162,12 @@ class JournalClient:
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
         validate(request)
-        await self._connect(subject)
+        # With a connection, what fails later is not for the want of one.
+        way = await self._dispatcher.connected(subject, self.config.patience)
         try:
-            response = await self._connection.stub.Apply(request, metadata=self._apply_metadata(request))
+            response = await way.stub.Apply(request, metadata=self._apply_metadata(request))
         except grpc.aio.AioRpcError as error:
-            failure = self._connection.failure(subject, error)
+            failure = way.failure(subject, error)
             if isinstance(failure, Unavailable):
                 raise ApplyOutcomeUnknown(f"{failure}. List the journals to learn whether it was applied.") from error
             raise failure from error
@@ -172,15 +177,7 @@ class JournalClient:
 
     def _apply_metadata(self, request: pb.ApplyRequest) -> Metadata | None:
         names = (change.upsert.name or change.delete for change in request.changes)
-        return self._connection.tokens.over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
-
-    async def _connect(self, subject: str) -> None:
-        """Return once there is a connection, so that what fails later is not for the want of one."""
-        try:
-            async with asyncio.timeout(self.config.patience):
-                await self._connection.channel.channel_ready()
-        except TimeoutError as error:
-            raise Unavailable(f"{subject}: cannot connect to {self.config.endpoint}") from error
+        return self._dispatcher.tokens.over(Capability.APPLY, scope_of(names), APPLY_TOKEN_SECONDS)
 
     # -- Appending -------------------------------------------------------------------------------------------------
 
@@ -199,10 +196,16 @@ class JournalClient:
         `subtract_registers` and then `union_registers` change them, with at least one byte of content.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
-        return self._appender(journal, conditions)
+        return self._appender(journal, conditions, may_proxy=True)
 
-    def _appender(self, journal: str, conditions: AppendConditions) -> Appender:
-        return Appender(self._connection, journal, conditions, min_etcd_revision=self._applied_revision)
+    def _appender(self, journal: str, conditions: AppendConditions, *, may_proxy: bool) -> Appender:
+        return Appender(
+            self._dispatcher,
+            journal,
+            conditions,
+            min_etcd_revision=self._applied_revision,
+            may_proxy=may_proxy,
+        )
 
     async def append(
         self,
@@ -230,7 +233,7 @@ class JournalClient:
         taken = False
         while True:
             try:
-                async with self._appender(journal, conditions) as append:
+                async with self._appender(journal, conditions, may_proxy=False) as append:
                     if isinstance(pieces, Sequence):
                         for piece in _joined(pieces):
                             await append.write(piece)
@@ -285,7 +288,7 @@ class JournalClient:
         options = ReadOptions(
             journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision
         )
-        reader = Reader(self._connection, self._direct, self._clock, options, self.config.patience)
+        reader = Reader(self._dispatcher, self._direct, self._clock, options, self.config.patience)
         async for chunk in reader.read():
             yield chunk
 
@@ -319,17 +322,18 @@ class JournalClient:
 
     async def _head(self, request: pb.ReadRequest) -> int:
         subject = f"write head of {request.journal}"
-        call = self._connection.stub.Read(
-            request, metadata=self._connection.tokens.about(Capability.READ, request.journal)
-        )
+        # The primary's, so that whoever appended sees it.
+        way = self._dispatcher.to_primary(request.journal)
+        call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, request.journal))
         try:
             async for response in call:
+                way.answered(response.status, response.header)
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
                     raise status_error(response.status, subject, response.header)
                 check_well_formed(response, subject)
                 return response.write_head
         except grpc.aio.AioRpcError as error:
-            raise self._connection.failure(subject, error) from error
+            raise way.failure(subject, error) from error
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
@@ -372,13 +376,15 @@ class JournalClient:
         subject = f"fragments of {request.journal}"
         retry = Retry(self.config.patience)
         while True:
+            way = self._dispatcher.to_primary(request.journal)
             try:
                 try:
-                    response = await self._connection.stub.ListFragments(
-                        request, metadata=self._connection.tokens.about(Capability.READ, request.journal)
+                    response = await way.stub.ListFragments(
+                        request, metadata=way.tokens.about(Capability.READ, request.journal)
                     )
                 except grpc.aio.AioRpcError as error:
-                    raise self._connection.failure(subject, error) from error
+                    raise way.failure(subject, error) from error
+                way.answered(response.status, response.header)
                 check_answer(response, subject)
                 check_well_formed(response, subject)
                 return response
@@ -400,13 +406,14 @@ class JournalClient:
         validate(request)
         retry = Retry(self.config.patience)
         while True:
+            way = self._dispatcher.to_seed()
             try:
                 try:
-                    response = await self._connection.stub.FragmentStoreHealth(
-                        request, metadata=self._connection.tokens.over(Capability.READ, pb.LabelSelector())
+                    response = await way.stub.FragmentStoreHealth(
+                        request, metadata=way.tokens.over(Capability.READ, pb.LabelSelector())
                     )
                 except grpc.aio.AioRpcError as error:
-                    raise self._connection.failure(subject, error) from error
+                    raise way.failure(subject, error) from error
                 if response.status != pb.OK:
                     raise status_error(response.status, subject, response.header, response.store_health_error)
                 return

@@ -11,6 +11,10 @@ from urllib.parse import urlsplit
 
 from coranto.auth import Auth, BearerToken, Keys
 from coranto.errors import InvalidInput
+from coranto.names import validate_zone
+
+DEFAULT_ROUTE_CACHE = 1024
+"""Of how many journals a client remembers the brokers, unless it is told otherwise."""
 
 DEFAULT_PATIENCE = 60.0
 """Seconds for which a call is repeated while brokers cannot serve it: longer than a lease, to sit out a fail-over."""
@@ -36,13 +40,17 @@ class ClientTls:
 class ClientConfig:
     """How to reach a cluster.
 
-    `endpoint` is `host:port`, `http://host:port`, `https://host:port`, `unix:///path`, or several `ip:port` separated
-    by commas, of which the first that answers is used. `file_root` is the folder that `file:///` fragment stores are
-    rooted at, when this process can read it: persisted fragments are then read there rather than through brokers.
-    `patience` is how many seconds calls are repeated for while brokers cannot serve them.
+    `endpoint` is `host:port`, `http://host:port`, `https://host:port` or `unix:///path`, or several of them separated
+    by commas, all with TLS or all without, of which any may be down. `file_root` is the folder that `file:///` fragment
+    stores are rooted at, when this process can read it: persisted fragments are then read there rather than through
+    brokers. `patience` is how many seconds calls are repeated for while brokers cannot serve them.
 
     With `auth` every call has a token: one that is signed for just that call, or the one that is given. Tokens are sent
     over TLS, to loopback addresses and to unix sockets only; another endpoint raises InvalidInput.
+
+    Brokers are asked at `endpoint` until their answers told which of them serve a journal. Appends then go straight to
+    its primary, and reads to one of its replicas: one in `zone`, if there is one. `route_cache` is of how many journals
+    that is remembered; with 0 everything goes through `endpoint`.
     """
 
     endpoint: str
@@ -50,12 +58,27 @@ class ClientConfig:
     patience: float = DEFAULT_PATIENCE
     auth: Auth | None = None
     tls: ClientTls | None = None
+    zone: str = ""
+    route_cache: int = DEFAULT_ROUTE_CACHE
 
     def __post_init__(self) -> None:
+        secure = {parse_endpoint(seed).secure for seed in self.seeds}
+        if len(secure) > 1:
+            raise InvalidInput(f"{self.endpoint!r}: all endpoints must be https, or none", field="endpoint")
         if self.auth is not None:
-            require_private(self.endpoint)
-        if self.tls is not None and not parse_endpoint(self.endpoint).secure:
+            for seed in self.seeds:
+                require_private(seed)
+        if self.tls is not None and secure == {False}:
             raise InvalidInput(f"{self.endpoint} is without TLS; write https://host:port", field="endpoint")
+        if self.zone:
+            validate_zone(self.zone)
+        if self.route_cache < 0:
+            raise InvalidInput(f"{self.route_cache} is no number of journals", field="route_cache")
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The endpoints, one by one."""
+        return tuple(seed.strip() for seed in self.endpoint.split(","))
 
     @classmethod
     def from_environment(
@@ -68,9 +91,10 @@ class ClientConfig:
         """The configuration for an endpoint, with what the environment says of tokens and certificates.
 
         `$CORANTO_AUTH_KEYS` or `$CORANTO_AUTH_TOKEN`; and, for `https` endpoints, `$CORANTO_TLS_CA`,
-        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`. Raises InvalidInput.
+        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`. `$CORANTO_ZONE` is the zone that we are in. Raises InvalidInput.
         """
-        return cls(endpoint, file_root, patience, _auth_of(environment), _tls_of(environment, endpoint))
+        auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
+        return cls(endpoint, file_root, patience, auth, tls, environment.get("CORANTO_ZONE", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +106,8 @@ class Target:
 
 
 def parse_endpoint(endpoint: str) -> Target:
-    """The gRPC target of an endpoint. Raises InvalidInput."""
-    parts = [part.strip() for part in endpoint.split(",")]
-    if len(parts) > 1:
-        return Target(_several(endpoint, parts), secure=False)
-    text = parts[0]
+    """The gRPC target of one endpoint. Raises InvalidInput."""
+    text = endpoint
     if text.startswith("unix:"):
         path = urlsplit(text).path
         if not path:
@@ -115,13 +136,12 @@ def require_private(endpoint: str) -> None:
     target = parse_endpoint(endpoint)
     if target.secure or target.address.startswith("unix:"):
         return
-    for address in target.address.removeprefix("ipv4:").split(","):
-        host = address.rpartition(":")[0].strip("[]")
-        if not is_loopback(host):
-            raise InvalidInput(
-                f"a token must not be sent to {host} in the clear: use https://, or an endpoint on this machine",
-                field="endpoint",
-            )
+    host = target.address.rpartition(":")[0].strip("[]")
+    if not is_loopback(host):
+        raise InvalidInput(
+            f"a token must not be sent to {host} in the clear: use https://, or an endpoint on this machine",
+            field="endpoint",
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -142,29 +162,9 @@ def _auth_of(environment: Mapping[str, str]) -> Auth | None:
 
 
 def _tls_of(environment: Mapping[str, str], endpoint: str) -> ClientTls | None:
-    if not parse_endpoint(endpoint).secure:
+    if not parse_endpoint(endpoint.partition(",")[0].strip()).secure:
         return None
     ca, cert, key = (
         Path(value) if (value := environment.get(f"CORANTO_TLS_{name}")) else None for name in ("CA", "CERT", "KEY")
     )
     return ClientTls(ca, cert, key) if ca or cert or key else None
-
-
-def _several(endpoint: str, parts: list[str]) -> str:
-    addresses = []
-    for part in parts:
-        target = parse_endpoint(part) if part else None
-        if target is None or target.secure or target.address.startswith("unix:"):
-            raise InvalidInput(f"{endpoint!r}: each of several endpoints must be ip:port", field="endpoint")
-        host = target.address.rpartition(":")[0]
-        try:
-            version = ipaddress.ip_address(host.strip("[]")).version
-        except ValueError as error:
-            raise InvalidInput(
-                f"{endpoint!r}: {host!r} is not an IP address, which each of several endpoints must be",
-                field="endpoint",
-            ) from error
-        if version != 4:
-            raise InvalidInput(f"{endpoint!r}: several endpoints must all be IPv4", field="endpoint")
-        addresses.append(target.address)
-    return "ipv4:" + ",".join(addresses)

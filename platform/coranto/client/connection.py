@@ -90,13 +90,13 @@ def cancelled_from_outside() -> bool:
 
 
 class Connection:
-    """A channel to `config.endpoint`."""
+    """A channel to `config.endpoint`, which is one only. Connections of one client share the `tokens` of calls."""
 
-    def __init__(self, config: ClientConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: ClientConfig, clock: Clock | None = None, tokens: CallTokens | None = None) -> None:
         self.endpoint = config.endpoint
-        self._target = parse_endpoint(config.endpoint)
+        self.target = parse_endpoint(config.endpoint)
+        self.tokens = tokens or CallTokens(config.auth, clock or SystemClock())
         self._tls = config.tls
-        self.tokens = CallTokens(config.auth, clock or SystemClock())
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
         self._stub: pb_grpc.JournalAsyncStub | None = None
@@ -107,13 +107,13 @@ class Connection:
             raise CorantoError(f"this client of {self.endpoint} was closed; make another")
         if self._channel is None:
             _fork_guard.use()
-            if self._target.secure:
+            if self.target.secure:
                 credentials = channel_credentials(self._tls or ClientTls())
-                self._channel = grpc.aio.secure_channel(self._target.address, credentials, options=_OPTIONS)
+                self._channel = grpc.aio.secure_channel(self.target.address, credentials, options=_OPTIONS)
             else:
                 # A token for this machine must not pass through a proxy on another.
                 private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
-                self._channel = grpc.aio.insecure_channel(self._target.address, options=[*_OPTIONS, *private])
+                self._channel = grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
         return self._channel
 
     @property
@@ -122,12 +122,12 @@ class Connection:
             self._stub = pb_grpc.JournalStub(self.channel)
         return self._stub
 
-    async def close(self) -> None:
-        """Close the channel and cancel its calls, for good."""
+    async def close(self, grace: float | None = None) -> None:
+        """Close the channel for good, and cancel its calls, after `grace` seconds if they take that long."""
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
-            await channel.close()
+            await channel.close(grace)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
         """What a call that ended with a gRPC error means, for a call that changes nothing unless it completes."""

@@ -12,8 +12,9 @@ import grpc.aio
 import structlog
 
 from coranto.auth import Capability
-from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.connection import cancelled_from_outside
 from coranto.client.direct import DirectReader
+from coranto.client.dispatch import Dispatcher
 from coranto.client.read_progress import Event, Located, ReadProgress
 from coranto.client.retry import Retry
 from coranto.client.values import Chunk
@@ -64,9 +65,10 @@ class Reader:
     """Runs one read. `read` may be called once."""
 
     def __init__(
-        self, connection: Connection, direct: DirectReader, clock: Clock, options: ReadOptions, patience: float
+        self, dispatcher: Dispatcher, direct: DirectReader, clock: Clock, options: ReadOptions, patience: float
     ) -> None:
-        self._connection = connection
+        self._dispatcher = dispatcher
+        self._way = dispatcher.to_replica(options.journal)
         self._direct = direct
         self._clock = clock
         self._options = options
@@ -77,12 +79,14 @@ class Reader:
         self._direct_from = options.offset if options.direct else math.inf
         """Persisted content is read directly from this offset on."""
         self._broker_has_journal = True
-        """Until the broker says otherwise. One that lacks the journal proxies for another that has it."""
+        """Until a seed says otherwise. One that lacks the journal proxies for another that has it."""
 
     async def read(self) -> AsyncGenerator[Chunk]:
         progress = self._progress
         while not progress.finished:
-            before, way = progress.offset, self._do_not_proxy
+            self._way = way = self._dispatcher.to_replica(progress.journal)
+            before, asked = progress.offset, self._do_not_proxy
+            otherwise = False
             try:
                 located: Located | None = None
                 async with contextlib.aclosing(self._call()) as responses:
@@ -100,11 +104,13 @@ class Reader:
                 failure: CorantoError = Unavailable(f"read of {progress.journal}: the broker ended it without content")
             except (*TRANSIENT, JournalNotFound, OffsetNotYetAvailable) as error:
                 failure = error
-                if isinstance(error, NotJournalBroker) and way:
-                    self._broker_has_journal = False
+                if isinstance(error, NotJournalBroker) and asked:
+                    # It told who does, or else a seed may pass the read on.
+                    otherwise = not way.routed and self._dispatcher.to_replica(progress.journal).routed
+                    self._broker_has_journal = otherwise
             if progress.offset > before:
                 self._retry.progressed()
-            elif way == self._do_not_proxy and not progress.finished:
+            elif not otherwise and asked == self._do_not_proxy and not progress.finished:
                 await self._wait(failure)
 
     @property
@@ -114,7 +120,7 @@ class Reader:
         It then also refuses, rather than proxies, when it lacks the journal. Where it has to proxy we do not ask, and
         break off where it tells a URL that we can read.
         """
-        return self._progress.offset >= self._direct_from and self._broker_has_journal
+        return self._progress.offset >= self._direct_from and (self._way.routed or self._broker_has_journal)
 
     def _completed_by(self, event: Event) -> bool:
         """Whether the read is complete. Raises OffsetNotYetAvailable where it is only held up."""
@@ -150,12 +156,13 @@ class Reader:
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=options.min_etcd_revision,
         )
-        call = self._connection.stub.Read(
-            request, metadata=self._connection.tokens.about(Capability.READ, options.journal)
-        )
+        way = self._way
+        call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, options.journal))
         try:
             without_content = None
             async for response in call:
+                if response.HasField("header"):
+                    way.answered(response.status, response.header)
                 item = progress.accept(response)
                 if isinstance(item, Located):
                     if item.url and progress.offset >= self._direct_from:
@@ -171,7 +178,7 @@ class Reader:
                 # Persisted, but where only brokers can read it.
                 self._direct_from = max(self._direct_from, without_content.fragment.end)
         except grpc.aio.AioRpcError as error:
-            raise self._connection.failure(f"read of {progress.journal}", error) from error
+            raise way.failure(f"read of {progress.journal}", error) from error
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise

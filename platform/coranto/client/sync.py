@@ -24,7 +24,7 @@ from coranto.client.append_service import (
 from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE, ClientConfig, ClientTls
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
 from coranto.client.loop import LoopThread, shared_loop
 from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing, Suspend
 from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
@@ -52,8 +52,10 @@ class SyncJournalClient:
         timeout: float | None = None,
         auth: Auth | None = None,
         tls: ClientTls | None = None,
+        zone: str = "",
+        route_cache: int = DEFAULT_ROUTE_CACHE,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
         self.timeout = timeout
         self._lock = threading.Lock()
         self._pid = 0
@@ -68,6 +70,8 @@ class SyncJournalClient:
             timeout=timeout,
             auth=config.auth,
             tls=config.tls,
+            zone=config.zone,
+            route_cache=config.route_cache,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -17,7 +17,8 @@ import grpc.aio
 import structlog
 
 from coranto.auth import Capability
-from coranto.client.connection import Connection, cancelled_from_outside
+from coranto.client.connection import cancelled_from_outside
+from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
 from coranto.client.responses import check_answer
 from coranto.client.retry import Retry
@@ -64,8 +65,8 @@ class Watch:
     Until the first snapshot a broker that cannot serve is asked again for `patience` seconds; later for ever.
     """
 
-    def __init__(self, connection: Connection, clock: Clock, selector: pb.LabelSelector, patience: float) -> None:
-        self._connection = connection
+    def __init__(self, dispatcher: Dispatcher, clock: Clock, selector: pb.LabelSelector, patience: float) -> None:
+        self._dispatcher = dispatcher
         self._clock = clock
         self._selector = selector
         self._retry = Retry(patience)
@@ -92,9 +93,10 @@ class Watch:
     async def _call(self) -> AsyncGenerator[Listing]:
         """One List RPC, which ends only by an error."""
         resume = self._last.header if self._last is not None else None
-        call = self._connection.stub.List(
+        way = self._dispatcher.to_seed()
+        call = way.stub.List(
             pb.ListRequest(selector=self._selector, watch=True, watch_resume=resume),
-            metadata=self._connection.tokens.over(Capability.LIST, self._selector),
+            metadata=way.tokens.over(Capability.LIST, self._selector),
         )
         builder = SnapshotBuilder()
         try:
@@ -102,7 +104,7 @@ class Watch:
                 if (listing := builder.accept(response)) is not None:
                     yield listing
         except grpc.aio.AioRpcError as error:
-            raise self._connection.failure(_SUBJECT, error) from error
+            raise way.failure(_SUBJECT, error) from error
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise

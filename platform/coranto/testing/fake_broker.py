@@ -147,6 +147,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.content_sizes: list[int] = []
         """Bytes in each message of appended content, in order."""
         self.endpoint = ""
+        self.route: pb.Route | None = None
+        """The route that it tells of its journals, instead of one that leads to itself alone."""
         self._revision = 1
         self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
         self._reached: Counter[Point] = Counter()
@@ -192,6 +194,10 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def accept(self) -> None:
         await self._proxy.listen()
+
+    def advance(self, revisions: int = 1) -> None:
+        """Let the etcd revision grow that answers name."""
+        self._revision += revisions
 
     def count(self, call: str) -> int:
         return self.calls.count(call)
@@ -467,9 +473,10 @@ class FakeBroker(pb_grpc.JournalServicer):
         return self.journals.get(strip_metadata(name))
 
     def _header(self) -> pb.Header:
+        own = pb.Route(members=[_PROCESS], primary=0, endpoints=[f"http://{self.endpoint}"])
         return pb.Header(
             process_id=_PROCESS,
-            route=pb.Route(members=[_PROCESS], primary=0, endpoints=[f"http://{self.endpoint}"]),
+            route=own if self.route is None else self.route,
             etcd=pb.Header.Etcd(cluster_id=1, member_id=2, revision=self._revision, raft_term=3),
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client.config import ClientConfig, Target, parse_endpoint
+from coranto.client.config import ClientConfig, ClientTls, Target, parse_endpoint
 from coranto.client.retry import Retry, backoff
 from coranto.errors import InvalidInput
 
@@ -21,7 +21,6 @@ from coranto.errors import InvalidInput
         ("https://broker", Target("broker:443", True)),
         ("[::1]:8080", Target("[::1]:8080", False)),
         ("unix:///run/coranto.sock", Target("unix:/run/coranto.sock", False)),
-        ("127.0.0.1:1, http://127.0.0.2:2", Target("ipv4:127.0.0.1:1,127.0.0.2:2", False)),
     ],
 )
 def test_endpoints(endpoint: str, target: Target) -> None:
@@ -39,18 +38,34 @@ def test_endpoints(endpoint: str, target: Target) -> None:
         "http://broker:1?query=1",
         "unix://",
         "127.0.0.1:1,",
-        "127.0.0.1:1,broker:2",
         "127.0.0.1:1,https://127.0.0.1:2",
-        "127.0.0.1:1,[::1]:2",
     ],
 )
 def test_what_is_no_endpoint(endpoint: str) -> None:
     with pytest.raises(InvalidInput, match="endpoint"):
-        parse_endpoint(endpoint)
+        ClientConfig(endpoint)
+
+
+def test_several_endpoints() -> None:
+    config = ClientConfig("broker-0:1, http://[::1]:2,unix:///run/coranto.sock")
+    assert config.seeds == ("broker-0:1", "http://[::1]:2", "unix:///run/coranto.sock")
+    assert ClientConfig("https://a,https://b", tls=ClientTls()).seeds == ("https://a", "https://b")
+    with pytest.raises(InvalidInput, match="all endpoints must be https, or none"):
+        ClientConfig("https://a,b:1", tls=ClientTls())
+
+
+@pytest.mark.parametrize(("field", "value"), [("zone", "a#b"), ("zone", "z" * 33), ("route_cache", -1)])
+def test_zone_and_route_cache_are_checked(field: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=field):
+        ClientConfig("broker:1", **{field: value})
+
+
+def test_the_zone_comes_from_the_environment() -> None:
+    assert ClientConfig.from_environment("broker:1", environment={"CORANTO_ZONE": "eu-1"}).zone == "eu-1"
 
 
 def test_a_configuration_travels() -> None:
-    config = ClientConfig("127.0.0.1:1", Path("/data"), 3.0)
+    config = ClientConfig("127.0.0.1:1", Path("/data"), 3.0, zone="eu-1", route_cache=7)
     assert pickle.loads(pickle.dumps(config)) == config
 
 

@@ -310,6 +310,7 @@ async def test_a_broker_that_proxies_is_left_when_it_tells_a_url(
     direct: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock, tmp_path: Path
 ) -> None:
     journal.elsewhere = True
+    broker.route = pb.Route(primary=-1)
     await broker.write(NAME, b"persisted")
     journal.roll(tmp_path)
     await broker.write(NAME, b"spool")

@@ -1,0 +1,230 @@
+"""Where each call goes: straight to a broker that serves its journal where that is known, otherwise to a seed.
+
+A *seed* is an endpoint of the client's configuration. It is asked for what is about no single journal, and about
+journals whose route is not known; brokers pass on what they do not serve, and their answers tell the route. Several
+seeds are tried in turn.
+
+A broker that cannot be reached at the endpoint of a route, as seen from here, is left alone for a while; its calls go
+through seeds then. So do those of endpoints that could read what is sent to them in confidence: a route never leads
+from TLS to an endpoint without, nor a token to an endpoint where others could read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from zlib import crc32
+
+import grpc
+import grpc.aio
+import structlog
+
+from coranto.call_tokens import CallTokens
+from coranto.client.config import ClientConfig, Target, parse_endpoint
+from coranto.client.connection import Connection
+from coranto.client.routes import KnownRoute, RouteCache
+from coranto.effects import Clock
+from coranto.errors import CorantoError, InvalidInput, Unavailable
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+_AVOID_SECONDS = 5.0
+_MAX_CONNECTIONS = 64
+_MAX_REFUSED = 1024
+_DRAIN_SECONDS = 3600.0
+
+_ELSEWHERE = frozenset({pb.NOT_JOURNAL_BROKER, pb.NOT_JOURNAL_PRIMARY_BROKER, pb.NO_JOURNAL_PRIMARY_BROKER})
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where one call goes, and what its answer teaches. `routed` says that it goes by a route, not to a seed."""
+
+    connection: Connection
+    journal: str = ""
+    routed: bool = False
+    _dispatcher: Dispatcher | None = field(default=None, repr=False)
+
+    @property
+    def stub(self) -> pb_grpc.JournalAsyncStub:
+        return self.connection.stub
+
+    @property
+    def tokens(self) -> CallTokens:
+        return self.connection.tokens
+
+    @property
+    def endpoint(self) -> str:
+        return self.connection.endpoint
+
+    def answered(self, status: int, header: pb.Header) -> None:
+        """An answer came."""
+        if self._dispatcher is not None:
+            self._dispatcher.answered(self, status, header)
+
+    def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
+        """What a call that ended with a gRPC error means (see `Connection.failure`). Later calls avoid its way."""
+        if self._dispatcher is not None:
+            self._dispatcher.failed(self, error.code())
+        return self.connection.failure(subject, error)
+
+
+class Dispatcher:
+    """The connections of a client, and the routes that it has learnt.
+
+    With `connection` all goes through that one alone.
+    """
+
+    def __init__(self, config: ClientConfig, clock: Clock, connection: Connection | None = None) -> None:
+        self._config = config
+        self._clock = clock
+        self.tokens = connection.tokens if connection is not None else CallTokens(config.auth, clock)
+        self._seeds = [connection] if connection is not None else [self._connect(seed) for seed in config.seeds]
+        self._secure = parse_endpoint(config.seeds[0]).secure
+        self._seed = 0
+        self._routes = RouteCache(config.route_cache if connection is None else 0)
+        self._learns = config.route_cache > 0 and connection is None
+        self._others: OrderedDict[Target, Connection] = OrderedDict()
+        self._avoided: dict[Target, float] = {}
+        self._refused: set[str] = set()
+        self._draining: set[asyncio.Task[None]] = set()
+        # Clients of one journal spread over its replicas, and each keeps to its own.
+        self._salt = random.getrandbits(32)
+
+    # -- Ways --------------------------------------------------------------------------------------------------------
+
+    def to_seed(self, journal: str = "") -> Way:
+        """For a call that any broker can take."""
+        for turn in range(len(self._seeds)):
+            index = (self._seed + turn) % len(self._seeds)
+            if not self._is_avoided(self._seeds[index].target):
+                self._seed = index
+                break
+        return Way(self._seeds[self._seed], journal, False, self)
+
+    def to_primary(self, journal: str) -> Way:
+        """For a call that the journal's primary serves."""
+        return self._along(journal, lambda route: route.writers)
+
+    def to_replica(self, journal: str) -> Way:
+        """For a call that any broker of the journal serves: one in our zone, if there is one."""
+        choice = crc32(journal.encode(), self._salt)
+        return self._along(journal, lambda route: route.readers(self._config.zone, choice))
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are several seeds."""
+        return len(self._seeds) > 1
+
+    async def connected(self, subject: str, seconds: float, journal: str = "") -> Way:
+        """A way to a seed that there is a connection to. Raises Unavailable."""
+        way = self.to_seed(journal)
+        if way.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
+            return way
+        attempts = {asyncio.ensure_future(seed.channel.channel_ready()): seed for seed in self._seeds}
+        try:
+            done, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in done:
+                if attempt.exception() is None:
+                    self._seed = self._seeds.index(attempts[attempt])
+                    self._avoided.pop(attempts[attempt].target, None)
+                    return Way(attempts[attempt], journal, False, self)
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+        raise Unavailable(f"{subject}: cannot connect to {self._config.endpoint}")
+
+    async def close(self) -> None:
+        """Close all connections, for good."""
+        for draining in self._draining:
+            draining.cancel()
+        await asyncio.gather(
+            *self._draining, *(each.close() for each in (*self._seeds, *self._others.values())), return_exceptions=True
+        )
+
+    # -- What calls teach --------------------------------------------------------------------------------------------
+
+    def answered(self, way: Way, status: int, header: pb.Header) -> None:
+        """A broker answered a call."""
+        self._avoided.pop(way.connection.target, None)
+        if not way.journal or not self._learns:
+            return
+        if status not in _ELSEWHERE:
+            self._routes.learn(way.journal, header, self._clock.monotonic())
+            return
+        self._routes.refused(way.journal, header, self._clock.monotonic())
+        again = self.to_replica if status == pb.NOT_JOURNAL_BROKER else self.to_primary
+        if again(way.journal).connection is way.connection:
+            # It has not noticed yet, or is about to end.
+            self._routes.forget(way.journal)
+
+    def failed(self, way: Way, code: grpc.StatusCode) -> None:
+        """A call ended with an error of gRPC."""
+        if way.routed:
+            self._routes.forget(way.journal)
+        if code is grpc.StatusCode.UNAVAILABLE and (way.routed or self.has_choice):
+            self._avoided[way.connection.target] = self._clock.monotonic() + _AVOID_SECONDS
+
+    # -- Connections -------------------------------------------------------------------------------------------------
+
+    def _along(self, journal: str, choose: Callable[[KnownRoute], Sequence[str]]) -> Way:
+        route = self._routes.get(journal, self._clock.monotonic()) if self._learns else None
+        for endpoint in choose(route) if route is not None else ():
+            connection = self._connection(endpoint)
+            if connection is not None:
+                return Way(connection, journal, True, self)
+        return self.to_seed(journal)
+
+    def _connection(self, endpoint: str) -> Connection | None:
+        """A connection to the endpoint of a route, unless it is to be avoided."""
+        if not endpoint or endpoint in self._refused:
+            return None
+        try:
+            target = parse_endpoint(endpoint)
+            if self._is_avoided(target):
+                return None
+            for seed in self._seeds:
+                if seed.target == target:
+                    return seed
+            connection = self._others.get(target)
+            if connection is None:
+                if self._secure and not target.secure:
+                    raise InvalidInput(f"{endpoint} is without TLS", field="endpoint")
+                connection = self._others[target] = self._connect(endpoint)
+                self._drain_beyond_limit()
+        except InvalidInput as error:
+            _log.warning("a route leads to where this client must not connect", endpoint=endpoint, reason=str(error))
+            if len(self._refused) < _MAX_REFUSED:
+                self._refused.add(endpoint)
+            return None
+        self._others.move_to_end(target)
+        return connection
+
+    def _connect(self, endpoint: str) -> Connection:
+        """Raises InvalidInput for an endpoint to which our tokens must not be sent."""
+        secure = parse_endpoint(endpoint).secure
+        config = replace(self._config, endpoint=endpoint, tls=self._config.tls if secure else None)
+        return Connection(config, self._clock, self.tokens)
+
+    def _drain_beyond_limit(self) -> None:
+        while len(self._others) > _MAX_CONNECTIONS:
+            _, connection = self._others.popitem(last=False)
+            # Calls that are under way there go on.
+            task = asyncio.ensure_future(connection.close(_DRAIN_SECONDS))
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+
+    def _is_avoided(self, target: Target) -> bool:
+        until = self._avoided.get(target)
+        if until is None:
+            return False
+        if self._clock.monotonic() < until:
+            return True
+        del self._avoided[target]
+        return False

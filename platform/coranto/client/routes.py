@@ -1,0 +1,109 @@
+"""Which brokers serve which journals, as far as answers told: pure, so that every ordering can be tried.
+
+Every answer about a journal names its Route, as of an etcd revision. `RouteCache` keeps the latest one of each journal
+for a while; calls then go straight to a broker that serves the journal, instead of through another that passes them on.
+A route can be outdated at any time, so nothing rests on it but where a call goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coranto.names import strip_metadata
+from coranto.wire import protocol_pb2 as pb
+
+TTL_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A broker of a route: its zone, and the endpoint at which it says it can be reached."""
+
+    zone: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRoute:
+    """A journal's brokers as of an etcd revision. `primary` is an index of `members`, or -1."""
+
+    members: tuple[Member, ...]
+    primary: int
+    cluster: int
+    revision: int
+
+    @classmethod
+    def of(cls, header: pb.Header) -> KnownRoute:
+        """The route of an answer's header. Members without an endpoint are of no use, but keep their place."""
+        route = header.route
+        endpoints = [*route.endpoints, *[""] * (len(route.members) - len(route.endpoints))]
+        members = tuple(
+            Member(process.zone, endpoint) for process, endpoint in zip(route.members, endpoints, strict=False)
+        )
+        primary = route.primary if 0 <= route.primary < len(members) else -1
+        return cls(members, primary, header.etcd.cluster_id, header.etcd.revision)
+
+    @property
+    def writers(self) -> Sequence[str]:
+        """The endpoint to append at, if there is one."""
+        return [self.members[self.primary].endpoint] if self.primary >= 0 else []
+
+    def readers(self, zone: str, choice: int) -> Sequence[str]:
+        """Endpoints to read at, the best first: those of `zone`, then the others.
+
+        Among equals `choice`, any number, says where to begin, so that the readers of a journal can be spread.
+        """
+        count = len(self.members)
+        turned = [self.members[(index + choice) % count] for index in range(count)]
+        return [member.endpoint for member in sorted(turned, key=lambda member: not zone or member.zone != zone)]
+
+
+class RouteCache:
+    """The routes of up to `size` journals, the least recently used given up first, none older than TTL_SECONDS."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._routes: OrderedDict[str, tuple[float, KnownRoute]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._routes)
+
+    def get(self, journal: str, now: float) -> KnownRoute | None:
+        """The route of a journal. `now` is a monotonic reading."""
+        name = strip_metadata(journal)
+        learnt, route = self._routes.get(name, (0.0, None))
+        if route is None:
+            return None
+        if now >= learnt + TTL_SECONDS:
+            del self._routes[name]
+            return None
+        self._routes.move_to_end(name)
+        return route
+
+    def learn(self, journal: str, header: pb.Header, now: float) -> None:
+        """Take the route of an answer, unless a later one of the same cluster is known. One without members is none."""
+        name = strip_metadata(journal)
+        route = KnownRoute.of(header)
+        _, known = self._routes.get(name, (0.0, None))
+        if known is not None and known.cluster == route.cluster and known.revision > route.revision:
+            return
+        if not route.members:
+            self._routes.pop(name, None)
+            return
+        self._routes[name] = now, route
+        self._routes.move_to_end(name)
+        while len(self._routes) > self._size:
+            self._routes.popitem(last=False)
+
+    def refused(self, journal: str, header: pb.Header, now: float) -> None:
+        """A broker that was thought to serve a journal does not. Unless it knows a later route, none is known now."""
+        _, known = self._routes.get(strip_metadata(journal), (0.0, None))
+        if known is not None and known.cluster == header.etcd.cluster_id and known.revision >= header.etcd.revision:
+            self.forget(journal)
+        else:
+            self.learn(journal, header, now)
+
+    def forget(self, journal: str) -> None:
+        self._routes.pop(strip_metadata(journal), None)

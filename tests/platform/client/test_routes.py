@@ -1,0 +1,385 @@
+"""Where calls go: routes as values, and clients of several brokers that are told where journals are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import structlog
+
+from coranto.auth import Keys
+from coranto.client import ClientConfig, ClientTls, JournalClient, SyncJournalClient
+from coranto.client.dispatch import Dispatcher
+from coranto.client.routes import TTL_SECONDS, KnownRoute, RouteCache
+from coranto.errors import EtcdTransactionFailed, NotPrimaryBroker, Unavailable
+from coranto.testing.clocks import HurriedClock
+from coranto.testing.command_line import RemoteBroker
+from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.wire import protocol_pb2 as pb
+
+KEYS = Keys.parse("c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U=")
+JOURNAL = "test/journal"
+
+
+def header(*endpoints: str, primary: int = 0, revision: int = 5, zones: str = "", cluster: int = 1) -> pb.Header:
+    zone_of = zones or "a" * len(endpoints)
+    route = pb.Route(
+        members=[pb.ProcessSpec.ID(zone=zone_of[i], suffix=f"broker-{i}") for i in range(len(endpoints))],
+        endpoints=endpoints,
+        primary=primary if endpoints else -1,
+    )
+    return pb.Header(route=route, etcd=pb.Header.Etcd(cluster_id=cluster, member_id=1, revision=revision, raft_term=1))
+
+
+# ------------------------------------------------------------------------------------------------------- routes, pure
+
+
+def test_a_route_says_where_to_write_and_read() -> None:
+    route = KnownRoute.of(header("http://x:1", "http://y:1", "http://z:1", primary=2, zones="abb"))
+    assert route.writers == ["http://z:1"]
+    assert [route.readers("", choice)[0] for choice in range(4)] == [
+        "http://x:1",
+        "http://y:1",
+        "http://z:1",
+        "http://x:1",
+    ]
+    assert {tuple(route.readers("b", choice)[:2]) for choice in range(6)} == {
+        ("http://y:1", "http://z:1"),
+        ("http://z:1", "http://y:1"),
+    }
+    assert all(route.readers("a", choice)[0] == "http://x:1" for choice in range(6))
+    assert all(sorted(route.readers("c", choice)) == ["http://x:1", "http://y:1", "http://z:1"] for choice in range(6))
+
+
+@pytest.mark.parametrize("primary", [-1, 7])
+def test_a_route_without_a_primary(primary: int) -> None:
+    route = KnownRoute.of(header("http://x:1", primary=primary))
+    assert route.writers == []
+    assert route.readers("", 0) == ["http://x:1"]
+
+
+def test_members_without_an_endpoint_keep_their_place() -> None:
+    told = header("http://x:1", "http://y:1")
+    del told.route.endpoints[1:]
+    assert KnownRoute.of(told).readers("", 0) == ["http://x:1", ""]
+
+
+def test_the_least_recently_used_route_is_given_up() -> None:
+    cache = RouteCache(2)
+    for name in ("a/one", "a/two"):
+        cache.learn(name, header("http://x:1"), 0.0)
+    assert cache.get("a/one", 1.0)
+    cache.learn("a/three;reader", header("http://y:1"), 2.0)
+    assert len(cache) == 2
+    assert cache.get("a/two", 3.0) is None
+    assert cache.get("a/three", 3.0) == cache.get("a/three;other", 3.0) == KnownRoute.of(header("http://y:1"))
+
+
+def test_routes_age() -> None:
+    cache = RouteCache(2)
+    cache.learn(JOURNAL, header("http://x:1"), 10.0)
+    assert cache.get(JOURNAL, 10.0 + TTL_SECONDS - 0.1)
+    assert cache.get(JOURNAL, 10.0 + TTL_SECONDS) is None
+    assert len(cache) == 0
+
+
+def test_later_routes_replace_earlier_ones_only() -> None:
+    cache = RouteCache(2)
+    cache.learn(JOURNAL, header("http://new:1", revision=9), 0.0)
+    cache.learn(JOURNAL, header("http://old:1", revision=8), 0.0)
+    assert cache.get(JOURNAL, 0.0) == KnownRoute.of(header("http://new:1", revision=9))
+    cache.learn(JOURNAL, header(revision=8), 0.0)
+    assert cache.get(JOURNAL, 0.0)
+    # Another cluster counts anew.
+    cache.learn(JOURNAL, header("http://other:1", revision=1, cluster=2), 0.0)
+    assert cache.get(JOURNAL, 0.0) == KnownRoute.of(header("http://other:1", revision=1, cluster=2))
+    cache.learn(JOURNAL, header(revision=2, cluster=2), 0.0)
+    assert cache.get(JOURNAL, 0.0) is None
+
+
+@pytest.mark.parametrize(("revision", "known"), [(4, False), (5, False), (6, True)])
+def test_a_refusal_teaches_a_later_route_or_nothing(revision: int, known: bool) -> None:
+    cache = RouteCache(2)
+    cache.learn(JOURNAL, header("http://x:1", revision=5), 0.0)
+    cache.refused(JOURNAL, header("http://y:1", revision=revision), 0.0)
+    found = cache.get(JOURNAL, 0.0)
+    assert (found is not None) == known
+    assert found is None or found.writers == ["http://y:1"]
+
+
+# ---------------------------------------------------------------------------------------------------- which may be used
+
+
+def way_along(config: ClientConfig, endpoint: str) -> str:
+    """Where an append goes after an answer that names `endpoint` as the primary."""
+
+    async def run() -> str:
+        dispatcher = Dispatcher(config, HurriedClock())
+        dispatcher.answered(dispatcher.to_seed(JOURNAL), pb.OK, header(endpoint))
+        ways = {dispatcher.to_primary(JOURNAL).endpoint, dispatcher.to_replica(JOURNAL).endpoint}
+        await dispatcher.close()
+        assert len(ways) == 1
+        return ways.pop()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("endpoint", ["http://10.0.0.1:1", "http://broker.example:80", "http://[fe80::1]:1"])
+def test_a_route_never_leads_a_token_to_where_it_can_be_read(endpoint: str) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert way_along(ClientConfig("127.0.0.1:1", auth=KEYS), endpoint) == "127.0.0.1:1"
+    assert [entry["endpoint"] for entry in logs if entry["log_level"] == "warning"] == [endpoint]
+    assert way_along(ClientConfig("127.0.0.1:1"), endpoint) == endpoint
+    assert way_along(ClientConfig("127.0.0.1:1", auth=KEYS), "http://127.0.0.1:2") == "http://127.0.0.1:2"
+    assert way_along(ClientConfig("127.0.0.1:1", auth=KEYS), "https://10.0.0.1:1") == "https://10.0.0.1:1"
+
+
+@pytest.mark.parametrize("auth", [None, KEYS])
+@pytest.mark.parametrize("tls", [None, ClientTls()])
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "unix:///run/b.sock", "http://broker.example:1"])
+def test_a_route_never_leads_away_from_tls(endpoint: str, tls: ClientTls | None, auth: Keys | None) -> None:
+    config = ClientConfig("https://broker.example", tls=tls, auth=auth)
+    assert way_along(config, endpoint) == "https://broker.example"
+    assert way_along(config, "https://10.0.0.1:1") == "https://10.0.0.1:1"
+
+
+@pytest.mark.parametrize("endpoint", ["", "ftp://broker:1", "http://broker:1/path", "http://:1"])
+def test_a_route_to_no_endpoint_is_not_taken(endpoint: str) -> None:
+    assert way_along(ClientConfig("127.0.0.1:1"), endpoint) == "127.0.0.1:1"
+
+
+def test_without_a_cache_all_goes_to_the_endpoint() -> None:
+    assert way_along(ClientConfig("127.0.0.1:1", route_cache=0), "http://127.0.0.1:2") == "127.0.0.1:1"
+
+
+async def test_connections_are_bounded() -> None:
+    dispatcher = Dispatcher(ClientConfig("127.0.0.1:1"), HurriedClock())
+    for port in range(1000, 1200):
+        dispatcher.answered(dispatcher.to_seed(JOURNAL), pb.OK, header(f"http://127.0.0.1:{port}", revision=port))
+        assert dispatcher.to_primary(JOURNAL).endpoint == f"http://127.0.0.1:{port}"
+    assert len(dispatcher._others) == 64
+    await dispatcher.close()
+
+
+# ------------------------------------------------------------------------------------------------- with several brokers
+
+
+@pytest.fixture
+async def brokers() -> AsyncIterator[Sequence[FakeBroker]]:
+    """Three brokers that serve the journal, of which the second is its primary; the last two are in zone b."""
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = [await stack.enter_async_context(FakeBroker()) for _ in range(3)]
+        for broker in brokers:
+            broker.create(JOURNAL).elsewhere = broker is brokers[0]
+        tell(brokers, primary=1)
+        yield brokers
+
+
+def tell(brokers: Sequence[FakeBroker], primary: int) -> None:
+    """Have all brokers tell a route over all of them, as of a new revision."""
+    for broker in brokers:
+        broker.route = header(*(f"http://{each.endpoint}" for each in brokers), primary=primary, zones="abb").route
+        broker.advance()
+
+
+def client_of(*seeds: FakeBroker, zone: str = "", patience: float = 5.0) -> JournalClient:
+    endpoint = ",".join(seed.endpoint for seed in seeds)
+    return JournalClient(endpoint, zone=zone, clock=HurriedClock(), patience=patience)
+
+
+async def test_appends_go_to_the_primary(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client:
+        for _ in range(3):
+            await client.append(JOURNAL, b"x")
+        await client.list()
+    assert [broker.calls for broker in brokers] == [["Append", "List"], ["Append", "Append"], []]
+    assert not brokers[0].requests[0].do_not_proxy
+    assert all(request.do_not_proxy for request in brokers[1].requests)
+
+
+async def test_what_is_streamed_goes_to_the_primary_and_may_be_passed_on(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client:
+        await client.head(JOURNAL)
+        async with client.appender(JOURNAL) as append:
+            await append.write(b"content")
+            await append.commit()
+        await client.fragments(JOURNAL)
+    assert brokers[0].calls == ["Read"]
+    assert brokers[1].calls == ["Append", "ListFragments"]
+    assert not brokers[1].requests[0].do_not_proxy
+
+
+@pytest.mark.parametrize(("zone", "allowed"), [("a", {0}), ("b", {1, 2}), ("", {0, 1, 2})])
+async def test_reads_go_to_the_zone(brokers: Sequence[FakeBroker], zone: str, allowed: set[int]) -> None:
+    for broker in brokers:
+        broker.journals[JOURNAL].elsewhere = False
+        await broker.write(JOURNAL, b"content")
+    async with client_of(brokers[1], zone=zone) as client:
+        await client.append(JOURNAL, b"")
+        for _ in range(3):
+            assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"content"]
+    readers = {index for index, broker in enumerate(brokers) if "Read" in broker.calls}
+    assert len(readers) == 1
+    assert readers <= allowed
+
+
+async def test_a_read_is_sent_on_by_a_broker_without_the_journal(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        await broker.write(JOURNAL, b"content")
+    async with client_of(brokers[0], zone="b") as client:
+        assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"content"]
+    assert brokers[0].calls == ["Read"]
+    assert brokers[0].requests[0].do_not_proxy
+    assert sorted(brokers[1].calls + brokers[2].calls) == ["Read"]
+
+
+async def test_a_change_of_primary_is_followed(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client:
+        await client.append(JOURNAL, b"x")
+        tell(brokers, primary=2)
+        brokers[1].journals[JOURNAL].elsewhere = True
+        await client.append(JOURNAL, b"y")
+        await client.append(JOURNAL, b"z")
+    assert [broker.calls for broker in brokers] == [["Append"], ["Append"], ["Append", "Append"]]
+    assert brokers[2].journals[JOURNAL].content == b"yz"
+
+
+async def test_a_refusal_that_knows_nothing_later_leads_back_to_the_endpoint(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client:
+        await client.append(JOURNAL, b"x")
+        brokers[1].at(Point.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
+        await client.append(JOURNAL, b"y")
+    assert [broker.calls for broker in brokers] == [["Append", "Append"], ["Append"], []]
+
+
+async def test_a_primary_that_cannot_be_reached_is_avoided_for_a_while(brokers: Sequence[FakeBroker]) -> None:
+    clock = HurriedClock()
+    async with JournalClient(brokers[0].endpoint, clock=clock, patience=5.0) as client:
+        await client.append(JOURNAL, b"x")
+        await brokers[1].refuse()
+        for _ in range(3):
+            await client.append(JOURNAL, b"y")
+        assert brokers[0].calls == ["Append"] * 4
+        await brokers[1].accept()
+        while not brokers[1].journals[JOURNAL].content:
+            await clock.sleep(6)
+            await client.append(JOURNAL, b"z")
+    assert brokers[0].journals[JOURNAL].content.startswith(b"xyyy")
+    assert brokers[1].journals[JOURNAL].content == b"z"
+
+
+async def test_a_reader_goes_on_at_another_replica(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        await broker.write(JOURNAL, b"one")
+    async with client_of(brokers[0], zone="b") as client:
+        await client.append(JOURNAL, b"")
+        async with contextlib.aclosing(client.read(JOURNAL, block=True)) as chunks:
+            assert (await anext(chunks)).content == b"one"
+            first = next(broker for broker in brokers if "Read" in broker.calls)
+            assert first is not brokers[0]
+            for broker in brokers:
+                await broker.write(JOURNAL, b"two")
+            assert (await anext(chunks)).content == b"two"
+            await first.refuse()
+            for broker in brokers:
+                await broker.write(JOURNAL, b"three")
+            assert (await anext(chunks)).content == b"three"
+    others = [broker for broker in brokers[1:] if broker is not first]
+    assert "Read" in brokers[0].calls + others[0].calls
+
+
+async def test_a_new_cluster_at_the_same_endpoints(brokers: Sequence[FakeBroker]) -> None:
+    """Journals that are gone, and whatever else brokers say of them, leave nothing behind."""
+    async with client_of(brokers[0]) as client:
+        await client.append(JOURNAL, b"x")
+        for broker in brokers:
+            broker.route = pb.Route(primary=-1)
+            broker.advance()
+        await client.append(JOURNAL, b"y")
+        await client.append(JOURNAL, b"z")
+    assert [broker.calls for broker in brokers] == [["Append", "Append"], ["Append"], []]
+
+
+# ------------------------------------------------------------------------------------------------------- several seeds
+
+
+@pytest.mark.parametrize("down", [0, 1, 2])
+async def test_any_seed_may_be_down(brokers: Sequence[FakeBroker], down: int) -> None:
+    for broker in brokers:
+        broker.route = pb.Route(primary=-1)
+        await broker.write(JOURNAL, b"content")
+    await brokers[down].refuse()
+    async with client_of(*brokers) as client:
+        assert (await client.list()).names == (JOURNAL,)
+        await client.append(JOURNAL, b"x")
+        assert await client.head(JOURNAL) == 8
+        assert [chunk.content async for chunk in client.read(JOURNAL)] == [b"contentx"]
+    async with client_of(*brokers) as client:
+        with pytest.raises(EtcdTransactionFailed):
+            await client.apply([pb.ApplyRequest.Change(delete=JOURNAL, expect_mod_revision=77)])
+    async with client_of(*brokers) as client, client.appender(JOURNAL) as append:
+        await append.write(b"y")
+        await append.commit()
+    assert sum(broker.journals[JOURNAL].content.endswith(b"y") for broker in brokers) == 1
+
+
+async def test_the_next_seed_is_used_when_one_goes_away(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        broker.route = pb.Route(primary=-1)
+    async with client_of(*brokers) as client:
+        await client.list()
+        await brokers[0].refuse()
+        await client.list()
+        await brokers[1].refuse()
+        await client.list()
+    assert [broker.calls for broker in brokers] == [["List"]] * 3
+
+
+async def test_with_all_seeds_down(brokers: Sequence[FakeBroker]) -> None:
+    for broker in brokers:
+        await broker.refuse()
+    async with client_of(*brokers, patience=0.3) as client:
+        with pytest.raises(Unavailable, match="no answer from"):
+            await client.list()
+        with pytest.raises(Unavailable, match="cannot connect to"):
+            await client.apply([pb.ApplyRequest.Change(delete=JOURNAL, expect_mod_revision=-1)])
+
+
+async def test_an_append_whose_answer_is_lost_at_the_primary(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client:
+        await client.append(JOURNAL, b"x")
+        brokers[1].at(Point.APPEND_APPLIED, Break.CUT)
+        await client.append(JOURNAL, b"y", retry_unknown=True)
+        brokers[1].at(Point.APPEND_BEGUN, *[pb.NOT_JOURNAL_PRIMARY_BROKER] * 3)
+        await client.append(JOURNAL, b"z")
+    assert brokers[1].journals[JOURNAL].content.startswith(b"y")
+
+
+async def test_an_explicit_append_tells_a_refusal(brokers: Sequence[FakeBroker]) -> None:
+    async with client_of(brokers[0]) as client, client.appender(JOURNAL) as append:
+        brokers[0].at(Point.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
+        with pytest.raises(NotPrimaryBroker):
+            await append.commit()
+
+
+def test_blocking_clients_follow_routes_too() -> None:
+    first, second = RemoteBroker(), RemoteBroker()
+    try:
+        for remote in (first, second):
+            remote.fake.create(JOURNAL)
+            remote.fake.route = header(f"http://{second.fake.endpoint}").route
+        config = ClientConfig(first.fake.endpoint, zone="b", patience=5.0)
+        with SyncJournalClient.of(pickle.loads(pickle.dumps(config))) as client:
+            client.append(JOURNAL, b"x")
+            client.append(JOURNAL, b"y")
+            copy = pickle.loads(pickle.dumps(client))
+            assert copy.config == config
+            assert [chunk.content for chunk in client.read(JOURNAL)] == [b"y"]
+    finally:
+        first.stop()
+        second.stop()
+    assert first.fake.calls == ["Append"]
+    assert second.fake.calls == ["Append", "Read"]
