@@ -1,0 +1,228 @@
+"""CSV framing: one row (RFC 4180) per message, its UUID in one of the columns.
+
+Rows are UTF-8 and end with a newline; fields that hold a comma, a quote or a line's end are quoted. Every row of a
+journal has the same columns. What the other columns mean is said by a `RowType`: `TextRows` leaves them as texts,
+`NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` pydantic models and dataclasses.
+
+A row that is not well formed is corrupt, and reading goes on behind the next newline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.framing import Envelope, IncompleteTail
+from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
+
+M = TypeVar("M")
+
+DEFAULT_ROW_BYTES: Final = 16 << 20
+"""A row that goes on for longer is corrupt: most likely a quote was never closed."""
+
+# Possessive and atomic throughout, so that no content makes them backtrack.
+_FIELD: Final = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
+_ROW: Final = re.compile(rb"(" + _FIELD + rb"(?:," + _FIELD + rb")*+)\r?\n")
+_BEGIN_OF_ROW: Final = re.compile(rb"(?:" + _FIELD + rb",)*+" + rb'(?:"(?:[^"]++|"")*+"?+|[^",\r\n]*+)\r?')
+_FIELDS: Final = re.compile(rb'(?:^|,)(?:"((?:[^"]++|"")*+)"|([^",]*+))')
+_NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^ ')
+
+
+class RowType(Protocol[M]):
+    """What the columns of a row mean, that of the UUID left out."""
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        ...
+
+    def to_row(self, message: M) -> Sequence[str]:
+        """The texts of a message's columns. Raises InvalidInput."""
+        ...
+
+    def from_row(self, row: Sequence[str]) -> M:
+        """The message of `width` texts. Raises InvalidInput."""
+        ...
+
+
+class TextRows:
+    """Rows as they stand: a message is a sequence of `width` texts."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def to_row(self, message: Sequence[str]) -> Sequence[str]:
+        if isinstance(message, str):
+            raise InvalidInput("a row is a sequence of texts, not one text")
+        return message
+
+    def from_row(self, row: Sequence[str]) -> Sequence[str]:
+        return row
+
+
+class NamedRows:
+    """Rows as dicts of texts, by the names of their columns."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if len(set(names)) != len(names):
+            raise InvalidInput(f"columns must have different names, not {', '.join(names)}")
+        self.names = tuple(names)
+        self.width = len(self.names)
+
+    def to_row(self, message: Mapping[str, str]) -> Sequence[str]:
+        if message.keys() != set(self.names):
+            raise InvalidInput(f"the columns are {', '.join(self.names)}; the message has {', '.join(message)}")
+        return [message[name] for name in self.names]
+
+    def from_row(self, row: Sequence[str]) -> Mapping[str, str]:
+        return dict(zip(self.names, row, strict=True))
+
+
+class CsvRows(Generic[M]):
+    """The `Framing` of CSV.
+
+    `uuid_column` says where the UUID stands: by default first, as Gazette's own records have it. Rows whose UUID is
+    empty are delivered at least once, as all are with `uuid_column=None`, which leaves UUIDs out.
+    """
+
+    content_type: Final = "text/csv"
+
+    def __init__(
+        self, rows: RowType[M], *, uuid_column: int | None = 0, max_row_bytes: int = DEFAULT_ROW_BYTES
+    ) -> None:
+        if rows.width < 1 and uuid_column is None:
+            raise InvalidInput("a row needs a column")
+        if uuid_column is not None and not 0 <= uuid_column <= rows.width:
+            raise InvalidInput(f"the UUID cannot stand in column {uuid_column} among {rows.width} others")
+        self.rows = rows
+        self.uuid_column = uuid_column
+        self.max_row_bytes = max_row_bytes
+        self.width = rows.width + (uuid_column is not None)
+        """How many columns there are, that of the UUID included."""
+
+    def marshal(self, message: M, uuid: str | UUID) -> bytes:
+        row = list(self.rows.to_row(message))
+        if len(row) != self.rows.width:
+            raise InvalidInput(f"a row has {self.rows.width} columns besides its UUID, not {len(row)}")
+        if self.uuid_column is not None:
+            row.insert(self.uuid_column, str(uuid))
+        try:
+            line = ",".join(f'"{_quoted(field)}"' if _NEEDS_QUOTES.search(field) else field for field in row)
+            return f"{line}\n".encode() if line else b'""\n'
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(f"message cannot be written as CSV: {error}") from error
+
+    def acknowledgement(self, uuid: str | UUID) -> bytes:
+        if self.uuid_column is None:
+            return b""
+        row = [""] * self.width
+        row[self.uuid_column] = str(uuid)
+        return f"{','.join(row)}\n".encode()
+
+    def unmarshal(self, content: bytes) -> M:
+        try:
+            row = [field.decode() for field in _fields(content)]
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"not a row of UTF-8: {error}") from error
+        if len(row) != self.width:
+            raise InvalidInput(f"a row of {self.width} columns was expected, not of {len(row)}")
+        if self.uuid_column is not None:
+            del row[self.uuid_column]
+        return self.rows.from_row(row)
+
+    def uuid_of(self, row: bytes) -> UuidParts:
+        """The parts of a row's UUID, all zero when it has none. Raises InvalidInput."""
+        column = self.uuid_column
+        if column is None:
+            return ZERO_UUID
+        fields = _fields(row)
+        if len(fields) != self.width:
+            raise InvalidInput(f"a row of {self.width} columns was expected, not of {len(fields)}")
+        return parse_uuid_text(fields[column]) if fields[column] else ZERO_UUID
+
+    def decoder(self, journal: str, offset: int) -> CsvDecoder[M]:
+        return CsvDecoder(self, journal, offset)
+
+
+class CsvDecoder(Generic[M]):
+    """The `Decoder` of `CsvRows`."""
+
+    def __init__(self, framing: CsvRows[M], journal: str, offset: int) -> None:
+        self._framing = framing
+        self._journal = journal
+        self._offset = offset
+        self._content = b""  # From `_offset` on.
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
+        expected = self._offset + len(self._content)
+        if offset is not None and offset != expected:
+            yield from self._take_rows()
+            if offset < expected:
+                raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {expected}")
+            tail = self.finish()
+            self._offset, self._content = offset, content
+            if tail is not None:
+                raise CorruptMessage(
+                    self._journal, tail.offset, f"the rest of the row is missing: content goes on at offset {offset}"
+                )
+        else:
+            self._content += content
+        yield from self._take_rows()
+
+    def finish(self) -> IncompleteTail | None:
+        length = len(self._content)
+        return IncompleteTail(self._journal, self._offset, length) if length else None
+
+    def _take_rows(self) -> Iterator[Envelope[M]]:
+        content, base, at = self._content, self._offset, 0
+        framing, journal = self._framing, self._journal
+        try:
+            while (newline := content.find(b"\n", at)) >= 0:
+                begin, at = at, newline + 1
+                if content.find(b'"', begin, newline) < 0:
+                    row = (
+                        content[begin : newline - 1]
+                        if content[newline - 1 : newline] == b"\r"
+                        else content[begin:newline]
+                    )
+                    if not row:
+                        continue  # An empty line is no row.
+                else:
+                    matched = _ROW.match(content, begin)
+                    if matched is not None:
+                        row, at = matched[1], matched.end()
+                    elif len(content) - begin <= framing.max_row_bytes and _BEGIN_OF_ROW.fullmatch(content, begin):
+                        at = begin
+                        return
+                    else:
+                        raise CorruptMessage(
+                            journal,
+                            base + begin,
+                            "not a row of CSV: its quotes do not match, or do not enclose a field",
+                        )
+                try:
+                    producer, clock, flags = framing.uuid_of(row)
+                except InvalidInput as error:
+                    raise CorruptMessage(journal, base + begin, error.message) from error
+                self._offset = base + at
+                yield Envelope(journal, base + begin, base + at, producer, clock, flags, row, framing)
+        finally:
+            self._content, self._offset = content[at:], base + at
+
+
+def _quoted(field: str) -> str:
+    return field.replace('"', '""')
+
+
+def _fields(row: bytes) -> list[bytes]:
+    """The fields of a well-formed row."""
+    if b'"' not in row:
+        return row.split(b",")
+    return [quoted.replace(b'""', b'"') or plain for quoted, plain in _FIELDS.findall(row)]

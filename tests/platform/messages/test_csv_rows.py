@@ -1,0 +1,170 @@
+"""CSV: rows that come back from any chunks, what is corrupt, and the fixtures of Gazette's own framing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.errors import CorruptMessage, InvalidInput
+from coranto.messages.csv_rows import CsvRows, NamedRows, TextRows
+from coranto.messages.framing import IncompleteTail, iter_messages
+from coranto.messages.uuids import Flags, ProducerId, UuidParts, format_uuid
+
+A = ProducerId(b"\x01AAAAA")
+UUID_TEXT = format_uuid(A, 160, Flags.CONTINUE_TXN)
+ROWS = CsvRows(TextRows(2))
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.text('",\r\n a', max_size=6)
+
+
+def cut(content: bytes, cuts: list[int]) -> list[bytes]:
+    marks = sorted([0, len(content), *(at % (len(content) + 1) for at in cuts)])
+    return [content[begin:end] for begin, end in itertools.pairwise(marks)]
+
+
+def test_rows_are_quoted_where_they_must_be() -> None:
+    assert ROWS.marshal(["123", 'qu"ote'], UUID_TEXT) == f'{UUID_TEXT},123,"qu""ote"\n'.encode()
+    assert CsvRows(TextRows(1)).marshal(["567,891"], UUID_TEXT) == f'{UUID_TEXT},"567,891"\n'.encode()
+    assert ROWS.acknowledgement(UUID_TEXT) == f"{UUID_TEXT},,\n".encode()
+    assert ROWS.content_type == "text/csv"
+
+
+@given(st.lists(st.lists(texts, min_size=2, max_size=2), max_size=5), st.lists(st.integers(0, 500)), st.integers(0, 2))
+def test_rows_come_back_from_any_chunks_and_other_readers_agree(
+    rows: list[list[str]], cuts: list[int], column: int
+) -> None:
+    framing = CsvRows(TextRows(2), uuid_column=column)
+    written = [framing.marshal(row, format_uuid(A, 160 * (n + 1), 1)) for n, row in enumerate(rows)]
+    content = b"".join(written)
+    tails: list[IncompleteTail] = []
+    read = list(iter_messages(framing, "j", cut(content, cuts), 1000, tails.append))
+    assert [list(envelope.message) for envelope in read] == rows
+    assert [(envelope.clock, envelope.flags) for envelope in read] == [(160 * (n + 1), 1) for n in range(len(rows))]
+    assert [content[e.begin - 1000 : e.end - 1000] for e in read] == written
+    assert not tails
+    by_others = list(csv.reader(io.StringIO(content.decode(), newline="")))
+    assert [[*row[:column], *row[column + 1 :]] for row in by_others] == rows
+
+
+def test_lines_may_end_like_windows_lines_and_empty_ones_are_no_rows() -> None:
+    content = f'{UUID_TEXT},a,b\r\n\n\r\n{UUID_TEXT},"c",""\r\n'.encode()
+    read = list(iter_messages(ROWS, "j", [content], 0))
+    assert [list(envelope.message) for envelope in read] == [["a", "b"], ["c", ""]]
+    assert [envelope.begin for envelope in read] == [0, 45]
+    assert read[-1].end == len(content)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("not-a-uuid,bar,baz", "not a UUID of 36 characters"),
+        ("uuid,first,second", "not a UUID"),
+        (f"{UUID_TEXT},baz", "a row of 3 columns was expected, not of 2"),
+        (f"{UUID_TEXT},a,b,c", "not of 4"),
+        (f'{UUID_TEXT},a"b,c', "quotes do not match"),
+        (f'{UUID_TEXT},"a"b,c', "quotes do not match"),
+        ("6ba7b810-9dad-41d1-80b4-00c04fd430c8,a,b", "not a version 1 UUID"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_corrupt_rows_are_named_by_offset_and_passed_over(row: str, problem: str, size: int) -> None:
+    good = ROWS.marshal(["a", "b"], UUID_TEXT)
+    content = good + row.encode() + b"\n" + good
+    decoder = ROWS.decoder("a/b", 100)
+    read, errors = [], []
+    for at in range(0, len(content), size):
+        piece = content[at : at + size]
+        while True:
+            try:
+                for envelope in decoder.feed(piece):
+                    read.append(envelope.begin)  # noqa: PERF401 - those before an error count.
+                break
+            except CorruptMessage as error:
+                errors.append(error)
+                piece = b""
+    assert read == [100, 100 + len(content) - len(good)]
+    [error] = errors
+    assert (error.journal, error.offset) == ("a/b", 100 + len(good))
+    assert problem in str(error)
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_journal() -> None:
+    framing = CsvRows(TextRows(2), max_row_bytes=200)
+    good = framing.marshal(["a", "b"], UUID_TEXT)
+    decoder = framing.decoder("j", 0)
+    assert list(decoder.feed(f'{UUID_TEXT},"a,b\n'.encode() + good)) == []
+    assert decoder.finish() is not None
+    with pytest.raises(CorruptMessage, match="quotes do not match"):
+        list(decoder.feed(good * 3))
+    assert len(list(decoder.feed(b""))) == 4
+
+
+def test_a_row_cut_off_is_reported() -> None:
+    content = ROWS.marshal(["a", "b"], UUID_TEXT)
+    tails: list[IncompleteTail] = []
+    assert list(iter_messages(ROWS, "j", [content[:-1]], 10, tails.append)) == []
+    assert tails == [IncompleteTail("j", 10, len(content) - 1)]
+    decoder = ROWS.decoder("j", 0)
+    assert list(decoder.feed(content[:-5])) == []
+    with pytest.raises(CorruptMessage, match="content goes on at offset 500"):
+        list(decoder.feed(content, 500))
+    assert [envelope.begin for envelope in decoder.feed(b"")] == [500]
+    with pytest.raises(InvalidInput, match="was fed before"):
+        list(decoder.feed(content, 500))
+
+
+def test_without_a_uuid_rows_are_delivered_at_least_once() -> None:
+    [row] = iter_messages(ROWS, "j", [b",a,b\n"], 0)
+    assert row.clock == 0
+    bare = CsvRows(TextRows(1), uuid_column=None)
+    assert bare.marshal(["a"], UUID_TEXT) == b"a\n"
+    assert bare.marshal([""], UUID_TEXT) == b'""\n'
+    assert bare.acknowledgement(UUID_TEXT) == b""
+    read = list(iter_messages(bare, "j", [b'a\n""\n'], 0))
+    assert [(row.clock, list(row.message)) for row in read] == [(0, ["a"]), (0, [""])]
+
+
+def test_named_columns() -> None:
+    framing = CsvRows(NamedRows(["city", "zip"]), uuid_column=2)
+    line = framing.marshal({"zip": "1010", "city": "Wien, 1. Bezirk"}, UUID_TEXT)
+    assert line == f'"Wien, 1. Bezirk",1010,{UUID_TEXT}\n'.encode()
+    [row] = iter_messages(framing, "j", [line], 0)
+    assert row.message == {"city": "Wien, 1. Bezirk", "zip": "1010"}
+    assert UuidParts(row.producer, row.clock, row.flags) == UuidParts(A, 160, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (["a"], "2 columns besides its UUID, not 1"),
+        ("ab", "a sequence of texts"),
+        (["a", 1], "cannot be written as CSV"),
+        (["a", "\ud800"], "cannot be written as CSV"),
+    ],
+)
+def test_what_a_row_cannot_hold_is_refused(message: Sequence[str], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        ROWS.marshal(message, UUID_TEXT)
+
+
+def test_framings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="column 3 among 2 others"):
+        CsvRows(TextRows(2), uuid_column=3)
+    with pytest.raises(InvalidInput, match="a row needs a column"):
+        CsvRows(TextRows(0), uuid_column=None)
+    with pytest.raises(InvalidInput, match="different names"):
+        NamedRows(["a", "a"])
+    with pytest.raises(InvalidInput, match="the columns are a, b; the message has a, c"):
+        CsvRows(NamedRows(["a", "b"])).marshal({"a": "", "c": ""}, UUID_TEXT)
+
+
+def test_payloads_that_are_no_text_are_corrupt_when_decoded() -> None:
+    [row] = iter_messages(ROWS, "j", [UUID_TEXT.encode() + b",\xff,b\n"], 0)
+    with pytest.raises(CorruptMessage, match="not a row of UTF-8"):
+        _ = row.message
