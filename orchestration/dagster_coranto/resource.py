@@ -36,12 +36,15 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
     With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is asked for, because
     its ports change from start to start.
+
+    What a field leaves empty comes from the environment of the process that uses the resource, where commands take it
+    from, too. Give secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
     """
 
     endpoint: str = Field(
         default="",
-        description="Brokers, as host:port or a URL. Empty: $CORANTO_ENDPOINT, otherwise those of the cluster below "
-        "data_dir.",
+        description="Brokers, as host:port or a URL; several are separated by commas. Empty: $CORANTO_ENDPOINT, "
+        "otherwise those of the cluster below data_dir.",
     )
     file_root: str = Field(
         default="",
@@ -56,14 +59,46 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         "assets can run over another set of journals.",
     )
 
+    zone: str = Field(
+        default="", description="Zone of this process, whose brokers are read from first. Empty: $CORANTO_ZONE."
+    )
+    auth_token: str = Field(default="", description="A bearer token for brokers. Empty: $CORANTO_AUTH_TOKEN.")
+    auth_keys: str = Field(
+        default="", description="Keys to sign tokens with, as base64, separated by commas. Empty: $CORANTO_AUTH_KEYS."
+    )
+    tls_ca: str = Field(
+        default="", description="PEM file of the authorities to trust, for https endpoints. Empty: $CORANTO_TLS_CA."
+    )
+    tls_cert: str = Field(
+        default="", description="PEM file of the certificate to show to brokers. Empty: $CORANTO_TLS_CERT."
+    )
+    tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
+
     def client_config(self) -> ClientConfig:
-        """Where the cluster is now. Raises ClusterError when it is to be looked up and does not run."""
+        """Where the cluster is now.
+
+        Raises ClusterError when it is to be looked up and does not run, and InvalidInput for settings that cannot be.
+        """
         root = Path(self.file_root) if self.file_root else None
         endpoint = self.endpoint or ("" if self.data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
-        if endpoint:
-            return ClientConfig(endpoint, root)
-        found = locate(Path(self.data_dir) if self.data_dir else None)
-        return ClientConfig(",".join(found.endpoints), root or found.file_root)
+        if not endpoint:
+            found = locate(Path(self.data_dir) if self.data_dir else None)
+            endpoint, root = ",".join(found.endpoints), root or found.file_root
+        return ClientConfig.from_environment(endpoint, root, environment=self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        """What the environment says of clients, fields first."""
+        environment = dict(os.environ)
+        auth = {"CORANTO_AUTH_TOKEN": self.auth_token, "CORANTO_AUTH_KEYS": self.auth_keys}
+        if any(auth.values()):
+            environment |= auth
+        others = {
+            "CORANTO_ZONE": self.zone,
+            "CORANTO_TLS_CA": self.tls_ca,
+            "CORANTO_TLS_CERT": self.tls_cert,
+            "CORANTO_TLS_KEY": self.tls_key,
+        }
+        return environment | {name: value for name, value in others.items() if value}
 
     def located_data_dir(self) -> Path:
         """Folder of the embedded cluster that is meant, whether it runs or not."""
