@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from coranto.auth import Claims
-from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
+from coranto.coordination.etcd import Coordinator, KeyValue, Op, Put, unmodified
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
 from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import preconditions
+from coranto_broker import in_sync, preconditions
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.in_sync import Takeover
+from coranto_broker.in_sync_records import InSyncRecords, Reading
 from coranto_broker.ownership import Invalidated, Signal
-from coranto_broker.pipeline import Pipeline
+from coranto_broker.pipeline import Pipeline, ReplicationFailed
 from coranto_broker.resolver import Resolution, Resolver
 from coranto_broker.spool import Hash, new_sum
 from coranto_broker.spool_files import DurableSpool
@@ -90,7 +92,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     ),
     State.UPDATE_ASSIGNMENTS: frozenset(
         {
-            State.AWAIT_DESIRED_REPLICAS,  # etcd says already that the Route is consistent.
+            State.AWAIT_DESIRED_REPLICAS,  # etcd says already that the Route is consistent, and who is in sync.
+            State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
             State.RESOLVE,  # It does now, at a later revision.
             State.ERROR,
         }
@@ -128,7 +131,13 @@ class AppendEnvironment(Protocol):
     coordinator: Coordinator
     resolver: Resolver
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+    in_sync: InSyncRecords
+
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+        """The in-sync record, if the broker's own spool may take part in a pipeline; else raises Stranded."""
+        ...
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
         """A pipeline of the resolution's Route around the broker's own spool."""
         ...
 
@@ -313,8 +322,13 @@ class AppendFsm:
             spool = await resolution.require_replica.spool.take(resolution.invalidated)
         except Invalidated:
             return State.RESOLVE
+        try:
+            reading = await self._env.verify(resolution, spool)
+        except BaseException:
+            resolution.require_replica.spool.put(spool)
+            raise
         self.registers = spool.registers
-        self._pipeline = self._env.build_pipeline(resolution, spool)
+        self._pipeline = self._env.build_pipeline(resolution, spool, reading)
         self._synchronizing = True
         return State.SEND_PIPELINE_SYNC
 
@@ -354,19 +368,32 @@ class AppendFsm:
         return State.UPDATE_ASSIGNMENTS
 
     async def _update_assignments(self) -> State:
-        """Tell etcd that the Route is consistent, unless it says so already."""
-        resolution = self._resolved
+        """Tell etcd that the Route is consistent, and whom it consists of in the in-sync record, unless it says so.
+
+        Both at once: when the allocator sees that it may remove a replica, the others can already go on without it.
+        """
+        resolution, pipeline = self._resolved, self._owned
         route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
         stale: list[KeyValue] = [each.kv for each in resolution.assignments if not routes_equivalent(each.value, route)]
+        advertise = [Put(kv.key, route.SerializeToString(deterministic=True), keep_lease=True) for kv in stale]
+        may_record = not pipeline.recorded and len(route.members) >= resolution.replication
+        if may_record:
+            found = await self._take_over(pipeline)
+            if found is Takeover.ROLL:
+                assert pipeline.reading is not None
+                record = pipeline.reading.record
+                assert record is not None
+                self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
+                return State.SEND_PIPELINE_SYNC
+            may_record = found is Takeover.CLEAN
+        if may_record and not await self._record(pipeline, advertise):
+            return State.RESOLVE
         if not stale:
             return State.AWAIT_DESIRED_REPLICAS
-        value = route.SerializeToString(deterministic=True)
-        # This may lose against the allocator. Then the later revision shows what it did, and we try again.
-        result = await self._env.coordinator.txn(
-            [unmodified(each.kv) for each in resolution.assignments],
-            [Put(kv.key, value, keep_lease=True) for kv in stale],
-        )
-        self._read_through = result.header.revision
+        if not may_record:
+            # This may lose against the allocator. Then the later revision shows what it did, and we try again.
+            compares = [unmodified(each.kv) for each in resolution.assignments]
+            self._read_through = (await self._env.coordinator.txn(compares, advertise)).header.revision
         return State.RESOLVE
 
     async def _await_desired_replicas(self) -> State:
@@ -404,6 +431,14 @@ class AppendFsm:
         if verdict.status != pb.OK:
             self.status = verdict.status
             return State.ERROR
+        if not pipeline.recorded and may_write(resolution.spec) and not verdict.resync:
+            # No replica is known to hold all that was acknowledged. An explicit offset is an operator's word that
+            # nobody else does.
+            if not self.request.offset:
+                self.status = pb.INDEX_HAS_GREATER_OFFSET
+                return State.ERROR
+            if not await self._record(pipeline, []):
+                return State.RESOLVE
         if verdict.suspend is not None:
             if verdict.roll_to:
                 await self._roll_if_due()  # So that what is only here gets stored.
@@ -421,7 +456,15 @@ class AppendFsm:
         spec.suspend.CopyFrom(self._suspend or pb.JournalSpec.Suspend())
         compares = [unmodified(resolution.item.kv), *(unmodified(each.kv) for each in resolution.assignments)]
         put = Put(resolution.item.kv.key, spec.SerializeToString(deterministic=True))
-        result = await self._env.coordinator.txn(compares, [put])
+        pipeline = self._pipeline
+        if spec.suspend.level == pb.JournalSpec.Suspend.FULL and pipeline is not None and pipeline.reading is not None:
+            # Nobody will hold it. Whoever is assigned when it is woken goes on where it ends.
+            reading, spool = pipeline.reading, pipeline.spool
+            record = in_sync.closed(reading.record, reading.create_revision, spool.end, spool.registers)
+            pipeline.recorded = False
+            result, pipeline.reading = await self._env.in_sync.write(reading, record, compares, [put])
+        else:
+            result = await self._env.coordinator.txn(compares, [put])
         self._read_through = result.header.revision
         return State.RESOLVE
 
@@ -484,6 +527,44 @@ class AppendFsm:
             raise RuntimeError(f"append state machine: {self.state.value} must not go to {state.value}")
         self.state = state
 
+    async def _take_over(self, pipeline: Pipeline) -> Takeover:
+        """Whether the pipeline's replicas, which agree, may go on with the journal."""
+        resolution, spool = self._resolved, pipeline.spool
+        assert resolution.item is not None
+        found = Takeover.LOST
+        if pipeline.reading is not None:
+            found = in_sync.takeover(pipeline.reading.record, pipeline.names, spool.stamp, spool.end)
+        if found is Takeover.CLEAN:
+            return found
+        # What keeps us from it may have changed since it was read.
+        reading = await self._env.in_sync.read(resolution.item.id, resolution.item.create_revision)
+        pipeline.reading = reading
+        found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
+        if found is Takeover.LOST and reading.record is not None:
+            resolution.require_replica.index.note_head(reading.record.floor)
+        return found
+
+    async def _record(self, pipeline: Pipeline, ops: Sequence[Op]) -> bool:
+        """Record the pipeline's replicas as those in sync; False if something changed meanwhile. Applies `ops`, too."""
+        reading, resolution, spool = pipeline.reading, self._resolved, pipeline.spool
+        assert reading is not None
+        revision = pipeline.header.etcd.revision
+        if reading.record is not None and reading.record.revision > revision:
+            self._pipeline = None
+            self._shut_down(pipeline, self._require_owner)
+            raise ReplicationFailed("a pipeline of a later Route than this one's was recorded")
+        record = in_sync.recorded(reading.record, reading.create_revision, revision, pipeline.names, spool.end)
+        if ops or record != reading.record:
+            compares = [unmodified(each.kv) for each in resolution.assignments]
+            result, pipeline.reading = await self._env.in_sync.write(reading, record, compares, ops)
+            if ops or not result.succeeded:
+                self._read_through = result.header.revision
+            if not result.succeeded:
+                return False
+        pipeline.recorded = True
+        spool.settle(spool.end)
+        return True
+
     async def _roll_if_due(self) -> None:
         pipeline = self._owned
         spool = pipeline.spool
@@ -493,6 +574,8 @@ class AppendFsm:
         if proposal != spool.fragment:
             # A fragment that completes is visible at once, so it must be acknowledged by then.
             await pipeline.settled()
+            if pipeline.error is not None:
+                raise pipeline.error  # Not every replica has what would complete.
             pipeline.propose(proposal, spool.registers, acknowledge=False)
 
     def _write(self, content: bytes) -> None:

@@ -23,6 +23,8 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.authorization import Authorizer
 from coranto_broker.fragment_cache import FragmentCache
+from coranto_broker.in_sync import Judgement
+from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.peers import Peers, PeerStream
@@ -32,7 +34,7 @@ from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.security import keys_of, peer_tls
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.store_probe import StoreHealth
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +84,8 @@ class Broker:
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
-        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics)
+        self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
+        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge)
         self.resolver = Resolver(keyspace, self.member, self)
         self._health = StoreHealth(stores, clock, self.spawn)
         self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
@@ -144,7 +147,17 @@ class Broker:
 
     # -- For the append state machine ----------------------------------------------------------------------------------
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+        """The in-sync record, if our spool may take part in a pipeline; else raises Stranded, and takes it up anew."""
+        replica = resolution.require_replica
+        try:
+            return await self.in_sync.verify(replica.journal, replica.folder.create_revision, spool.stamp, spool.end)
+        except Stranded:
+            replica.stranded = True
+            self.resolver.restart(replica)
+            raise
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading | None = None) -> Pipeline:
         route = resolution.header.route
         metadata = self.peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []
@@ -155,7 +168,7 @@ class Broker:
                 streams.append(PeerStream(self.peers.stub_at(route.endpoints[index]), member, metadata))
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
         renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
-        return Pipeline(resolution.header, spool, streams, names, renew_at)
+        return Pipeline(resolution.header, spool, streams, names, renew_at, reading)
 
     async def store_problem(self, url: str, until: Signal | None) -> str:
         return await self._health.problem(url, until)
@@ -188,6 +201,7 @@ class Broker:
             spec=self._spec_reader(item.id, item.create_revision),
             stores=self.stores,
             persister=self.persister,
+            records=self.in_sync,
             pulse=self._pulse,
         )
         replica.start(after=self._stopping_of(item.id))
@@ -253,6 +267,12 @@ class Broker:
         finally:
             fsm.release()
         return fsm.resolution.invalidated if fsm.resolution is not None else None
+
+    async def _judge(self, sealed: Sealed) -> Judgement:
+        if sealed.settled:
+            return Judgement.FINAL
+        fragment = sealed.fragment
+        return await self.in_sync.judge(fragment.journal, sealed.create_revision, sealed.stamp, fragment.end)
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         """The spec of a journal with that create revision; None when it was deleted.

@@ -2,9 +2,12 @@
 
 ::
 
-    record   = magic  length  crc32  payload          magic is `csp1`; length and CRC-32 (of the payload) are uint32
-    payload  = create_revision  first_append_time  ReplicateRequest{proposal, registers}
-                     int64          float64            protobuf
+    record   = magic  length  crc32  payload          magic is `csp2`; length and CRC-32 (of the payload) are uint32
+    payload  = create_revision  first_append_time  synced  written  ReplicateRequest{proposal, registers}
+                     int64          float64         int64    int64      protobuf
+
+`synced` and `written` are the spool's `in_sync.Stamp`. Records of magic `csp1` lack them, and count as of before any
+pipeline.
 
 All numbers are little-endian. Every record stands for itself, so only the last whole one matters: a record that a crash
 has torn ends the log before it. The create revision is that of the journal's item in etcd; it tells a journal from an
@@ -22,17 +25,19 @@ from google.protobuf.message import DecodeError
 from coranto.errors import InvalidInput
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool import Committed
 
-MAGIC = b"csp1"
+MAGIC = b"csp2"
 _HEAD = struct.Struct("<4sII")
-_FIXED = struct.Struct("<qd")
+_FIXED = {MAGIC: struct.Struct("<qdqq"), b"csp1": struct.Struct("<qd")}
 
 
-def encode(create_revision: int, committed: Committed) -> bytes:
+def encode(create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED) -> bytes:
     """One record."""
     message = pb.ReplicateRequest(proposal=committed.fragment.to_wire(), registers=committed.registers)
-    payload = _FIXED.pack(create_revision, committed.first_append_time) + message.SerializeToString()
+    fixed = _FIXED[MAGIC].pack(create_revision, committed.first_append_time, stamp.synced, stamp.written)
+    payload = fixed + message.SerializeToString()
     return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
@@ -43,31 +48,34 @@ class LogContent:
     last: Committed | None
     create_revision: int
     valid_length: int
+    stamp: Stamp = UNSTAMPED
 
 
 def decode(data: bytes) -> LogContent:
     """Read a log up to its end or to the first record that is not whole."""
     last: Committed | None = None
     create_revision = position = 0
+    stamp = UNSTAMPED
     while True:
         found = _record_at(data, position)
         if found is None:
-            return LogContent(last, create_revision, position)
-        create_revision, last, position = found
+            return LogContent(last, create_revision, position, stamp)
+        create_revision, last, position, stamp = found
 
 
-def _record_at(data: bytes, position: int) -> tuple[int, Committed, int] | None:
+def _record_at(data: bytes, position: int) -> tuple[int, Committed, int, Stamp] | None:
     begin = position + _HEAD.size
     if begin > len(data):
         return None
     magic, length, checksum = _HEAD.unpack_from(data, position)
     payload = data[begin : begin + length]
-    if magic != MAGIC or len(payload) != length or length < _FIXED.size or zlib.crc32(payload) != checksum:
+    fixed = _FIXED.get(magic)
+    if fixed is None or len(payload) != length or length < fixed.size or zlib.crc32(payload) != checksum:
         return None
-    create_revision, first_append_time = _FIXED.unpack_from(payload)
+    create_revision, first_append_time, *stamp = fixed.unpack_from(payload)
     try:
-        message = pb.ReplicateRequest.FromString(payload[_FIXED.size :])
+        message = pb.ReplicateRequest.FromString(payload[fixed.size :])
         fragment = Fragment.from_wire(message.proposal)
     except (InvalidInput, DecodeError):
         return None
-    return create_revision, Committed(fragment, message.registers, first_append_time), begin + length
+    return create_revision, Committed(fragment, message.registers, first_append_time), begin + length, Stamp(*stamp)

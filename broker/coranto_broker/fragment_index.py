@@ -166,6 +166,13 @@ class FragmentIndex:
         self._refreshed.set()
         self._wake()
 
+    def forget(self, sealed: Sealed) -> None:
+        """This fragment is not part of the journal."""
+        found = self._sealed.get(sealed.fragment.begin)
+        if found is not None and found[0] is sealed:
+            del self._sealed[sealed.fragment.begin]
+            self._all = CoverSet(entry for entry in self._all if entry.content is not sealed.content)
+
     def sealed_files(self) -> list[Sealed]:
         """Completed fragments whose files are still kept."""
         return [sealed for sealed, _, _ in self._sealed.values()]

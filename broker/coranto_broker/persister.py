@@ -5,6 +5,9 @@ which time the primary has normally done it, and then only look whether the frag
 again, ever more slowly, until it succeeds or the journal is gone. Local files are the queue: what has not been stored
 when the broker ends is found again by the next one.
 
+Only what is part of the journal for good is stored (see `in_sync`). While that is open, a fragment waits; when it turns
+out that others went on without it, its files are set aside.
+
 New fragments go to the first store of the journal's spec, as of the time of the attempt. While the broker shuts down,
 a store that denies access is passed over for the next one.
 """
@@ -12,7 +15,7 @@ a store that denies access is passed over for the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -24,6 +27,7 @@ from coranto.fragments import Fragment
 from coranto.postfix import PostfixTemplate
 from coranto.stores import FragmentStore, StoreRegistry
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.in_sync import Judgement
 from coranto_broker.metrics import Metrics
 from coranto_broker.spool_files import Sealed
 
@@ -36,13 +40,24 @@ _LATER_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]
+Judge = Callable[[Sealed], Awaitable[Judgement]]
+
+
+class _Undecided(Exception):
+    """Whether the fragment is part of the journal is open."""
+
+
+class _Diverged(Exception):
+    """The fragment is not part of the journal."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     sealed: Sealed
     on_stored: OnStored
+    on_diverged: Callable[[Sealed], None]
     delay: float
+    waits: int = 0
     failures: int = 0
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,12 +73,17 @@ class FragmentPersister:
         metrics: Metrics,
         *,
         max_parallel: int = MAX_PARALLEL,
+        judge: Judge | None = None,
     ) -> None:
-        """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted."""
+        """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted.
+
+        `judge` says whether a fragment is part of its journal; without it, all are.
+        """
         self._spec_of = spec_of
         self._stores = stores
         self._clock = clock
         self._metrics = metrics
+        self._judge = judge
         self._parallel = asyncio.Semaphore(max_parallel)
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
@@ -73,12 +93,29 @@ class FragmentPersister:
         """Fragments that are not stored yet."""
         return len(self._tasks)
 
-    def add(self, sealed: Sealed, on_stored: OnStored, *, primary: bool) -> None:
-        """Store this fragment; `on_stored` is called with it as it is in the store."""
-        job = _Job(sealed, on_stored, 0.0 if primary else REPLICA_DELAY_SECONDS)
+    def add(
+        self,
+        sealed: Sealed,
+        on_stored: OnStored,
+        *,
+        primary: bool,
+        on_diverged: Callable[[Sealed], None] = lambda sealed: None,
+    ) -> None:
+        """Store this fragment; `on_stored` is called with it as it is in the store.
+
+        `on_diverged` is called instead when it has turned out not to be part of the journal.
+        """
+        job = _Job(sealed, on_stored, on_diverged, 0.0 if primary else REPLICA_DELAY_SECONDS)
         task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
         self._tasks[task] = job
         task.add_done_callback(self._done)
+
+    async def release(self, journal: str) -> None:
+        """Leave this journal's fragments alone: somebody else takes up their files."""
+        found = [task for task, job in self._tasks.items() if job.sealed.fragment.journal == journal]
+        for task in found:
+            task.cancel()
+        await asyncio.gather(*found, return_exceptions=True)
 
     def hurry(self, journal: str) -> None:
         """Try what is waiting of this journal now."""
@@ -116,6 +153,20 @@ class FragmentPersister:
                     return  # Nothing to do: it is served from its local file.
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):
                     stored = await self._attempt(sealed, spec)
+            except _Undecided:
+                # Asked again before long at first: most wait for nothing but the next pipeline.
+                job.delay = _BACKOFF_SECONDS[job.waits] if job.waits < len(_BACKOFF_SECONDS) else _LATER_SECONDS
+                job.waits += 1
+                continue
+            except _Diverged:
+                sealed.set_aside()
+                job.on_diverged(sealed)
+                _log.error(
+                    "fragment was set aside: others went on without it",
+                    fragment=sealed.fragment.content_path,
+                    folder=str(sealed.content.path.parent / "set-aside"),
+                )
+                return
             except (CorantoError, OSError) as error:
                 self._metrics.persist_failures.inc()
                 job.delay = _BACKOFF_SECONDS[job.failures] if job.failures < len(_BACKOFF_SECONDS) else _LATER_SECONDS
@@ -139,7 +190,7 @@ class FragmentPersister:
         """Wait until the next attempt is due, or wanted now. While draining, failures are repeated every second."""
         if job.delay <= 0:
             return
-        if self._draining and job.failures:
+        if self._draining and (job.failures or job.waits):
             await self._clock.sleep(min(job.delay, 1.0))
             return
         try:
@@ -160,6 +211,7 @@ class FragmentPersister:
             store = self._stores.get(url)
             try:
                 if not await store.exists(fragment):
+                    await self._check(sealed)
                     await self._put(store, fragment, sealed)
             except StoreDenied:
                 if not self._draining or url == urls[-1]:
@@ -169,6 +221,13 @@ class FragmentPersister:
             self._metrics.persisted_bytes.inc(fragment.length)
             return replace(fragment, backing_store=url, mod_time=int(self._clock.now()))
         raise AssertionError("a journal with stores has a first one")
+
+    async def _check(self, sealed: Sealed) -> None:
+        match await self._judge(sealed) if self._judge is not None else Judgement.FINAL:
+            case Judgement.OPEN:
+                raise _Undecided
+            case Judgement.DIVERGED:
+                raise _Diverged
 
     async def _put(self, store: FragmentStore, fragment: Fragment, sealed: Sealed) -> None:
         with sealed.content.borrow():

@@ -22,6 +22,7 @@ from typing import Protocol
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.in_sync_records import Reading
 from coranto_broker.spool_files import DurableSpool, Fsync
 
 GOOD_BYE_SECONDS = 5.0
@@ -74,6 +75,7 @@ class LocalStream:
     def __init__(self, spool: DurableSpool) -> None:
         self._spool = spool
         self._responses: deque[pb.ReplicateResponse] = deque()
+        self._revision = 0
 
     def write(self, content_delta: int, content: bytes) -> None:
         self._spool.write(content_delta, content)
@@ -81,7 +83,9 @@ class LocalStream:
     def propose(
         self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
     ) -> None:
-        response = self._spool.propose(proposal, registers, primary=True).response()
+        if header is not None:
+            self._revision = header.etcd.revision
+        response = self._spool.propose(proposal, registers, primary=True, revision=self._revision).response()
         if acknowledge:
             self._responses.append(response)
         elif response.status != pb.OK:
@@ -160,14 +164,20 @@ class Pipeline:
         streams: Sequence[ReplicaStream],
         names: Sequence[str],
         renew_at: float = math.inf,
+        reading: Reading | None = None,
     ) -> None:
         """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given.
+
+        `reading` is the in-sync record as the primary last read it.
 
         At `renew_at` (monotonic) another should take its place, since its streams will not live much longer.
         """
         self.header = header
         self.renew_at = renew_at
         self.spool = spool
+        self.reading = reading
+        self.recorded = False
+        """Whether the in-sync record names this pipeline's replicas: it may take content."""
         self._streams = list(zip(names, streams, strict=True))
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
@@ -177,6 +187,11 @@ class Pipeline:
     @property
     def route(self) -> pb.Route:
         return self.header.route
+
+    @property
+    def names(self) -> list[str]:
+        """The replicas, in the order of the Route."""
+        return [name for name, _ in self._streams]
 
     @property
     def local_only(self) -> bool:
@@ -248,6 +263,8 @@ class Pipeline:
                 self._failed_to_receive(name, f"answered {pb.Status.Name(response.status)}")
         if self.error is None:
             self.spool.publish(proposal)
+            if self.recorded:
+                self.spool.settle(proposal.end)
 
     async def gather_sync(self) -> SyncResult:
         """Read the answers to a synchronizing proposal."""

@@ -21,12 +21,14 @@ from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.in_sync import Judgement, judge
+from coranto_broker.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
-from coranto_broker.spool_recovery import recover
+from coranto_broker.spool_recovery import Recovered, recover
 
 PULSE_SECONDS = 60.0
 DEFAULT_REFRESH_SECONDS = 300.0
@@ -38,7 +40,16 @@ _log = structlog.get_logger(__name__)
 class Persister(Protocol):
     """Takes completed fragments to their stores."""
 
-    def add(self, sealed: Sealed, on_stored: Callable[[Sealed, Fragment], None], *, primary: bool) -> None: ...
+    def add(
+        self,
+        sealed: Sealed,
+        on_stored: Callable[[Sealed, Fragment], None],
+        *,
+        primary: bool,
+        on_diverged: Callable[[Sealed], None],
+    ) -> None: ...
+
+    async def release(self, journal: str) -> None: ...
 
     def hurry(self, journal: str) -> None: ...
 
@@ -62,6 +73,7 @@ class Replica:
         spec: Callable[[], pb.JournalSpec | None],
         stores: StoreRegistry,
         persister: Persister,
+        records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
     ) -> None:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
@@ -75,11 +87,14 @@ class Replica:
         self.pipeline: Slot[Pipeline | None] = Slot()
         self.flow_control = FlowControl()
         self.stopped = asyncio.Event()
+        self.stranded = False
+        """Whether others went on without what the spool has. It must not be used any more."""
         self._clock: Clock = folder.clock
         self._fsync = fsync
         self._spec = spec
         self._stores = stores
         self._persister = persister
+        self._records = records
         self._pulse = pulse
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
@@ -141,7 +156,7 @@ class Replica:
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.index.spool_complete(sealed)
-        self._persister.add(sealed, self._stored, primary=primary)
+        self._persister.add(sealed, self._stored, primary=primary, on_diverged=self.index.forget)
 
     def spool_skip(self, offset: int) -> None:
         self.index.note_head(offset)
@@ -171,18 +186,19 @@ class Replica:
     async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
+        await self._persister.release(self.journal)
         try:
-            recovered = await asyncio.to_thread(recover, self.folder)
+            recovered = await self._trusted(await asyncio.to_thread(recover, self.folder))
         except OSError:
             # The journal cannot be served from this disk; appends time out here, and the log says why.
             _log.exception("spool cannot be read", journal=self.journal, folder=str(self.folder.path))
             return
         self._spool = recovered.durable(self.folder, self, self._fsync)
+        if self._spool.end <= recovered.watermark.offset:
+            self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
         for sealed in recovered.sealed:
             self.index.spool_complete(sealed)
-            self._persister.add(sealed, self._stored, primary=True)
-        if self._spool.fragment.length:
-            self.index.spool_commit(self._spool.fragment, self._spool.content_file)
+            self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
         self.index.note_head(max(self._spool.end, recovered.lost_end))
         if self._spool.end or recovered.sealed:
             _log.info(
@@ -193,6 +209,51 @@ class Replica:
                 unpersisted_fragments=len(recovered.sealed),
             )
         self.spool.put(self._spool)
+
+    async def _trusted(self, recovered: Recovered) -> Recovered:
+        """What of it may take part in the journal; the rest is set aside. Waits until etcd answers."""
+        failures = 0
+        while True:
+            spool = recovered.spool
+            try:
+                reading = await self._records.verify(
+                    self.journal,
+                    self.folder.create_revision,
+                    recovered.stamp,
+                    spool.end,
+                    lost=recovered.lost_end > spool.end,
+                )
+                break
+            except Stranded as error:
+                _log.error(
+                    "spool was set aside",
+                    journal=self.journal,
+                    begin=spool.fragment.begin,
+                    end=spool.end,
+                    reason=str(error),
+                    folder=str(self.folder.path / "set-aside"),
+                )
+                recovered = recovered.without_spool(self.folder)
+            except CorantoError as error:
+                _log.warning("spool waits for its in-sync record", journal=self.journal, error=str(error))
+                await self._clock.sleep(min(5.0, 0.25 * 2 ** min(failures, 8)))
+                failures += 1
+        record = reading.record
+        for sealed in list(recovered.sealed):
+            fragment = sealed.fragment
+            if not sealed.settled and judge(record, sealed.stamp, fragment.end, self._records.me) is Judgement.DIVERGED:
+                _log.error(
+                    "fragment was set aside: others went on without it",
+                    fragment=fragment.content_path,
+                    folder=str(self.folder.path / "set-aside"),
+                )
+                sealed.set_aside()
+                recovered.sealed.remove(sealed)
+        if recovered.lost_end and record is not None and (record.members or record.closed):
+            recovered = recovered.found_elsewhere(self.folder)
+        if judge(record, recovered.stamp, recovered.spool.end, self._records.me) is Judgement.FINAL:
+            recovered.watermark.raise_to(recovered.spool.end)
+        return recovered
 
     async def _stop_spool(self, drop: bool) -> None:
         pipeline = await self.pipeline.take()
@@ -208,7 +269,7 @@ class Replica:
             await asyncio.to_thread(self.folder.disk.remove_tree, self.folder.path)
             return
         fragment = spool.fragment
-        if fragment.length and self._has_stores():
+        if fragment.length and not self.stranded and self._has_stores():
             spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
         await spool.flush()
         spool.close()
@@ -234,6 +295,8 @@ class Replica:
                     for url in spec.fragment.stores
                     async for fragment in self._stores.get(url).list(self.journal)
                 ]
+                if self._recovering is not None:
+                    await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
                 self.index.refresh(listed, begun_at)
                 failures = 0
             except CorantoError as error:

@@ -10,6 +10,7 @@ the primary is demoted to a plain replica  start a new replica in its place
 the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
 it is no longer assigned, or was deleted   stop the replica
 assignments or stores change               the replica stays; resolutions are invalidated
+others went on without what it has         start a new replica in its place
 =========================================  =============================================================================
 """
 
@@ -161,6 +162,15 @@ class Resolver:
         stopped, self._locals = self._locals, {}
         for local in stopped.values():
             self._stop_local(local, drop=False)
+
+    def restart(self, replica: Replica) -> None:
+        """Start a new replica in the place of this one, which must not serve any more."""
+        local = self._locals.get(replica.journal)
+        if local is None or local.replica is not replica:
+            return
+        del self._locals[replica.journal]
+        self._stop_local(local, drop=False)
+        self._update(self._keyspace.state)
 
     def _check_header(self, header: pb.Header) -> None:
         ours = self._keyspace.header.cluster_id

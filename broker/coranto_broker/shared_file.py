@@ -72,6 +72,18 @@ class SharedFile:
         self._owned = False
         self._close_if_idle()
 
+    def rest(self) -> None:
+        """The owner will not write for a while: hold no descriptor until then."""
+        if self._file is not None and not self._borrowers:
+            self._file.close()
+            self._file = None
+
+    def move(self, target: Path) -> None:
+        """Move the file out of the way; for its owner and for new readers it is as if discarded."""
+        self._discarded = True
+        self._disk.rename(self.path, target)
+        self.seal()
+
     def discard(self) -> None:
         """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""
         self._discarded = True

@@ -11,7 +11,12 @@ the moment of the commit: whatever stops the process before it leaves an uncommi
 roll writes the first record of the next fragment before the old one is sealed, so the newest log always holds the
 journal's end and registers, whatever has been persisted since.
 
-A sealed fragment keeps its files until its content is in a fragment store. Written bytes survive the end of the process
+A sealed fragment keeps its files until its content is in a fragment store. It may go there once it is *settled*: every
+member of the journal's in-sync record has it, or has agreed to go on behind it. The `Watermark` of a spool is how far
+that is known without asking etcd. A spool also remembers, in each record of its log, which pipelines it has followed
+(`in_sync.Stamp`), so that whoever takes it up again can tell whether others went on without it.
+
+Written bytes survive the end of the process
 at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy.
 """
 
@@ -30,6 +35,7 @@ from coranto.effects import Clock, Disk
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log
+from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Decision, Outcome, Spool
 
@@ -48,6 +54,16 @@ class Fsync(enum.StrEnum):
     """Every few seconds: power loss takes at most the appends of that time."""
 
 
+class Watermark:
+    """All content of a spool below `offset` is settled. It only rises."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+
+    def raise_to(self, offset: int) -> None:
+        self.offset = max(self.offset, offset)
+
+
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """A completed fragment in local files, on its way to a fragment store."""
@@ -58,6 +74,18 @@ class Sealed:
     content: SharedFile
     log: SharedFile = field(repr=False)
     create_revision: int = 0
+    stamp: Stamp = UNSTAMPED
+    watermark: Watermark = field(default_factory=Watermark, repr=False)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody can go on any more without this fragment, as far as is known here."""
+        return self.fragment.end <= self.watermark.offset
+
+    def set_aside(self) -> None:
+        """Keep the files where nobody takes them up: others went on without this content."""
+        for file in (self.log, self.content):
+            file.move(file.path.parent / "set-aside" / f"{self.fragment.sum.hex()[:8]}.{file.path.name}")
 
     def drop(self) -> None:
         """Remove the files: the content is elsewhere, or no longer wanted."""
@@ -117,6 +145,8 @@ class DurableSpool:
         spool: Spool | None = None,
         log: SharedFile | None = None,
         generation: int = 0,
+        stamp: Stamp = UNSTAMPED,
+        watermark: Watermark | None = None,
     ) -> None:
         """An empty spool, or (from recovery) `spool` with its open commit log of that generation."""
         self._folder = folder
@@ -127,7 +157,9 @@ class DurableSpool:
         self._log = log
         self._log_length = log.size() if log is not None else 0
         self._generation = generation
-        self._published = self._spool.end
+        self._stamp = stamp
+        self._watermark = watermark or Watermark()
+        self._published = self._spool.fragment.begin
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
         self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
@@ -154,6 +186,11 @@ class DurableSpool:
         return self._spool.delta
 
     @property
+    def stamp(self) -> Stamp:
+        """Which pipelines the spool has followed."""
+        return self._stamp
+
+    @property
     def content_file(self) -> SharedFile:
         """Content of the fragment under construction."""
         return self._content
@@ -171,20 +208,54 @@ class DurableSpool:
         self._content.write_at(position, content)
         self._spool.extend(content)
 
-    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, primary: bool) -> Decision:
-        """Answer a proposal, durably. What it commits is not visible to readers before `publish`."""
+    def propose(
+        self,
+        proposal: Fragment,
+        registers: pb.LabelSet,
+        *,
+        primary: bool,
+        revision: int = 0,
+        settled: bool = False,
+    ) -> Decision:
+        """Answer a proposal, durably. What it commits is not visible to readers before `publish`.
+
+        `revision` is that of the pipeline's Route in etcd. With `settled`, its primary rolls only once every replica
+        has what was proposed before.
+        """
+        before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
-        if decision.rolled:
-            self._roll(decision, primary)
-        elif decision.outcome is Outcome.COMMIT:
-            self._record(decision.committed)
-            self._spool.adopt(decision)
-            self._version += 1
-        else:
-            self._spool.adopt(decision)
-            if decision.outcome is Outcome.ROLL_BACK:
-                self._content.truncate(self._spool.fragment.length)
+        committing = decision.outcome is Outcome.COMMIT
+        stamp, self._stamp = self._stamp, self._stamp.followed(revision, wrote=committing)
+        try:
+            if decision.rolled:
+                self._roll(decision, primary, stamp)
+            elif committing:
+                self._record(decision.committed)
+                self._spool.adopt(decision)
+                self._version += 1
+            else:
+                if decision.outcome is Outcome.MISMATCH:
+                    self._stamp = stamp
+                elif stamp != self._stamp:
+                    self._record(decision.committed)
+                    self._version += 1
+                    if not self._spool.fragment.length and self._log is not None:
+                        self._log.rest()
+                self._spool.adopt(decision)
+                if decision.outcome is Outcome.ROLL_BACK:
+                    self._content.truncate(self._spool.fragment.length)
+        except OSError:
+            self._stamp = stamp
+            raise
+        if committing:
+            self.settle(before.begin)  # A pipeline takes content only behind what everybody has.
+        elif settled and decision.rolled:
+            self.settle(before.end)
         return decision
+
+    def settle(self, offset: int) -> None:
+        """Nobody can go on any more without what lies below `offset`."""
+        self._watermark.raise_to(offset)
 
     def roll_back(self) -> None:
         """Forget content that has not committed."""
@@ -226,11 +297,15 @@ class DurableSpool:
         if self._log is not None:
             self._log.seal()
 
-    def _roll(self, decision: Decision, primary: bool) -> None:
+    def _roll(self, decision: Decision, primary: bool, stamp: Stamp) -> None:
+        """`stamp` is the one before this proposal."""
         before, after = self._spool.committed, decision.committed.fragment
         if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
-            if decision.committed != before:
+            if decision.committed != before or stamp != self._stamp:
                 self._record(decision.committed)
+                self._version += 1
+                if self._log is not None:
+                    self._log.rest()
             if self._spool.delta:
                 self._content.truncate(0)
             self._spool.adopt(decision)
@@ -262,17 +337,19 @@ class DurableSpool:
             if self.fsync is Fsync.INTERVAL:
                 self._retired += [old_content, old_log]
             first, revision = before.first_append_time, self._folder.create_revision
-            sealed = Sealed(before.fragment, first, before.registers, old_content, old_log, revision)
+            sealed = Sealed(
+                before.fragment, first, before.registers, old_content, old_log, revision, stamp, self._watermark
+            )
             self._observer.spool_complete(sealed, primary=primary)
         if after.begin > before.fragment.end:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        record = commit_log.encode(self._folder.create_revision, committed)
+        record = commit_log.encode(self._folder.create_revision, committed, self._stamp)
         begin = committed.fragment.begin
         if self._log is None:
-            if not committed.fragment.end and not committed.registers.labels and not always:
-                return  # A journal that was never written needs no memory.
+            if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
+                return  # A journal that was never written, and never synchronized, needs no memory.
             self._generation, self._log_length = 0, 0
             self._log = self._folder.log(begin, 0)
         elif self._log_length > COMPACT_LOG_BYTES:

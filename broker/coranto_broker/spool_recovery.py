@@ -10,6 +10,8 @@ served. They are set aside under `set-aside/`. If they were the newest, the jour
 still be shown here: that offset is kept in `lost.json`, and until the spool has reached it appends are refused with
 INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append with that explicit
 offset confirms the loss.
+
+Whether others went on without what is found here is for `in_sync` to say. What they went on without is set aside, too.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from coranto.errors import CorruptSpool
+from coranto.fragments import Fragment
 from coranto_broker import commit_log
+from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Hash, Spool, empty_at, new_sum
-from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, SpoolObserver
+from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, SpoolObserver, Watermark
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
+LOST_FILE = "lost.json"
 _READ_BYTES = 1 << 20
 _log = structlog.get_logger(__name__)
 
@@ -47,6 +52,11 @@ class _Verified:
     log: SharedFile
     generation: int
     sum: Hash
+    stamp: Stamp
+
+    @property
+    def fragment(self) -> Fragment:
+        return self.committed.fragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +68,37 @@ class Recovered:
     generation: int = 0
     sealed: list[Sealed] = field(default_factory=list)
     lost_end: int = 0
+    stamp: Stamp = UNSTAMPED
+    watermark: Watermark = field(default_factory=Watermark)
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """The spool, ready for use."""
-        return DurableSpool(folder, observer, fsync, spool=self.spool, log=self.log, generation=self.generation)
+        return DurableSpool(
+            folder,
+            observer,
+            fsync,
+            spool=self.spool,
+            log=self.log,
+            generation=self.generation,
+            stamp=self.stamp,
+            watermark=self.watermark,
+        )
+
+    def without_spool(self, folder: SpoolFolder) -> Recovered:
+        """The same with an empty spool: others went on without the content of this one, which is set aside."""
+        fragment = self.spool.fragment
+        if self.log is not None:
+            if fragment.length:
+                content = folder.content(fragment.begin)
+                Sealed(fragment, 0.0, self.spool.registers, content, self.log).set_aside()
+            else:
+                self.log.discard()
+        return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED)
+
+    def found_elsewhere(self, folder: SpoolFolder) -> Recovered:
+        """The same when what was lost here is known to be in other hands."""
+        folder.disk.remove(folder.path / LOST_FILE)
+        return replace(self, lost_end=0)
 
 
 def recover(folder: SpoolFolder) -> Recovered:
@@ -88,7 +125,10 @@ def recover(folder: SpoolFolder) -> Recovered:
             continue
         if fragment is not None:
             verified.append(fragment)
-    sealed = [_sealed(folder, each) for each in verified if each.committed.fragment.length]
+    # Content of a later fragment was taken only behind what everybody had.
+    watermark = Watermark(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
+    stamp = verified[-1].stamp if verified else UNSTAMPED
+    sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
     if not verified:
         spool, log, generation = Spool(folder.journal), None, 0
     elif not lost_end or verified[-1].committed.fragment.end >= lost_end:
@@ -102,16 +142,16 @@ def recover(folder: SpoolFolder) -> Recovered:
     if lost_end:
         if spool.end >= lost_end:
             lost_end = 0
-            folder.disk.remove(folder.path / "lost.json")
+            folder.disk.remove(folder.path / LOST_FILE)
         else:
-            folder.disk.write_atomic(folder.path / "lost.json", json.dumps({"end": lost_end}).encode())
+            folder.disk.write_atomic(folder.path / LOST_FILE, json.dumps({"end": lost_end}).encode())
     for each in verified:
         if each.log is not log:
             each.log.seal()
             if not each.committed.fragment.length:
                 each.log.discard()
                 folder.content(each.committed.fragment.begin).discard()
-    return Recovered(spool, log, generation, sealed, lost_end)
+    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark)
 
 
 def _after(last: _Verified) -> Spool:
@@ -182,7 +222,7 @@ def _verify(folder: SpoolFolder, found: _Found) -> _Verified | None:
             content.truncate(fragment.length)
     content.seal()
     log.truncate(records.valid_length)
-    return _Verified(committed, log, generation, running_sum)
+    return _Verified(committed, log, generation, running_sum, records.stamp)
 
 
 def _last_records(folder: SpoolFolder, found: _Found) -> tuple[commit_log.LogContent | None, SharedFile, int]:
@@ -201,7 +241,7 @@ def _last_records(folder: SpoolFolder, found: _Found) -> tuple[commit_log.LogCon
     return chosen or (None, folder.log(found.begin, 0), 0)
 
 
-def _sealed(folder: SpoolFolder, verified: _Verified) -> Sealed:
+def _sealed(folder: SpoolFolder, verified: _Verified, watermark: Watermark) -> Sealed:
     committed = verified.committed
     content = folder.content(committed.fragment.begin)
     content.seal()
@@ -212,6 +252,8 @@ def _sealed(folder: SpoolFolder, verified: _Verified) -> Sealed:
         content,
         verified.log,
         folder.create_revision,
+        verified.stamp,
+        watermark,
     )
 
 
@@ -236,6 +278,6 @@ def _set_aside(folder: SpoolFolder, found: _Found) -> int:
 
 def _read_lost_end(folder: SpoolFolder) -> int:
     try:
-        return int(json.loads(folder.disk.read(folder.path / "lost.json"))["end"])
+        return int(json.loads(folder.disk.read(folder.path / LOST_FILE))["end"])
     except FileNotFoundError:
         return 0

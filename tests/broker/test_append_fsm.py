@@ -13,14 +13,15 @@ import pytest
 
 from coranto import labels
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
+from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Target, TxnResult, absent
 from coranto.coordination.keyspace import Assignment, Item
-from coranto.coordination.layout import AssignmentKey, MemberId
+from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import _HANDLERS, TERMINAL, TRANSITIONS, AppendFsm, State
 from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.in_sync_records import InSyncRecords, Reading
 from coranto_broker.ownership import Signal, Slot
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.resolver import Resolution
@@ -29,6 +30,7 @@ from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_
 from coranto_broker.testing import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
+IN_SYNC = Layout("/cluster").in_sync_key(JOURNAL)
 SELF = pb.ProcessSpec.ID(zone="local", suffix="self")
 OK = pb.ReplicateResponse(status=pb.OK)
 
@@ -107,13 +109,20 @@ class World:
         self.tasks: set[asyncio.Task[None]] = set()
         self.resolver = self
         self.coordinator = self
+        self.record: KeyValue | None = None
+        self.conflicts = 0
+        coordinator: Any = self
+        self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
 
     # -- Environment, resolver, coordinator and observer in one
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool) -> Pipeline:
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+        return await self.in_sync.verify(JOURNAL, 1, spool.stamp, spool.end)
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
         self.built += 1
-        names = ["self", *(f"peer-{n}" for n in range(len(self.peers)))]
-        return Pipeline(resolution.header, spool, [LocalStream(spool), *self.peers], names)
+        names = ["local#self", *(f"local#peer-{n}" for n in range(len(self.peers)))]
+        return Pipeline(resolution.header, spool, [LocalStream(spool), *self.peers], names, reading=reading)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -138,18 +147,30 @@ class World:
             for slot, member in enumerate(route.members)
         ]
         state: Any = SimpleNamespace(entities=JournalEntities())
-        item = Item(JOURNAL, self.spec, KeyValue("item"))
+        item = Item(JOURNAL, self.spec, KeyValue("item", create_revision=1))
         replica: Any = self.replica if self.primary else None
         return Resolution(self.status, state, SELF, header, item, assignments, replica, self.signal)
 
     async def wait_for_change(self, resolution: Resolution) -> None:
         self.changes.popleft()()
 
+    async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        return EtcdHeader(1, 1, self.revision, 1), self.record
+
     async def txn(self, compares: Any, ops: Any) -> TxnResult:
         self.txns.append((compares, ops))
-        self.consistent = True
-        self.revision += 1
         self.on_txn()
+        self.revision += 1
+        if self.conflicts:
+            self.conflicts -= 1
+            return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
+        for op in ops:
+            if op.key == IN_SYNC:
+                unchanged = Compare(IN_SYNC, Target.MOD_REVISION, self.record.mod_revision) if self.record else None
+                assert (unchanged or absent(IN_SYNC)) in compares
+                self.record = KeyValue(op.key, op.value, mod_revision=self.revision)
+            else:
+                self.consistent = True
         return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
 
     async def store_problem(self, url: str, until: Signal | None) -> str:
@@ -392,7 +413,8 @@ async def test_a_consistent_route_is_advertised_once(world: World) -> None:
     world.consistent = False
     await world.append(b"abc")
     ((compares, ops),) = world.txns
-    assert [compare.key for compare in compares] == ["key-0"]
+    assert [compare.key for compare in compares] == ["key-0", IN_SYNC]
+    assert [op.key for op in ops] == ["key-0", IN_SYNC]
     assert pb.Route.FromString(ops[0].value).members[0] == SELF
     assert ops[0].keep_lease
     assert world.resolved == [0, 11]
@@ -450,8 +472,9 @@ async def test_a_fully_suspended_journal_goes_on_at_its_offset(world: World) -> 
     assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
 
     def apply() -> None:
-        world.spec = pb.JournalSpec.FromString(world.txns[-1][1][0].value)
-        world.status = pb.OK
+        (op,) = (op for op in world.txns[-1][1] if op.key == "item")
+        world.spec = pb.JournalSpec.FromString(op.value)
+        world.status, world.on_txn = pb.OK, lambda: None
 
     world.on_txn = apply
     fsm = await world.append(b"abc")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+from coranto.coordination.etcd import EtcdHeader
+from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.persister import FragmentPersister
@@ -15,6 +19,13 @@ from coranto_broker.replica import PulseFailed, Replica
 from coranto_broker.spool_files import Fsync, SpoolFolder
 
 J = "test/journal"
+
+
+class _Etcd:
+    """Has no records."""
+
+    async def get(self, key: str) -> tuple[EtcdHeader, None]:
+        return EtcdHeader(1, 1, 1, 1), None
 
 
 async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> None:
@@ -30,6 +41,7 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> 
         # Those whose Route has changed meanwhile are repeated at once. The sixth pauses for 8 seconds.
         raise PulseFailed("no luck", route)
 
+    etcd: Any = _Etcd()
     clock, stores = SystemClock(), StoreRegistry(tmp_path)
     replica = Replica(
         SpoolFolder(tmp_path / "spool", J, 1, LocalDisk(), clock),
@@ -37,6 +49,7 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> 
         spec=lambda: pb.JournalSpec(name=J),
         stores=stores,
         persister=FragmentPersister(lambda journal, revision: None, stores, clock, Metrics()),
+        records=InSyncRecords(etcd, Layout("/cluster"), MemberId("a", "b")),
         pulse=pulse,
     )
     replica.start()

@@ -255,7 +255,8 @@ async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer
 
 def test_nothing_recovers_to_an_empty_spool(folder: SpoolFolder) -> None:
     recovered = recover(folder)
-    assert recovered == Recovered(recovered.spool)
+    assert recovered == Recovered(recovered.spool, watermark=recovered.watermark)
+    assert recovered.watermark.offset == 0
     assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
     assert names(folder) == []
 

@@ -51,6 +51,11 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
             break
         except Invalidated:
             continue
+    try:
+        await broker.verify(resolution, spool)
+    except BaseException:
+        replica.spool.put(spool)
+        raise
     driving = asyncio.ensure_future(_drive(spool, request, resolution.header, context))
     demoted = asyncio.ensure_future(_demoted(broker, resolution))
     try:
@@ -87,9 +92,16 @@ def _primary(resolution: Resolution) -> pb.ProcessSpec.ID | None:
 
 async def _drive(spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context) -> None:
     first: pb.Header | None = header
+    revision = request.header.etcd.revision
     while True:
         if request.HasField("proposal"):
-            decision = spool.propose(Fragment.from_wire(request.proposal), request.registers, primary=False)
+            decision = spool.propose(
+                Fragment.from_wire(request.proposal),
+                request.registers,
+                primary=False,
+                revision=revision,
+                settled=not request.acknowledge,
+            )
             response = decision.response()
             if response.status == pb.OK:
                 await spool.flush_commits()

@@ -8,6 +8,10 @@
 
 `#` sorts below every byte that a name may hold, so the order of keys is the order of entities. The layout is Gazette's,
 so both can share a prefix.
+
+One kind of key is Coranto's alone, and lies where no prefix reaches::
+
+    coranto/in-sync<prefix>#<item>                     which replicas hold all that was acknowledged; without a lease
 """
 
 from __future__ import annotations
@@ -78,6 +82,10 @@ class Layout:
 
     def item_key(self, item: str) -> str:
         return self.items + _part("item", item)
+
+    def in_sync_key(self, item: str) -> str:
+        """Where the in-sync record of `item` lies. Prefixes begin with a slash, so those who watch one never see it."""
+        return f"coranto/in-sync{self.prefix}{SEPARATOR}{_part('item', item)}"
 
     def member_key(self, member: MemberId) -> str:
         return f"{self.members}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"

@@ -1,0 +1,107 @@
+"""In-sync records where they lie, in etcd; `in_sync` has their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Op, Put, TxnResult, absent, unmodified
+from coranto.coordination.layout import Layout, MemberId
+from coranto.errors import InvalidInput, Unavailable
+from coranto_broker import in_sync
+from coranto_broker.in_sync import Judgement, Record, Stamp
+
+_log = structlog.get_logger(__name__)
+
+
+class Stranded(Unavailable):
+    """Others went on without what a spool has: it must not take part in anything as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A record as it was read; `record` is None when there is none of this journal, or only of an earlier one."""
+
+    key: str
+    kv: KeyValue | None
+    create_revision: int
+    record: Record | None
+
+    @property
+    def unchanged(self) -> Compare:
+        return absent(self.key) if self.kv is None else unmodified(self.kv)
+
+
+class InSyncRecords:
+    """Reads and writes the records of a cluster's journals, for the broker `member`.
+
+    Everything raises Unavailable when etcd does not answer.
+    """
+
+    def __init__(self, coordinator: Coordinator, layout: Layout, member: MemberId) -> None:
+        self._coordinator = coordinator
+        self._layout = layout
+        self.me = str(member)
+
+    async def read(self, journal: str, create_revision: int) -> Reading:
+        """The record as it is now."""
+        key = self._layout.in_sync_key(journal)
+        _, kv = await self._coordinator.get(key)
+        if kv is None:
+            return Reading(key, None, create_revision, None)
+        try:
+            record = in_sync.decode(kv.value)
+        except InvalidInput as error:
+            raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
+        return Reading(key, kv, create_revision, record if record.create_revision == create_revision else None)
+
+    async def write(
+        self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
+    ) -> tuple[TxnResult, Reading]:
+        """Put the record, and `ops`, if nobody changed it since it was read and all `compares` hold.
+
+        Returns the record as it stands then; when that did not succeed, as it is read anew.
+        """
+        value = in_sync.encode(record)
+        result = await self._coordinator.txn([*compares, reading.unchanged], [*ops, Put(reading.key, value)])
+        if result.succeeded:
+            kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
+            return result, Reading(reading.key, kv, reading.create_revision, record)
+        return result, await self.read(_journal_of(reading.key), reading.create_revision)
+
+    async def verify(
+        self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False
+    ) -> Reading:
+        """Ask whether a spool with that stamp and end may take part in a pipeline, or be shown to anybody.
+
+        If we are a member of the record and do not hold what one does (with `lost`, no longer do), we are struck out
+        first. Raises Stranded when others went on without what is here.
+        """
+        reading = await self.read(journal, create_revision)
+        while (
+            (record := reading.record) is not None
+            and self.me in record.members
+            and (lost or not in_sync.is_complete(record, stamp, self.me))
+        ):
+            result, reading = await self.write(reading, in_sync.without(record, self.me))
+            if result.succeeded:
+                _log.warning(
+                    "this broker does not hold what it held of the journal",
+                    journal=journal,
+                    end=end,
+                    others=list(record.members),
+                )
+        if in_sync.judge(reading.record, stamp, end, self.me) is Judgement.DIVERGED:
+            raise Stranded(f"other brokers went on with {journal} before offset {end}, without what this one has")
+        return reading
+
+    async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
+        """What the present record says of content that is here."""
+        reading = await self.read(journal, create_revision)
+        return in_sync.judge(reading.record, stamp, end, self.me)
+
+
+def _journal_of(key: str) -> str:
+    return key.rpartition("#")[2]
