@@ -82,6 +82,8 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
     columns = UuidColumns(
         np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint16)
     )
+    if not framing.uuid_prefix:
+        return LineColumns(starts, ends, columns, int(ends[-1]) + 1 if count else 0)
     by_hand = ends - starts < head
     candidates = np.flatnonzero(~by_hand)
     if len(candidates):

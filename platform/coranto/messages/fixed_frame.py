@@ -28,7 +28,10 @@ def encode_frame(payload: bytes) -> bytes:
 
 
 class PayloadCodec(Protocol[M]):
-    """What a message's payload looks like: how it holds its UUID is the application's choice."""
+    """What a message's payload looks like, and how it holds its UUID; `payloads.py` has ready ones.
+
+    A codec that holds no UUIDs opts its messages out of exactly-once processing: they are delivered at least once.
+    """
 
     def encode(self, message: M | None, uuid: UUID) -> bytes:
         """The payload of `message` carrying `uuid`; of an otherwise empty message when it is None."""
@@ -54,7 +57,9 @@ class FixedFrame(Generic[M]):
         return encode_frame(self._codec.encode(message, _as_uuid(uuid)))
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        return encode_frame(self._codec.encode(None, _as_uuid(uuid)))
+        payload = self._codec.encode(None, _as_uuid(uuid))
+        # A type that does not keep UUIDs would have its readers take this for a message.
+        return encode_frame(payload) if self.uuid_of(payload).clock else b""
 
     def unmarshal(self, content: bytes) -> M:
         return self._codec.decode(content)

@@ -5,7 +5,8 @@ the payload of one message, where it stands in the journal, and the parts of its
 arrives, in any chunks, and do no I/O. They leave payloads undecoded until `Envelope.message` is asked for, because most
 readers first need to know whether the message is committed at all.
 
-`JsonLines` holds one JSON object per line. `FixedFrame` (fixed_frame.py) holds binary payloads behind a small header.
+`JsonLines` holds one JSON object per line; `TypedLines` (models.py) makes pydantic models and the like of them.
+`FixedFrame` (fixed_frame.py) holds binary payloads behind a small header, and `CsvRows` (csv_rows.py) rows of CSV.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Framing(Protocol[M]):
         ...
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        """The bytes of a message that holds nothing but a UUID."""
+        """The bytes of a message that holds nothing but a UUID; none for messages that cannot hold one."""
         ...
 
     def unmarshal(self, content: bytes) -> M:
@@ -144,18 +145,23 @@ class JsonLines:
     Marshalled messages begin with the UUID, so that readers find it without parsing the line; they accept it anywhere.
     A line without a UUID, or with the zero one, is delivered at least once (see `uuids`), unless `require_uuid` makes
     it corrupt. A line that is not JSON, or whose UUID is malformed, is corrupt.
+
+    Without a pointer (None) messages have no place for a UUID: all are delivered at least once, nothing acknowledges
+    them, and whatever they are published in, readers take them for committed as they come.
     """
 
     content_type: Final = "application/x-ndjson"
 
-    def __init__(self, pointer: str = "/_meta/uuid", *, require_uuid: bool = False) -> None:
+    def __init__(self, pointer: str | None = "/_meta/uuid", *, require_uuid: bool = False) -> None:
+        if pointer is None and require_uuid:
+            raise InvalidInput("a UUID is required but has no place: give its pointer")
         self.pointer = pointer
         self.require_uuid = require_uuid
-        self._path = _parse_pointer(pointer)
-        self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"'
-        self._close = '"' + "}" * (len(self._path) - 1)
+        self._path = () if pointer is None else _parse_pointer(pointer)
+        self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"' if self._path else ""
+        self._close = '"' + "}" * (len(self._path) - 1) if self._path else ""
         self.uuid_prefix: bytes = self._open.encode()
-        """What lines of this class begin with, up to the UUID."""
+        """What lines of this class begin with, up to the UUID; empty when they have none."""
         self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
     def __repr__(self) -> str:
@@ -164,9 +170,12 @@ class JsonLines:
     def marshal(self, message: JsonObject, uuid: str | UUID) -> bytes:
         """The line of `message`, which is left as it is, with `uuid` at the pointer. Raises InvalidInput."""
         head = f"{self._open}{uuid}{self._close}"
-        first = self._path[0]
         try:
-            if first not in message:
+            if not self._path:
+                text = self._encode(message) + "\n"
+                if text[0] != "{":
+                    raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}")
+            elif self._path[0] not in message:
                 body = self._encode(message)
                 if body[0] != "{":
                     raise InvalidInput(f"a message must be a JSON object, not {type(message).__name__}")
@@ -180,7 +189,7 @@ class JsonLines:
             raise InvalidInput(f"message cannot be written as JSON: {error}") from error
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        return f"{self._open}{uuid}{self._close}}}\n".encode()
+        return f"{self._open}{uuid}{self._close}}}\n".encode() if self._path else b""
 
     def unmarshal(self, content: bytes) -> JsonObject:
         try:
@@ -191,12 +200,14 @@ class JsonLines:
             raise InvalidInput(f"a JSON object was expected, not {type(decoded).__name__}")
         return decoded
 
-    def decoder(self, journal: str, offset: int) -> JsonLinesDecoder:
-        return JsonLinesDecoder(self, journal, offset)
+    def decoder(self, journal: str, offset: int) -> JsonLinesDecoder[JsonObject]:
+        return JsonLinesDecoder(self, self, journal, offset)
 
     def uuid_of(self, line: bytes) -> UuidParts:
         """The parts of a line's UUID; all zero when it has none. Raises InvalidInput."""
         prefix = self.uuid_prefix
+        if not prefix:
+            return ZERO_UUID
         if line.startswith(prefix):
             start = len(prefix)
             # With the closing quote in place there is nothing escaped within the 36 characters.
@@ -227,11 +238,12 @@ class JsonLines:
         return {token: child, **{key: value for key, value in parent.items() if key != token}}
 
 
-class JsonLinesDecoder:
-    """The `Decoder` of `JsonLines`."""
+class JsonLinesDecoder(Generic[M]):
+    """The `Decoder` of `JsonLines`, and of framings that make something else of the same lines."""
 
-    def __init__(self, framing: JsonLines, journal: str, offset: int) -> None:
+    def __init__(self, framing: Framing[M], lines: JsonLines, journal: str, offset: int) -> None:
         self._framing = framing
+        self._uuid_of = lines.uuid_of
         self._journal = journal
         self._offset = offset
         self._partial: list[bytes] = []  # Content of a line that has not ended.
@@ -242,7 +254,7 @@ class JsonLinesDecoder:
     def offset(self) -> int:
         return self._offset
 
-    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[JsonObject]]:
+    def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
         cut_off = None
         if offset is not None and offset != self._fed:
             yield from self._take_lines()
@@ -269,8 +281,8 @@ class JsonLinesDecoder:
         length = sum(map(len, self._partial))
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
 
-    def _take_lines(self) -> Iterator[Envelope[JsonObject]]:
-        pending, journal, framing, uuid_of = self._lines, self._journal, self._framing, self._framing.uuid_of
+    def _take_lines(self) -> Iterator[Envelope[M]]:
+        pending, journal, framing, uuid_of = self._lines, self._journal, self._framing, self._uuid_of
         while pending:
             line = pending.pop()
             begin = self._offset

@@ -231,7 +231,8 @@ class TransactionBuilder(Generic[M]):
         return self._framing.acknowledgement(format_uuid(self.producer, clock, Flags.ACK_TXN))
 
     def _intents(self) -> dict[str, bytes]:
-        return {journal: content for journal, (_, content) in self._acks.items()}
+        # Messages that cannot hold a UUID have no acknowledgement.
+        return {journal: content for journal, (_, content) in self._acks.items() if content}
 
     def _require(self, *phases: Phase) -> None:
         if self.phase not in phases:

@@ -1,0 +1,171 @@
+"""Messages in fixed frames: protobuf messages, and classes of one's own that hold their UUIDs themselves.
+
+`FixedFrame` (fixed_frame.py) leaves the payload to a `PayloadCodec`. Here are those for protobuf and for any class that
+implements `Message`; `arrow_payload.py` has one for Arrow record batches. `ProtobufJson` writes protobuf messages as
+JSON lines instead (see `models.TypedLines`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, Self, TypeVar
+from uuid import UUID
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import Message as ProtobufMessage
+
+from coranto.errors import InvalidInput
+from coranto.messages.framing import JsonLines, JsonObject
+from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid, parse_uuid_bytes, parse_uuid_text
+
+
+class Message(Protocol):
+    """What a class implements so that its objects can be messages: they take a UUID, give it back, and serialise.
+
+    A class that cannot represent a UUID opts out: `take_uuid` does nothing, and `give_uuid` returns None. Its messages
+    are then delivered at least once.
+    """
+
+    def take_uuid(self, uuid: UUID) -> None:
+        """Hold a UUID in place of any other."""
+        ...
+
+    def give_uuid(self) -> UUID | None:
+        """The UUID that the message holds."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The message, UUID included. Raises ValueError when it has no such form."""
+        ...
+
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> Self:
+        """The message of what `to_bytes` returned. Raises ValueError for anything else."""
+        ...
+
+    @classmethod
+    def acknowledgement(cls) -> Self:
+        """A message that is to hold nothing but a UUID."""
+        ...
+
+
+M = TypeVar("M", bound=Message)
+P = TypeVar("P", bound=ProtobufMessage)
+
+
+class OwnPayload(Generic[M]):
+    """The `PayloadCodec` of a class that implements `Message`."""
+
+    def __init__(self, kind: type[M]) -> None:
+        self._kind = kind
+
+    def encode(self, message: M | None, uuid: UUID) -> bytes:
+        """As `PayloadCodec.encode`; the message itself takes the UUID."""
+        written = self._kind.acknowledgement() if message is None else message
+        written.take_uuid(uuid)
+        try:
+            return written.to_bytes()
+        except ValueError as error:
+            raise InvalidInput(f"message cannot be written: {error}") from error
+
+    def decode(self, payload: bytes) -> M:
+        try:
+            return self._kind.from_bytes(payload)
+        except ValueError as error:
+            raise InvalidInput(f"not a {self._kind.__name__}: {error}") from error
+
+    def uuid_parts(self, payload: bytes) -> UuidParts | None:
+        uuid = self.decode(payload).give_uuid()
+        return None if uuid is None else parse_uuid(uuid)
+
+
+class ProtobufPayload(Generic[P]):
+    """The `PayloadCodec` of a protobuf message that holds its UUID in a field: sixteen `bytes`, or a `string`.
+
+    `uuid_field` may lead into messages within the message ("meta.uuid"). With None the type has no place for a UUID,
+    and is delivered at least once. Publishing does not change the caller's message.
+    """
+
+    def __init__(self, kind: type[P], uuid_field: str | None = "uuid") -> None:
+        self._kind = kind
+        self._path = () if uuid_field is None else tuple(uuid_field.split("."))
+        self._is_text = bool(self._path) and _is_text(kind, self._path)
+
+    def encode(self, message: P | None, uuid: UUID) -> bytes:
+        written = self._kind()
+        if message is not None:
+            try:
+                written.CopyFrom(message)
+            except TypeError as error:
+                raise InvalidInput(f"message cannot be written: {error}") from error
+        if self._path:
+            parent: Any = written
+            for name in self._path[:-1]:
+                parent = getattr(parent, name)
+            setattr(parent, self._path[-1], str(uuid) if self._is_text else uuid.bytes)
+        try:
+            return written.SerializeToString()
+        except EncodeError as error:
+            raise InvalidInput(f"message cannot be written: {error}") from error
+
+    def decode(self, payload: bytes) -> P:
+        try:
+            return self._kind.FromString(payload)
+        except DecodeError as error:
+            raise InvalidInput(f"not a {self._kind.DESCRIPTOR.full_name}: {error}") from error
+
+    def uuid_parts(self, payload: bytes) -> UuidParts | None:
+        if not self._path:
+            return None
+        value: Any = self.decode(payload)
+        for name in self._path:
+            value = getattr(value, name)
+        if not value:
+            return ZERO_UUID
+        return parse_uuid_text(value.encode()) if self._is_text else parse_uuid_bytes(value)
+
+
+class ProtobufJson(Generic[P]):
+    """The `JsonType` (models.py) of a protobuf message, in protobuf's own JSON with the fields' names as declared.
+
+    Keys that the message does not know are passed over when it is read, such as those that lead to a UUID.
+    """
+
+    def __init__(self, kind: type[P]) -> None:
+        self._kind = kind
+
+    def to_json(self, message: P) -> JsonObject:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+    def from_json(self, line: bytes, lines: JsonLines) -> P:
+        message = self._kind()
+        try:
+            json_format.ParseDict(dict(lines.unmarshal(line)), message, ignore_unknown_fields=True)
+        except json_format.ParseError as error:
+            raise InvalidInput(f"not a {self._kind.DESCRIPTOR.full_name}: {error}") from error
+        return message
+
+
+def _is_text(kind: type[ProtobufMessage], path: tuple[str, ...]) -> bool:
+    """Whether the field that a path leads to is a string; it must be one, or bytes."""
+    where = ".".join(path)
+    descriptor = kind.DESCRIPTOR
+    for name in path[:-1]:
+        field = descriptor.fields_by_name.get(name)
+        if field is None or field.message_type is None or field.is_repeated:
+            raise InvalidInput(
+                f"{kind.DESCRIPTOR.full_name} has no message in its field {name!r}, on the way to {where}"
+            )
+        descriptor = field.message_type
+    field = descriptor.fields_by_name.get(path[-1])
+    if (
+        field is None
+        or field.is_repeated
+        or field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    ):
+        raise InvalidInput(
+            f"{kind.DESCRIPTOR.full_name} has no field {where} of bytes or a string to hold a UUID: name another one, "
+            "or None to go without"
+        )
+    return field.type == FieldDescriptor.TYPE_STRING
