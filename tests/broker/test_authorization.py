@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import grpc.aio
 import pytest
@@ -36,6 +37,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
+from coranto_broker.http import gateway
 from coranto_broker.security import check_exposure, keys_of, peer_tls, server_credentials
 from coranto_broker.server import BrokerProcess
 from coranto_broker.service import JournalService
@@ -49,6 +51,8 @@ KEY, SECOND, FOREIGN = (base64.b64encode(bytes([number]) * 32).decode() for numb
 MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Journal"].methods]
+ALL_METHODS = [*METHODS, *gateway.METHODS]
+"""The RPCs, and the methods of HTTP that the gateway serves."""
 
 
 def token(capability: int = Capability.ALL, selector: str = "", *, seconds: float = 60.0, key: str = KEY) -> Metadata:
@@ -69,10 +73,23 @@ class Calls:
         self._spec = spec
 
     async def call(self, method: str, metadata: Metadata | None) -> Any:
+        if method in gateway.METHODS:
+            return await self.http(method, metadata)
         try:
             return await getattr(self, method)(metadata)
         except grpc.aio.AioRpcError as error:
             return error.code()
+
+    async def http(self, method: str, metadata: Metadata | None) -> int:
+        """The HTTP status that the gateway answers with."""
+        async with aiohttp.ClientSession() as session:
+            url = f"{self._process.http_endpoint}/{J}"
+            async with session.request(
+                method, url, headers=metadata or (), data=b"" if method == "PUT" else None
+            ) as found:
+                if found.status == 401:
+                    assert found.headers["WWW-Authenticate"] == "Bearer"
+                return found.status
 
     async def List(self, metadata: Metadata | None) -> list[str]:
         responses = self.stub.List(pb.ListRequest(), metadata=metadata)
@@ -133,7 +150,7 @@ async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterat
 
 @pytest.fixture
 def secured(broker_settings: BrokerSettings) -> BrokerSettings:
-    return broker_settings.model_copy(update={"auth_keys": SecretStr(KEY)})
+    return broker_settings.model_copy(update={"auth_keys": SecretStr(KEY), "http_port": 0})
 
 
 @pytest.fixture
@@ -148,6 +165,7 @@ def test_every_method_has_a_rule() -> None:
     assert sorted(served) == sorted(RULES)
     assert all(name in vars(JournalService) for name in RULES)
     assert all(RULES[name] for name in RULES)
+    assert all(RULES[name] for name in gateway.METHODS.values())
 
 
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
@@ -160,6 +178,7 @@ WRONG_SELECTOR: dict[str, Any] = {
     "Replicate": pb.JOURNAL_NOT_FOUND,
     "ListFragments": pb.JOURNAL_NOT_FOUND,
     "FragmentStoreHealth": DENIED,
+    **dict.fromkeys(gateway.METHODS, 404),
 }
 RIGHT: dict[str, Any] = {
     "List": [J],
@@ -169,13 +188,18 @@ RIGHT: dict[str, Any] = {
     "Replicate": pb.WRONG_ROUTE,
     "ListFragments": pb.OK,
     "FragmentStoreHealth": pb.OK,
+    "GET": 416,
+    "HEAD": 416,
+    "PUT": 204,
 }
+HTTP = {DENIED: 403, UNKNOWN: 401}
+"""What the gateway answers where an RPC ends with a status."""
 
 
 def matrix() -> Iterator[tuple[str, str, Metadata | None, Any]]:
     """Every method with every kind of token, and what it is answered with."""
-    for method in METHODS:
-        needed = RULES[method]
+    for method in ALL_METHODS:
+        needed = RULES[gateway.METHODS.get(method, method)]
         good = token(needed, NARROW)[0][1]
         yield method, "no token", None, UNKNOWN
         yield method, "an expired token", token(needed, seconds=-6), UNKNOWN
@@ -204,9 +228,11 @@ async def test_every_method_with_every_token(
         async with running(secured, journal) as calls:
             for method, kind, metadata, expected in matrix():
                 answer = await calls.call(method, metadata)
+                if method in gateway.METHODS:
+                    expected = HTTP.get(expected, expected)
                 assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
                 tried += 1
-    assert tried == 15 * len(METHODS)
+    assert tried == 15 * (7 + 3)
     # Refusals are logged, secrets are not.
     written = f"{logs} {caplog.text}"
     assert "the token has expired" in written
@@ -218,9 +244,9 @@ async def test_every_method_with_every_token(
 
 @pytest.mark.integration
 async def test_without_keys_no_token_is_looked_at(broker_settings: BrokerSettings, journal: pb.JournalSpec) -> None:
-    async with running(broker_settings, journal) as calls:
+    async with running(broker_settings.model_copy(update={"http_port": 0}), journal) as calls:
         for metadata in (None, token(0, key=FOREIGN), (("authorization", "nonsense"),)):
-            for method in METHODS:
+            for method in ALL_METHODS:
                 assert await calls.call(method, metadata) == RIGHT[method], method
 
 
@@ -230,10 +256,10 @@ async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_bad(
 ) -> None:
     settings = secured.model_copy(update={"auth_keys": SecretStr(f"AA==,{KEY}")})
     async with running(settings, journal) as calls:
-        for method in METHODS:
+        for method in ALL_METHODS:
             assert await calls.call(method, None) == RIGHT[method], method
-            assert await calls.call(method, token(key=FOREIGN)) is UNKNOWN, method
-            assert await calls.call(method, token(0)) is DENIED, method
+            assert await calls.call(method, token(key=FOREIGN)) in (UNKNOWN, 401), method
+            assert await calls.call(method, token(0)) in (DENIED, 403), method
 
 
 @pytest.mark.integration

@@ -61,14 +61,13 @@ class ReadAnswer:
             if self._stop:
                 content = content[: self._stop - self._next]
             self._next += len(content)
+            if not self.response.prepared:  # Not before: what fails until now has a status of its own.
+                await self.response.prepare(self._http)
             await self.response.write(content)
             if self._next == self._stop:
                 raise _Enough  # There may be more by now than there was when the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
-            if isinstance(self.response, web.Response):
-                return
-            await self.response.prepare(self._http)
         # Metadata of a further fragment says nothing new, and of a head that was reached, that the content ends.
 
     def _begin(self, metadata: pb.ReadResponse) -> web.StreamResponse:

@@ -74,6 +74,8 @@ class _Gateway:
         else:
             try:
                 answer = await action(http)
+            except CutOff:
+                raise
             except (CorantoError, OSError) as error:
                 answer = self._failed(http, error)
         self._broker.metrics.http_requests.labels(

@@ -70,6 +70,8 @@ def _split(target: str, known: frozenset[str]) -> tuple[str, dict[str, str]]:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_ARGUMENTS)
     except ValueError as error:  # Among them bytes that are not UTF-8.
         raise InvalidInput(f"the address cannot be understood: {error}", field="path") from None
+    if not journal:
+        raise InvalidInput("the path names no journal", field="path")
     arguments: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
