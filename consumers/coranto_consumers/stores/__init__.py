@@ -1,7 +1,9 @@
 """Stores of consumers: where the effects of messages and the offsets they came from commit together."""
 
+from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
 from coranto_consumers.stores.sql import Restored, SqlStore, StoreTransaction
+from coranto_consumers.stores.sql_shard import SqlShardStore
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
 __all__ = [
@@ -12,7 +14,9 @@ __all__ = [
     "Quotient",
     "Replace",
     "Restored",
+    "SqlShardStore",
     "SqlStore",
+    "Store",
     "StoreTransaction",
     "display_url",
     "parse_store_url",

@@ -21,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 
+from coranto.errors import CorantoError
 from coranto.messages.checkpoints import Checkpoint
 
 
@@ -52,3 +53,8 @@ class Store(ABC):
     @abstractmethod
     async def destroy(self) -> None:
         """Give back what the store holds (connections, files). What was not committed is dropped. Never raises."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether an error, of this store or of the application's own use of it, may be gone when the shard starts anew
+        from its checkpoint, as after a lost connection. Other errors need somebody's attention."""
+        return isinstance(error, CorantoError) and error.retriable

@@ -1,0 +1,125 @@
+"""Appends of one shard: to each journal in order, and some of them only once something else has happened.
+
+The order is what keeps transactions apart downstream: messages of a transaction come behind the acknowledgement of the
+one before, which itself waits for that one's commit. To a reader, an acknowledgement that overtook messages of the next
+transaction would commit nothing of them, and one that was overtaken would roll them back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from coranto.client import AppendResult
+
+BATCH_BYTES = 4 << 20
+PENDING_BYTES = 32 << 20
+
+Append = Callable[[str, Sequence[bytes]], Awaitable[AppendResult]]
+
+
+@dataclass(slots=True)
+class _Piece:
+    content: bytes
+    after: asyncio.Future[None] | None
+    done: asyncio.Future[int]
+
+
+@dataclass(slots=True)
+class _Lane:
+    queue: deque[_Piece] = field(default_factory=deque)
+    sender: asyncio.Task[None] | None = None
+    failure: BaseException | None = None
+
+
+class OrderedAppends:
+    """Appends through `append(journal, pieces)`, several journals at once, small pieces together."""
+
+    def __init__(self, append: Append) -> None:
+        self._append = append
+        self._lanes: dict[str, _Lane] = {}
+        self._pending: set[asyncio.Future[int]] = set()
+        self._bytes = 0
+        self._released = asyncio.Event()
+
+    @property
+    def pending(self) -> list[asyncio.Future[int]]:
+        """What `add` returned and is not done."""
+        return list(self._pending)
+
+    def add(self, journal: str, content: bytes, *, after: asyncio.Future[None] | None = None) -> asyncio.Future[int]:
+        """Append content behind all that was added for the journal before, and not before `after` is done.
+
+        The future is the offset at which the content ends in the journal. When an append fails, or `after` does, so do
+        all later ones of the journal.
+        """
+        lane = self._lanes.setdefault(journal, _Lane())
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if lane.failure is not None:
+            done.set_exception(lane.failure)
+            done.exception()  # It may be that nobody looks at it: the shard has failed already.
+            return done
+        self._pending.add(done)
+        self._bytes += len(content)
+        lane.queue.append(_Piece(content, after, done))
+        if lane.sender is None:
+            lane.sender = asyncio.create_task(self._send(journal, lane), name=f"append {journal}")
+        return done
+
+    async def wait_for_room(self, limit: int = PENDING_BYTES) -> None:
+        """Return once less than `limit` bytes are pending."""
+        while self._bytes >= limit:
+            self._released.clear()
+            await self._released.wait()
+
+    async def close(self) -> None:
+        """Drop what is pending. What became of an append under way is not known."""
+        senders = [lane.sender for lane in self._lanes.values() if lane.sender is not None]
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+
+    async def _send(self, journal: str, lane: _Lane) -> None:
+        batch: list[_Piece] = []
+        try:
+            # One turn of the loop, so that what is added together goes together.
+            await asyncio.sleep(0)
+            while lane.queue:
+                batch = self._next_batch(lane.queue)
+                if (gate := batch[0].after) is not None:
+                    await asyncio.shield(gate)
+                result = await self._append(journal, [piece.content for piece in batch])
+                end = result.begin
+                for piece in batch:
+                    end += len(piece.content)
+                    self._settle(piece)
+                    piece.done.set_result(end)
+                batch = []
+        except BaseException as error:
+            lane.failure = error if isinstance(error, Exception) else ConnectionAbortedError("the shard has stopped")
+            for piece in (*batch, *lane.queue):
+                self._settle(piece)
+                piece.done.set_exception(lane.failure)
+                piece.done.exception()
+            lane.queue.clear()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            lane.sender = None
+
+    @staticmethod
+    def _next_batch(queue: deque[_Piece]) -> list[_Piece]:
+        """The first piece, and those behind it that wait for nothing."""
+        batch = [queue.popleft()]
+        size = len(batch[0].content)
+        while queue and queue[0].after is None and size + len(queue[0].content) <= BATCH_BYTES:
+            batch.append(queue.popleft())
+            size += len(batch[-1].content)
+        return batch
+
+    def _settle(self, piece: _Piece) -> None:
+        self._pending.discard(piece.done)
+        self._bytes -= len(piece.content)
+        self._released.set()

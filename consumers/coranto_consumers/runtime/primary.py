@@ -1,0 +1,343 @@
+"""A shard's primary at work: from its checkpoint on, it reads, consumes, commits and acknowledges.
+
+`transaction.Transactions` decides what comes next, and `intake.Intake` what is consumed; here are the effects. One task
+runs the steps. Beside it are one reader for each source, the appends, and the completion of the prior transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+
+from coranto import labels
+from coranto.client import AppendResult, Chunk, JournalClient
+from coranto.effects import Clock
+from coranto.errors import CorantoError, InvalidInput, JournalNotFound
+from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, ReplayRange
+from coranto.messages import Clock as MessageClock
+from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S
+from coranto.messages.framing import Decoder
+from coranto.messages.sequencer import DEFAULT_RING_SIZE
+from coranto.specs import duration_seconds
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.appends import OrderedAppends
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.intake import Intake
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.transaction import DeferToNextTransaction, Limits, Prior, Step, Transactions
+from coranto_consumers.stores.base import Store
+
+_log = structlog.get_logger(__name__)
+
+READ_AHEAD: Final = 8192
+"""Messages of a source that are read ahead, where the shard's spec does not say."""
+
+_FOREVER: Final = 10.0 * 365 * 24 * 3600
+_SLICE_SECONDS: Final = 0.02
+"""How long plain methods are called before the event loop is asked what else there is."""
+_STAGED_BYTES: Final = 1 << 20
+
+
+def limits_of(spec: pc.ShardSpec) -> Limits:
+    """The limits of a shard's transactions."""
+    return Limits(
+        duration_seconds(spec.min_txn_duration),
+        duration_seconds(spec.max_txn_duration),
+        wait_for_acks=not spec.disable_wait_for_ack,
+    )
+
+
+class Primary:
+    """One run of a shard's transactions. Use once: after an error, a new one goes on from the checkpoint."""
+
+    def __init__(
+        self,
+        app: Application[Any],
+        shard: Shard,
+        *,
+        clock: Clock,
+        producer: ProducerId,
+        progress: Progress,
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self._app = app
+        self._shard = shard
+        self._client: JournalClient = shard.client
+        self._clock = clock
+        self._progress = progress
+        self._metrics = metrics
+        self._publisher = ShardPublisher(producer, MessageClock(lambda: int(clock.now() * 1e9)))
+        self._appends = OrderedAppends(self._append)
+        self._transactions = Transactions(limits_of(shard.spec))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._arrived: list[list[Envelope[Any]]] = []
+        self._framings: dict[str, Framing[Any]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._completing: asyncio.Task[None] | None = None
+        self._replay: AsyncGenerator[Chunk] | None = None
+        self._replay_decoder: Decoder[Any] | None = None
+        self._intake: Intake[Any] = Intake({})
+        self._aborted = False
+        self._resets = 0
+        self.store: Store | None = None
+        self.ready = asyncio.Event()
+        """The store has been restored."""
+
+    async def run(self) -> None:
+        """Until `stop`, and otherwise until something fails, which is raised."""
+        try:
+            store = self.store = await self._call(self._app.new_store, self._shard)
+            if not isinstance(store, Store):
+                raise InvalidInput(f"new_store returned {store!r}, which is no Store", field="new_store")
+            checkpoint = await store.restore_checkpoint(self._shard.id)
+            ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
+            self._intake = Intake(checkpoint.sources, ring_size)
+            offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
+            self._begin_completing(self._write_restored(checkpoint, offsets))
+            self.ready.set()
+            _log.info("shard is primary", shard=self._shard.id, read_through=offsets)
+            for source in self._shard.spec.sources:
+                self._spawn(self._read(source.journal, max(source.min_offset, offsets.get(source.journal, 0))))
+            await self._steps()
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """Consume nothing more, complete what was consumed, and end."""
+        self._transactions.ended()
+        self._wake.set()
+
+    async def _close(self) -> None:
+        self._aborted = True
+        tasks = [*self._tasks, *([self._completing] if self._completing is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._appends.close()
+        if self._replay is not None:
+            await self._replay.aclose()
+        # A plain method that is being called cannot be stopped, but what it does goes nowhere any more.
+        await asyncio.to_thread(self._thread.shutdown)
+        if self.store is not None:
+            await self.store.destroy()
+
+    # -- The steps -----------------------------------------------------------------------------------------------------
+
+    async def _steps(self) -> None:
+        transactions = self._transactions
+        while True:
+            self._wake.clear()
+            self._raise_failures()
+            transactions.limits = limits_of(self._shard.spec)
+            now = self._clock.monotonic()
+            ready = bool(self._arrived) or self._intake.is_ready
+            match transactions.next_step(now, ready=ready, pending=self._intake.has_pending):
+                case Step.CONSUME:
+                    await self._consume()
+                case Step.COMMIT:
+                    await self._commit()
+                case Step.WAIT:
+                    await self._wait(transactions.deadline(now), now)
+                case Step.END:
+                    return
+
+    async def _wait(self, deadline: float | None, now: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
+                await self._wake.wait()
+
+    def _raise_failures(self) -> None:
+        """Raise what ended one of the tasks."""
+        for task in (*self._tasks, *([self._completing] if self._completing is not None else [])):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _consume(self) -> None:
+        """Have the application consume what there is, for a while, and append what it published."""
+        intake = self._intake
+        for envelopes in self._arrived:
+            intake.add(envelopes)
+        self._arrived.clear()
+        if inspect.iscoroutinefunction(self._app.consume_message):
+            await self._consume_slice()
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._consume_slice_plainly)
+        self._append_published()
+        if (wanted := intake.replay_range) is not None:
+            await self._read_again(wanted)
+        self._room.set()
+        if intake.resets > self._resets:
+            self._metrics.resets.labels(self._shard.id).inc(intake.resets - self._resets)
+            self._resets = intake.resets
+            _log.warning("a producer lost exactly-once semantics", shard=self._shard.id)
+        self._note_passed_over()
+        await self._appends.wait_for_room()
+
+    def _consume_slice_plainly(self) -> None:
+        until = self._now() + _SLICE_SECONDS
+        while (message := self._next_message(until)) is not None:
+            try:
+                if not _is_ack(message):
+                    self._app.consume_message(self._shard, self.store, message, self._publisher)
+            except DeferToNextTransaction:
+                self._defer(message)
+                return
+            self._transactions.consumed(self._now(), message.end - message.begin)
+
+    async def _consume_slice(self) -> None:
+        until = self._now() + _SLICE_SECONDS
+        while (message := self._next_message(until)) is not None:
+            try:
+                if not _is_ack(message):
+                    outcome = self._app.consume_message(self._shard, self.store, message, self._publisher)
+                    assert outcome is not None
+                    await outcome
+            except DeferToNextTransaction:
+                self._defer(message)
+                return
+            self._transactions.consumed(self._now(), message.end - message.begin)
+
+    def _next_message(self, until: float) -> Envelope[Any] | None:
+        """The next committed message; None when it is time to look at something else."""
+        now = self._now()
+        if self._aborted or now >= until or self._publisher.staged_bytes >= _STAGED_BYTES:
+            return None
+        return self._intake.pull() if self._transactions.reads(now) else None
+
+    def _defer(self, message: Envelope[Any]) -> None:
+        self._transactions.deferred()
+        self._intake.put_back(message)
+
+    async def _read_again(self, wanted: ReplayRange) -> None:
+        """Read the next piece of what the sequencer wants replayed."""
+        if self._replay is None or self._replay_decoder is None:
+            _log.debug("replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end)
+            self._replay = self._client.read(wanted.journal, wanted.begin, end_offset=wanted.end, block=True)
+            self._replay_decoder = self._framings[wanted.journal].decoder(wanted.journal, wanted.begin)
+        chunk = await anext(self._replay, None)
+        if chunk is not None:
+            self._intake.add_replayed(self._replay_decoder.feed(chunk.content, chunk.offset))
+        else:
+            self._intake.end_replay()
+            self._replay = self._replay_decoder = None
+
+    def _append_published(self) -> None:
+        for journal, content in self._publisher.take():
+            self._appends.add(journal, content)
+
+    async def _commit(self) -> None:
+        """Begin to commit the current transaction, and let the next one begin."""
+        store = self.store
+        assert store is not None
+        await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
+        self._append_published()
+        intents = self._publisher.ack_intents()
+        checkpoint = Checkpoint(self._intake.checkpoint(DEFAULT_PRUNE_HORIZON_S), intents)
+        # Nothing may commit before what it has published is there to be acknowledged.
+        wait_for = self._appends.pending
+        committing = asyncio.ensure_future(await store.start_commit(self._shard.id, checkpoint, wait_for))
+        self._transactions.start_commit(self._now())
+        self._begin_completing(self._complete(committing, checkpoint))
+
+    # -- Completing the prior transaction ------------------------------------------------------------------------------
+
+    def _begin_completing(self, work: Coroutine[Any, Any, None]) -> None:
+        self._completing = asyncio.create_task(work, name=f"complete {self._shard.id}")
+        self._completing.add_done_callback(lambda _: self._wake.set())
+
+    async def _write_restored(self, checkpoint: Checkpoint, offsets: dict[str, int]) -> None:
+        """Write the acknowledgements of the restored checkpoint, which may never have been written, and roll back what
+        came after it."""
+        written = {journal: self._appends.add(journal, intent) for journal, intent in checkpoint.ack_intents.items()}
+        ends: dict[str, int] = {}
+        for journal, done in written.items():
+            try:
+                ends[journal] = await done
+            except JournalNotFound:
+                _log.warning("dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal)
+        self._transactions.acknowledged(self._now())
+        self._progress.advance(offsets, ends)
+
+    async def _complete(self, committing: asyncio.Future[None], checkpoint: Checkpoint) -> None:
+        # Their places are taken now, so that nothing of the next transaction can come before them.
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acknowledged = {
+            journal: self._appends.add(journal, intent, after=gate)
+            for journal, intent in checkpoint.ack_intents.items()
+        }
+        try:
+            await committing
+        except BaseException:
+            gate.cancel()
+            raise
+        self._transactions.committed(self._now())
+        gate.set_result(None)
+        ends = {journal: await done for journal, done in acknowledged.items()}
+        self._transactions.acknowledged(self._now())
+        offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
+        self._metrics.completed(self._shard.id, self._transactions.completing)
+        self._metrics.read_through(self._shard.id, offsets)
+        self._progress.advance(offsets, ends)
+        self._note_passed_over()
+
+    def _note_passed_over(self) -> None:
+        """While there is nothing to commit, being read through is all that can be done about duplicates."""
+        if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._intake.passed_over:
+            self._progress.advance(self._intake.passed_over, {})
+            self._intake.passed_over.clear()
+
+    # -- Effects -------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._clock.monotonic()
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the application: an `async` one here, a plain one on the shard's thread."""
+        if inspect.iscoroutinefunction(method):
+            return await method(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: method(*arguments))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._wake.set())
+        self._tasks.append(task)
+
+    async def _append(self, journal: str, pieces: Any) -> AppendResult:
+        # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
+        # for: what else could be done with what must be acknowledged?
+        return await self._client.append(journal, pieces, retry_unknown=True, patience=_FOREVER)
+
+    async def _read(self, journal: str, offset: int) -> None:
+        """Read a source for as long as the shard lives, a bounded number of messages ahead."""
+        listing = await self._client.list(labels.label_selector(include={labels.NAME: journal}))
+        if not listing.journals:
+            raise JournalNotFound(f"source of shard {self._shard.id}: {journal}")
+        framing = self._framings[journal] = self._app.new_message(listing.journals[0].spec)
+        decoder = framing.decoder(journal, offset)
+        limit = self._shard.spec.read_channel_size or READ_AHEAD
+        async with contextlib.aclosing(self._client.read(journal, offset, block=True)) as chunks:
+            async for chunk in chunks:
+                envelopes = list(decoder.feed(chunk.content, chunk.offset))
+                if not envelopes:
+                    continue
+                while self._intake.size + sum(map(len, self._arrived)) >= limit:
+                    self._room.clear()
+                    await self._room.wait()
+                self._arrived.append(envelopes)
+                self._wake.set()
+        raise CorantoError(f"the read of {journal} ended although it was to go on")
+
+
+def _is_ack(message: Envelope[Any]) -> bool:
+    """An acknowledgement commits other messages, and is none of the application's."""
+    return message.flags == Flags.ACK_TXN and message.clock != 0

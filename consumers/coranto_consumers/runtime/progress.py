@@ -1,0 +1,31 @@
+"""How far a shard has come, for those who wait to read what they wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+
+class Progress:
+    """Offsets through which sources were read, and at which what that caused ends in other journals.
+
+    Both are of completed transactions: committed, and acknowledged to readers.
+    """
+
+    def __init__(self) -> None:
+        self.read_through: dict[str, int] = {}
+        self.publish_at: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
+        """Move on, atomically. Offsets never go back."""
+        for known, given in ((self.read_through, read_through), (self.publish_at, publish_at)):
+            for journal, offset in given.items():
+                known[journal] = max(offset, known.get(journal, 0))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, read_through: Mapping[str, int]) -> None:
+        """Return once all of these offsets have been read through."""
+        while any(self.read_through.get(journal, 0) < offset for journal, offset in read_through.items()):
+            await self._changed.wait()

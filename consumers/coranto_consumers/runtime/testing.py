@@ -1,0 +1,87 @@
+"""For tests of applications: a shard that runs in this process, without etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from coranto.client import JournalClient
+from coranto.effects import SystemClock
+from coranto.messages import new_producer_id
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.primary import Primary
+from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.specs import validate_shard_spec
+
+
+def shard_spec(
+    id: str, sources: Sequence[str], *, min_seconds: float = 0.0, max_seconds: float = 1.0, **fields: Any
+) -> pc.ShardSpec:
+    """A shard over some journals. Raises InvalidInput."""
+    spec = pc.ShardSpec(id=id, **fields)
+    spec.min_txn_duration.FromNanoseconds(round(min_seconds * 1e9))
+    spec.max_txn_duration.FromNanoseconds(round(max_seconds * 1e9))
+    for journal in sorted(sources):
+        spec.sources.add(journal=journal)
+    validate_shard_spec(spec)
+    return spec
+
+
+class RunningShard:
+    """A shard at work."""
+
+    def __init__(self, primary: Primary, task: asyncio.Task[None], progress: Progress) -> None:
+        self.primary = primary
+        self.task = task
+        """Ends with the error that ends the shard."""
+        self.progress = progress
+
+    async def read_through(self, offsets: dict[str, int]) -> None:
+        """Return once the shard has read through these offsets; raise what ended it before."""
+        waiting = asyncio.create_task(self.progress.wait_for(offsets))
+        try:
+            await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await self.task
+                raise AssertionError(f"the shard has ended at {self.progress.read_through}, before {offsets}")
+        finally:
+            waiting.cancel()
+
+    async def finish(self) -> None:
+        """Complete what was consumed, and end."""
+        self.primary.stop()
+        await self.task
+
+    async def crash(self) -> None:
+        """End at once, whatever is under way."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def running_shard(
+    app: Application[Any], spec: pc.ShardSpec, client: JournalClient
+) -> AsyncIterator[RunningShard]:
+    """`spec` processed by `app`, with the journals of `client`, until the context is left.
+
+    Every run has a producer of its own, as if the shard had been assigned anew.
+    """
+    progress = Progress()
+    primary = Primary(
+        app,
+        Shard(spec, client),
+        clock=SystemClock(),
+        producer=new_producer_id(os.urandom),
+        progress=progress,
+        metrics=ConsumerMetrics(),
+    )
+    running = RunningShard(primary, asyncio.create_task(primary.run()), progress)
+    try:
+        yield running
+    finally:
+        await running.crash()

@@ -1,0 +1,152 @@
+"""The SQL store of a shard: the application works in the SQL transaction that the checkpoint commits in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Sequence
+from contextlib import ExitStack
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.sql import SqlStore, StoreTransaction
+
+_ROLLED_BACK = ("40001", "40P01")
+"""SQLSTATEs of a transaction that conflicted with another, and can be tried again."""
+
+
+class SqlShardStore(Store):
+    """Tables of a SQL database, and the shard's checkpoint in `gazette_checkpoints` beside them.
+
+    `connection` is that of the current transaction; the application never commits it. Several shards may share the
+    tables. A transaction sees everything that the shard's earlier ones did: its SQL begins after their commit, while
+    messages are read and sequenced meanwhile.
+
+    A commit whose outcome is not known is looked up by its fence and checkpoint. Conflicts of transactions and lost
+    connections are transient: the shard starts anew from its checkpoint.
+    """
+
+    def __init__(self, database: SqlStore | str, *tables: Table) -> None:
+        """`tables` are created where they are absent."""
+        self.database = SqlStore(database) if isinstance(database, str) else database
+        self._tables = tables
+        self._shard = ""
+        self._fence = 0
+        self._exits = ExitStack()
+        self._open: StoreTransaction | None = None
+        self._commit: asyncio.Future[None] | None = None
+        self._settled = threading.Event()
+        self._settled.set()
+        self._failed = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection of the current transaction, which this begins. For plain methods of an application; `async`
+        ones say `await store.begin()` first.
+
+        Raises Fenced when a later owner has fenced off this one, and SqlStoreError.
+        """
+        if self._open is None:
+            if not self._settled.is_set():
+                if _on_event_loop():
+                    raise InvalidInput("say `await store.begin()` before using store.connection in an async method")
+                self._settled.wait()
+            self._begin()
+            assert self._open is not None
+        return self._open.connection
+
+    async def begin(self) -> Connection:
+        """Begin the current transaction, unless it has begun, and return its connection."""
+        if self._open is None:
+            if self._commit is not None:
+                await asyncio.wait([self._commit])
+            await asyncio.to_thread(self._begin)
+        return self.connection
+
+    async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        def restore() -> Checkpoint:
+            self.database.create_tables(*self._tables)
+            self._fence, checkpoint = self.database.raise_fence(shard)
+            return checkpoint
+
+        self._shard = shard
+        return await asyncio.to_thread(restore)
+
+    async def start_commit(
+        self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
+    ) -> Awaitable[None]:
+        transaction, exits = self._open, self._exits
+        self._open, self._exits = None, ExitStack()
+        self._settled.clear()
+        self._commit = asyncio.ensure_future(self._complete(transaction, exits, checkpoint, wait_for))
+        return self._commit
+
+    async def destroy(self) -> None:
+        if self._commit is not None:
+            await asyncio.wait([self._commit])
+        exits, self._open, self._exits = self._exits, None, ExitStack()
+        await asyncio.to_thread(_roll_back, exits)
+
+    def is_transient(self, error: BaseException) -> bool:
+        if isinstance(error, DBAPIError):
+            state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+            lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+            return lost or state in _ROLLED_BACK
+        return super().is_transient(error)
+
+    def _begin(self) -> None:
+        if self._failed:
+            raise InvalidInput("the last commit of this store failed; the shard has to start anew")
+        exits = ExitStack()
+        self._open = exits.enter_context(self.database.transaction(self._shard, self._fence))
+        self._exits = exits
+
+    async def _complete(
+        self,
+        transaction: StoreTransaction | None,
+        exits: ExitStack,
+        checkpoint: Checkpoint,
+        wait_for: Sequence[Awaitable[object]],
+    ) -> None:
+        def commit() -> None:
+            with exits:
+                begun = transaction
+                if begun is None:
+                    begun = exits.enter_context(self.database.transaction(self._shard, self._fence))
+                begun.commit(checkpoint)
+
+        try:
+            for awaited in wait_for:
+                await awaited
+            # What a thread has begun cannot be called back: whoever waits for us waits for it.
+            working = asyncio.ensure_future(asyncio.to_thread(commit))
+            try:
+                await asyncio.shield(working)
+            except asyncio.CancelledError:
+                await asyncio.wait([working])
+                raise
+        except BaseException:
+            self._failed = True
+            await asyncio.to_thread(_roll_back, exits)
+            raise
+        finally:
+            self._settled.set()
+
+
+def _roll_back(exits: ExitStack) -> None:
+    try:
+        exits.close()
+    except (SQLAlchemyError, SqlStoreError):
+        return  # The connection is broken, and the transaction with it.
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,218 @@
+"""A shard at work over a broker and a store: what it consumes counts once, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coranto.errors import CorruptMessage, Fenced, JournalNotFound
+from coranto.messages import Envelope
+from coranto_consumers.runtime.testing import running_shard, shard_spec
+from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
+
+SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=5)
+
+
+async def test_messages_are_summed_published_and_checkpointed(journals, client, sums):
+    async with running_shard(sums, SPEC, client) as shard:
+        head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3})
+        await shard.read_through({"in/one": head})
+
+        assert sums.sums() == {"a": (4, 2), "b": (2, 1)}
+        assert shard.progress.publish_at == {"out/one": journals.head("out/one")}
+    assert journals.committed("out/one") == [{"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}]
+    checkpoint = sums.database.read("shard-sums").checkpoint
+    assert checkpoint.sources["in/one"].read_through == head
+    assert set(checkpoint.ack_intents) == {"out/one"}
+
+
+async def test_a_shard_goes_on_from_its_checkpoint(journals, client, sums):
+    for n in range(3):
+        head = await journals.publish("in/one", {"key": "a", "n": n})
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": head})
+
+    assert sums.sums() == {"a": (3, 3)}
+    assert [each["n"] for each in journals.committed("out/one")] == [0, 1, 2]
+    assert sums.database.read("shard-sums").fence == 3
+
+
+async def test_several_sources_are_consumed_together(journals, client, sums):
+    first = await journals.publish("in/one", {"key": "a", "n": 1})
+    second = await journals.publish("in/two", {"key": "a", "n": 2})
+
+    async with running_shard(sums, shard_spec("shard-sums", ["in/one", "in/two"]), client) as shard:
+        await shard.read_through({"in/one": first, "in/two": second})
+    assert sums.sums() == {"a": (3, 2)}
+
+
+async def test_min_offset_skips_what_lies_before(journals, client, sums):
+    skipped = await journals.publish("in/one", {"key": "a", "n": 1})
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    spec = shard_spec("shard-sums", ["in/one"])
+    spec.sources[0].min_offset = skipped
+
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (2, 1)}
+
+
+async def test_pending_and_rolled_back_messages_are_not_consumed(journals, client, sums):
+    abandoned = journals.producer()
+    abandoned.add("in/one", {"key": "a", "n": 100})
+    await journals.flush(abandoned)
+    for journal, content in abandoned.rollback_intents().items():
+        await journals.fake.write(journal, content)
+    pending = journals.producer()
+    pending.add("in/one", {"key": "a", "n": 1000})
+    await journals.flush(pending)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+
+    async with running_shard(sums, shard_spec("shard-sums", ["in/one"], disable_wait_for_ack=True), client) as shard:
+        await shard.read_through({"in/one": head})
+        assert sums.sums() == {"a": (1, 1)}
+        await journals.commit(pending)
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert sums.sums() == {"a": (1001, 2)}
+
+
+async def test_the_acknowledged_messages_of_a_journal_make_one_transaction(journals, client, sums):
+    """The transaction stays open for the acknowledgement of what it has begun to read."""
+    first, second = journals.producer(), journals.producer()
+    async with running_shard(sums, shard_spec("shard-sums", ["in/one"], max_seconds=30), client) as shard:
+        second.add("in/one", {"key": "a", "n": 2})
+        await journals.flush(second)
+        first.add("in/one", {"key": "a", "n": 1})
+        await journals.commit(first)
+        second.add("in/one", {"key": "a", "n": 3})
+        await journals.commit(second)
+        await shard.read_through({"in/one": journals.head("in/one")})
+
+    assert sums.transactions == [[1, 2, 3], []]
+
+
+async def test_transactions_larger_than_the_ring_are_replayed(journals, client, sums):
+    spec = shard_spec("shard-sums", ["in/one"], ring_buffer_size=3)
+    head = await journals.publish("in/one", *({"key": str(n % 7), "n": n} for n in range(50)))
+
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({"in/one": head})
+    assert [each["n"] for each in journals.committed("out/one")] == list(range(50))
+    assert sum(total for total, _ in sums.sums().values()) == sum(range(50))
+
+
+@pytest.mark.parametrize("ring_buffer_size", [2, 100])
+async def test_a_deferred_message_begins_the_next_transaction(journals, client, sums, ring_buffer_size):
+    def defer_fours(message: dict) -> None:
+        if message["n"] % 4 == 0 and sums.transactions[-1]:
+            raise DeferToNextTransaction
+
+    sums.before = defer_fours
+    spec = shard_spec("shard-sums", ["in/one"], min_seconds=1, max_seconds=30, ring_buffer_size=ring_buffer_size)
+    head = await journals.publish("in/one", *({"key": "a", "n": n} for n in range(1, 11)))
+    async with running_shard(sums, spec, client) as shard:
+        await shard.read_through({"in/one": head})
+
+    assert sums.transactions == [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10], []]
+    assert sums.sums() == {"a": (55, 10)}
+
+
+async def test_deferring_the_first_message_is_an_error(journals, client, sums):
+    def defer(message: dict) -> None:
+        raise DeferToNextTransaction
+
+    sums.before = defer
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(EmptyTransactionDeferred):
+            await shard.task
+
+
+async def test_an_error_of_the_application_ends_the_shard_and_rolls_back(journals, client, sums):
+    def fail(message: dict) -> None:
+        if message["n"] == 2:
+            raise ZeroDivisionError("boom")
+
+    head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "a", "n": 2})
+    sums.before = fail
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(ZeroDivisionError):
+            await shard.task
+    assert sums.sums() == {}
+    assert journals.committed("out/one") == []
+
+    sums.before = lambda message: None
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (3, 2)}
+    assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
+
+
+async def test_a_message_that_is_none_ends_the_shard(journals, client, sums):
+    await journals.fake.write("in/one", b"not json\n")
+    async with running_shard(sums, SPEC, client) as shard:
+        with pytest.raises(CorruptMessage, match="offset 0"):
+            await shard.task
+
+
+async def test_a_source_that_does_not_exist_ends_the_shard(client, sums):
+    async with running_shard(sums, shard_spec("shard-sums", ["in/none"]), client) as shard:
+        with pytest.raises(JournalNotFound, match="in/none"):
+            await shard.task
+
+
+async def test_a_zombie_cannot_commit_once_another_has_taken_over(journals, client, sums):
+    """The race of the store fence: Old consumes, New restores, Old wants to commit."""
+    blocked, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def block(message: dict) -> None:
+        loop.call_soon_threadsafe(blocked.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+
+    class Old(type(sums)):
+        def consume_message(self, shard, store, message: Envelope, publisher) -> None:
+            publisher.publish("out/one", {"key": "zombie", "n": 0})
+            self.before(message.message)
+
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    old = Old(sums.database, "out/one")
+    old.before = block
+    async with running_shard(old, SPEC, client) as zombie:
+        await blocked.wait()
+        async with running_shard(sums, SPEC, client) as shard:
+            await shard.read_through({"in/one": head})
+            go_on.set()
+            with pytest.raises(Fenced):
+                await zombie.task
+            head = await journals.publish("in/one", {"key": "a", "n": 2})
+            await shard.read_through({"in/one": head})
+
+    assert sums.sums() == {"a": (3, 2)}
+    assert journals.committed("out/one") == [{"key": "a", "n": 1}, {"key": "a", "n": 2}]
+
+
+async def test_finishing_completes_what_was_consumed(journals, client, sums):
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    consumed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    sums.before = lambda message: loop.call_soon_threadsafe(consumed.set)
+
+    async with running_shard(sums, shard_spec("shard-sums", ["in/one"], min_seconds=60, max_seconds=60), client) as it:
+        await consumed.wait()
+        await it.finish()
+    assert sums.sums() == {"a": (1, 1)}
+    assert journals.committed("out/one") == [{"key": "a", "n": 1}]
+
+
+async def test_duplicates_count_as_read_through(journals, client, sums):
+    """Nothing is committed for them, and who waits for their offsets is not kept waiting."""
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    content = journals.fake.journals["in/one"].content
+    async with running_shard(sums, SPEC, client) as shard:
+        await shard.read_through({"in/one": len(content)})
+        await journals.fake.write("in/one", content)
+        await shard.read_through({"in/one": journals.head("in/one")})
+    assert sums.sums() == {"a": (1, 1)}
+    assert sums.transactions == [[1], []]
