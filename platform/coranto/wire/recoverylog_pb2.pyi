@@ -122,7 +122,7 @@ class RecordedOp(_message.Message):
     def write(self) -> Global___RecordedOp.Write: ...
     @_builtins.property
     def property(self) -> Global___Property:
-        """Read, but never written."""
+        """A rename onto the path of a property."""
 
     def __init__(
         self,

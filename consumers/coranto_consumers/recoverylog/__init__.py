@@ -1,0 +1,30 @@
+"""Recovery logs: the files of a folder as a journal, from which they can be rebuilt elsewhere."""
+
+from coranto_consumers.recoverylog.authority import Authority, Handoff, MemoryAuthority, Ownership
+from coranto_consumers.recoverylog.fsm import Fsm, Verdict
+from coranto_consumers.recoverylog.hints import Hints, LiveFnode
+from coranto_consumers.recoverylog.operations import Author, Fnode, Operation, fence_of, new_author
+from coranto_consumers.recoverylog.player import Player, Recovery
+from coranto_consumers.recoverylog.recorder import Recorder
+from coranto_consumers.recoverylog.segments import Segment, SegmentSet
+
+__all__ = [
+    "Author",
+    "Authority",
+    "Fnode",
+    "Fsm",
+    "Handoff",
+    "Hints",
+    "LiveFnode",
+    "MemoryAuthority",
+    "Operation",
+    "Ownership",
+    "Player",
+    "Recorder",
+    "Recovery",
+    "Segment",
+    "SegmentSet",
+    "Verdict",
+    "fence_of",
+    "new_author",
+]

@@ -1,0 +1,224 @@
+"""The state machine that operations drive: pure, the same for who records and who plays.
+
+It takes operations in order, and only those that continue its history: the next `seq_no`, the checksum over all before,
+and while hints last, the author that they name. All else belongs to another history (of an author that lost the log, a
+repeated append, a torn write) and changes nothing. `Verdict` says which it was.
+
+Given hints, it steps through their segments, from the first operation of one to that of the next, and tracks the files
+that are still alive at the end of them alone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from coranto_consumers.recoverylog.hints import Hints, LiveFnode
+from coranto_consumers.recoverylog.operations import (
+    Create,
+    Fnode,
+    Link,
+    Operation,
+    SetProperty,
+    Unlink,
+    Write,
+    crc32c,
+)
+from coranto_consumers.recoverylog.segments import Segment
+
+
+class Verdict(enum.Enum):
+    """What became of an operation. Only the first two are steps of the machine."""
+
+    APPLIED = "applied"
+    NOT_TRACKED = "the file is not tracked"
+    """The operation is part of the history, but of a file that is not alive at the end of the hints, or unknown."""
+    NOT_HINTED_AUTHOR = "hints name another author"
+    WRONG_SEQ_NO = "another sequence number is next"
+    WRONG_CHECKSUM = "the checksum is of another history"
+    NOT_HINTED_CREATE = "hints say that a file is created here"
+    PATH_EXISTS = "the path exists"
+    PROPERTY_EXISTS = "the path is that of a property"
+    NO_SUCH_LINK = "the file has no such path"
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the machine went on to the next operation."""
+        return self in (Verdict.APPLIED, Verdict.NOT_TRACKED)
+
+
+@dataclass(slots=True)
+class _LiveFile:
+    paths: set[str] = field(default_factory=set)
+    segments: list[Segment] = field(default_factory=list)
+
+
+class Fsm:
+    """The state of a history. Not for use by several threads at once."""
+
+    def __init__(self, hints: Hints) -> None:
+        """Raises InvalidInput for hints that contradict themselves."""
+        segments = hints.live_segments()
+        self.next_seq_no = 1
+        self.next_checksum = 0
+        self.last_log = hints.log
+        """The log of the last operation."""
+        self.properties: dict[str, str] = {item.path: item.content for item in hints.properties}
+        self._files: dict[Fnode, _LiveFile] = {}
+        self._paths: dict[str, Fnode] = {}
+        self._hinted_segments = deque(segments)
+        self._hinted_fnodes = deque(live.fnode for live in hints.live_fnodes)
+        if self._hinted_segments:
+            self._seek()
+
+    def _seek(self) -> None:
+        self.next_seq_no = self._hinted_segments[0].first_seq_no
+        self.next_checksum = self._hinted_segments[0].first_checksum
+
+    # -- What it knows ------------------------------------------------------------------------------------------------
+
+    @property
+    def paths(self) -> Mapping[str, Fnode]:
+        """Which file is at which path."""
+        return self._paths
+
+    def paths_of(self, fnode: Fnode) -> frozenset[str]:
+        """The paths of a file; none when it is not alive."""
+        live = self._files.get(fnode)
+        return frozenset(live.paths) if live is not None else frozenset()
+
+    @property
+    def live_fnodes(self) -> list[Fnode]:
+        """Files that have a path, in ascending order."""
+        return sorted(self._files)
+
+    @property
+    def next_hinted(self) -> Segment | None:
+        """The hinted segment that it is in or before, None when there are no hints (any more)."""
+        return self._hinted_segments[0] if self._hinted_segments else None
+
+    @property
+    def hinted_segments(self) -> tuple[Segment, ...]:
+        """What is left of the hints."""
+        return tuple(self._hinted_segments)
+
+    @property
+    def has_hints_left(self) -> bool:
+        """Whether anything hinted was not met yet."""
+        return bool(self._hinted_segments or self._hinted_fnodes)
+
+    def hints(self, log: str) -> Hints:
+        """Hints by which another can come to this state, to go on in `log`."""
+        return Hints(
+            log,
+            tuple(LiveFnode(fnode, tuple(self._files[fnode].segments)) for fnode in self.live_fnodes),
+            tuple(SetProperty(path, content) for path, content in sorted(self.properties.items())),
+        )
+
+    def would_step(self, op: Operation) -> bool:
+        """Whether `op` is the next of this history; a look only, and not at what it does to files."""
+        hinted = self.next_hinted
+        return (
+            (hinted is None or hinted.author == op.author)
+            and op.seq_no == self.next_seq_no
+            and op.checksum == self.next_checksum
+        )
+
+    # -- Steps --------------------------------------------------------------------------------------------------------
+
+    def apply(self, op: Operation, payload: bytes) -> Verdict:
+        """Take `op`, whose frame held `payload`. Nothing changes unless the verdict is a step."""
+        hinted = self.next_hinted
+        if hinted is not None and hinted.author != op.author:
+            return Verdict.NOT_HINTED_AUTHOR
+        if op.seq_no != self.next_seq_no:
+            return Verdict.WRONG_SEQ_NO
+        if op.checksum != self.next_checksum:
+            return Verdict.WRONG_CHECKSUM
+        verdict = self._apply_change(op)
+        if not verdict.is_step:
+            return verdict
+        self.next_seq_no += 1
+        self.next_checksum = crc32c(self.next_checksum, payload)
+        self.last_log = op.log
+        if hinted is not None and hinted.last_seq_no < self.next_seq_no:
+            self._hinted_segments.popleft()
+            if self._hinted_segments:
+                self._seek()
+        return verdict
+
+    def _apply_change(self, op: Operation) -> Verdict:
+        change = op.change
+        if isinstance(change, Create):
+            return self._create(change.path, op)
+        if self._hinted_fnodes and self._hinted_fnodes[0] == op.seq_no:
+            return Verdict.NOT_HINTED_CREATE
+        match change:
+            case Link(fnode, path):
+                return self._link(fnode, path, op)
+            case Unlink(fnode, path):
+                return self._unlink(fnode, path, op)
+            case Write(fnode):
+                return self._touch(fnode, op)
+            case SetProperty(path, content):
+                if path in self._paths:
+                    return Verdict.PATH_EXISTS
+                self.properties[path] = content
+        return Verdict.APPLIED
+
+    def _occupied(self, path: str) -> Verdict | None:
+        if path in self._paths:
+            return Verdict.PATH_EXISTS
+        return Verdict.PROPERTY_EXISTS if path in self.properties else None
+
+    def _create(self, path: str, op: Operation) -> Verdict:
+        occupied = self._occupied(path)
+        if occupied is not None:
+            return occupied
+        fnode = Fnode(op.seq_no)
+        if self._hinted_fnodes:
+            if self._hinted_fnodes[0] != fnode:
+                return Verdict.NOT_TRACKED
+            self._hinted_fnodes.popleft()
+        self._files[fnode] = _LiveFile({path})
+        self._paths[path] = fnode
+        return self._touch(fnode, op)
+
+    def _link(self, fnode: Fnode, path: str, op: Operation) -> Verdict:
+        occupied = self._occupied(path)
+        if occupied is not None:
+            return occupied
+        if fnode not in self._files:
+            return Verdict.NOT_TRACKED
+        self._files[fnode].paths.add(path)
+        self._paths[path] = fnode
+        return self._touch(fnode, op)
+
+    def _unlink(self, fnode: Fnode, path: str, op: Operation) -> Verdict:
+        live = self._files.get(fnode)
+        if live is None:
+            return Verdict.NOT_TRACKED
+        if path not in live.paths:
+            return Verdict.NO_SUCH_LINK
+        live.paths.remove(path)
+        del self._paths[path]
+        self._touch(fnode, op)
+        if not live.paths:
+            del self._files[fnode]
+        return Verdict.APPLIED
+
+    def _touch(self, fnode: Fnode, op: Operation) -> Verdict:
+        """Note that `op` is of this file."""
+        live = self._files.get(fnode)
+        if live is None:
+            return Verdict.NOT_TRACKED
+        last = live.segments[-1] if live.segments else None
+        if last is not None and last.author == op.author and last.log == op.log:
+            live.segments[-1] = replace(last, last_seq_no=op.seq_no, last_offset=op.end)
+        else:
+            live.segments.append(
+                Segment(op.author, op.seq_no, op.begin, op.checksum, op.seq_no, op.end, op.log),
+            )
+        return Verdict.APPLIED

@@ -1,0 +1,148 @@
+"""Hints: which files of a history are alive at one point of it, and which segments of logs tell of them.
+
+They let a player skip what is dead, and choose the right history where authors disagreed. As in Gazette they are kept
+in etcd as JSON (see `coranto_consumers.recoverylog.hint_store`), and the serialised message is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto.wire import recoverylog_pb2 as wire
+from coranto_consumers.recoverylog.operations import Author, Fnode, SetProperty
+from coranto_consumers.recoverylog.segments import Segment, SegmentSet
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFnode:
+    """A file that is alive, and the segments that hold all operations of it."""
+
+    fnode: Fnode
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a player starts from. Empty ones play `log` from its first byte.
+
+    `log` is the log to read to its end, and that of segments without one. Files are in ascending order.
+    """
+
+    log: str
+    live_fnodes: tuple[LiveFnode, ...] = ()
+    properties: tuple[SetProperty, ...] = ()
+
+    def live_segments(self) -> SegmentSet:
+        """All segments, put together, each with its log. Raises InvalidInput when they contradict each other."""
+        if not self.log:
+            raise InvalidInput("hints need the name of their log", field="log")
+        found = SegmentSet()
+        previous = 0
+        for live in self.live_fnodes:
+            if not live.segments or live.segments[0].first_seq_no != live.fnode:
+                raise InvalidInput(f"fnode {live.fnode} is not what its first segment begins with", field="live_nodes")
+            if live.fnode <= previous:
+                raise InvalidInput(f"fnode {live.fnode} follows {previous}", field="live_nodes")
+            previous = live.fnode
+            for segment in live.segments:
+                found.add(segment if segment.log else replace(segment, log=self.log))
+        if len(found) and found.segments[-1].log != self.log:
+            raise InvalidInput(f"the last segment is of {found.segments[-1].log}, not of {self.log}", field="log")
+        return found
+
+    def to_wire(self) -> wire.FSMHints:
+        """The hints as a message; segments of `log` name no log."""
+        hints = wire.FSMHints(log=self.log)
+        for live in self.live_fnodes:
+            node = hints.live_nodes.add(fnode=live.fnode)
+            for each in live.segments:
+                node.segments.add(
+                    author=each.author,
+                    first_seq_no=each.first_seq_no,
+                    first_offset=each.first_offset,
+                    first_checksum=each.first_checksum,
+                    last_seq_no=each.last_seq_no,
+                    last_offset=each.last_offset,
+                    log="" if each.log == self.log else each.log,
+                )
+        for item in self.properties:
+            hints.properties.add(path=item.path, content=item.content)
+        return hints
+
+    @classmethod
+    def from_wire(cls, hints: wire.FSMHints) -> Hints:
+        """The hints of a message. `live_segments` tells whether they make sense."""
+        return cls(
+            hints.log,
+            tuple(
+                LiveFnode(Fnode(node.fnode), tuple(_segment(each, hints.log) for each in node.segments))
+                for node in hints.live_nodes
+            ),
+            tuple(SetProperty(item.path, item.content) for item in hints.properties),
+        )
+
+    def to_json(self) -> bytes:
+        """The hints as Gazette writes them to etcd: numbers are numbers, and what is zero is left out."""
+        message = self.to_wire()
+        document = {
+            "log": message.log,
+            "live_nodes": [
+                {"fnode": node.fnode, "segments": [_scalars(each) for each in node.segments]}
+                for node in message.live_nodes
+            ],
+            "properties": [_scalars(item) for item in message.properties],
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Hints:
+        """The hints of JSON or of a serialised message, whichever it is. Raises CorruptData."""
+        try:
+            if content[:1] == b"{":
+                hints = cls.from_wire(_message_of(json.loads(content)))
+            else:
+                hints = cls.from_wire(wire.FSMHints.FromString(content))
+            hints.live_segments()
+        except (DecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CorruptData(f"{len(content)} bytes are no hints of a recovery log: {error}") from error
+        return hints
+
+
+def all_segments(hints: Iterable[Hints]) -> list[Segment]:
+    """The live segments of several hints, each by itself: they may be of different histories."""
+    return [segment for each in hints for segment in each.live_segments()]
+
+
+def _segment(each: wire.Segment, log: str) -> Segment:
+    return Segment(
+        Author(each.author),
+        each.first_seq_no,
+        each.first_offset,
+        each.first_checksum,
+        each.last_seq_no,
+        each.last_offset,
+        each.log or log,
+    )
+
+
+def _scalars(message: wire.Segment | wire.Property) -> dict[str, int | str]:
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def _message_of(document: dict[str, Any]) -> wire.FSMHints:
+    return wire.FSMHints(
+        log=document.get("log", ""),
+        live_nodes=[
+            wire.FnodeSegments(
+                fnode=node.get("fnode", 0), segments=[wire.Segment(**each) for each in node.get("segments") or ()]
+            )
+            for node in document.get("live_nodes") or ()
+        ],
+        properties=[wire.Property(**item) for item in document.get("properties") or ()],
+    )

@@ -1,0 +1,80 @@
+"""Whether what lies in a log is what one recorder wrote: how it convinces itself when the fence was gone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+
+from coranto.client import JournalClient
+from coranto.errors import CorruptData, Fenced, OffsetJump, OffsetNotYetAvailable
+from coranto_consumers.recoverylog.decoder import Found, LogDecoder
+from coranto_consumers.recoverylog.operations import Author, crc32c
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A place in a history: the sequence number and checksum that its next operation has."""
+
+    seq_no: int
+    checksum: int
+
+    def after(self, payload: bytes) -> Chain:
+        """The place behind an operation whose frame holds `payload`."""
+        return Chain(self.seq_no + 1, crc32c(self.checksum, payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Content [begin, end) of the log with SHA-1 `sum`, appended by this author, and the place in the history after."""
+
+    begin: int
+    end: int
+    sum: bytes
+    chain: Chain
+
+
+async def check_still_there(client: JournalClient, log: str, proven: Proven) -> None:
+    """Return when what was once appended is in the log. Raises CorruptData when it is not, or something else is."""
+    digest = hashlib.sha1(usedforsecurity=False)
+    lost = f"{log}: what was appended at [{proven.begin}, {proven.end}) is not there any more. The log lost content"
+    position = proven.begin
+    try:
+        async with contextlib.aclosing(
+            client.read(log, proven.begin, end_offset=proven.end, fail_on_jump=True)
+        ) as chunks:
+            async for chunk in chunks:
+                digest.update(chunk.content)
+                position = chunk.end
+    except (OffsetJump, OffsetNotYetAvailable) as error:
+        raise CorruptData(lost) from error
+    if position != proven.end or digest.digest() != proven.sum:
+        raise CorruptData(lost)
+
+
+async def follow(
+    client: JournalClient, log: str, begin: int, end: int, author: Author, start: Chain, goal: Chain
+) -> bool:
+    """Whether the history goes from `start` to `goal` by operations of `author` that lie in [begin, end).
+
+    Operations of others that are out of place, and repeated ones, are passed over as players do. Raises Fenced when
+    another author's operation is in place before the goal is reached (or anywhere, if the goal is the start).
+    """
+    decoder, chain = LogDecoder(log, begin), start
+    if begin == end:
+        return chain == goal
+    async with contextlib.aclosing(client.read(log, begin, end_offset=end, fail_on_jump=True)) as chunks:
+        async for chunk in chunks:
+            for event in decoder.feed(chunk.content):
+                if not isinstance(event, Found) or Chain(event.op.seq_no, event.op.checksum) != chain:
+                    continue
+                if event.op.author != author:
+                    raise Fenced(
+                        f"recovery log {log} was taken over by author {event.op.author:#x} at offset "
+                        f"{event.op.begin}; stop this one"
+                    )
+                decoder.accept()
+                chain = chain.after(event.payload)
+                if chain == goal:
+                    return True
+    return chain == goal

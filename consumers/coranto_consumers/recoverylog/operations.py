@@ -1,0 +1,188 @@
+"""Recorded operations: what a recovery log is made of, as values and as bytes.
+
+A history is a chain of operations. Each holds its place in it (`seq_no`, from 1) and a `checksum` over all before it,
+so that an operation of another history never passes for the next of this one. Files are known by *fnode*, the `seq_no`
+of the operation that created them, which stays with a file through its links and renames.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from google.protobuf.message import DecodeError
+
+from coranto.errors import InvalidInput
+from coranto.labels import label_set
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import recoverylog_pb2 as wire
+
+Author = NewType("Author", int)
+"""Identifies one writer of a log: random, in [1, 2^32)."""
+
+Fnode = NewType("Fnode", int)
+"""Identifies one file of a history: the `seq_no` of its creation."""
+
+AUTHOR_REGISTER: Final = "author"
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
+
+
+def new_author() -> Author:
+    """A random author; never 0."""
+    return Author(secrets.randbelow((1 << 32) - 1) + 1)
+
+
+def fence_of(author: Author) -> pb.LabelSet:
+    """The registers that a log has while `author` alone may append to it: its number in base 32."""
+    digits = ""
+    rest: int = author
+    while rest or not digits:
+        digits = _DIGITS[rest % 32] + digits
+        rest //= 32
+    return label_set([(AUTHOR_REGISTER, digits)])
+
+
+def author_of(registers: pb.LabelSet) -> Author | None:
+    """The author that registers name, None when they name none (or what no author is)."""
+    for label in registers.labels:
+        if label.name == AUTHOR_REGISTER:
+            try:
+                return Author(int(label.value, 32))
+            except ValueError:
+                return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A file comes to be, linked at `path`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The file gets one more path."""
+
+    fnode: Fnode
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """The file loses a path. With its last one, it is gone."""
+
+    fnode: Fnode
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """`length` bytes are written at byte `offset` of the file. They follow the operation in the log."""
+
+    fnode: Fnode
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetProperty:
+    """A small file has this content, kept beside the tracked ones and in hints. See `PROPERTY_PATHS`."""
+
+    path: str
+    content: str
+
+
+PROPERTY_PATHS: Final = frozenset({"/IDENTITY"})
+"""Paths that are properties: files may only be renamed to them. This one is RocksDB's."""
+
+Change = Create | Link | Unlink | Write | SetProperty
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One link of a history; a no-op without a `change`.
+
+    `begin` and `end` are the journal offsets [begin, end) of `log` that hold it, a write's bytes included. A recorder
+    knows only that it comes to lie at or after `begin`; its `end` is 0.
+    """
+
+    seq_no: int
+    checksum: int
+    author: Author
+    change: Change | None = None
+    log: str = ""
+    begin: int = 0
+    end: int = 0
+
+    def to_payload(self) -> bytes:
+        """What its frame holds, which is also what checksums are computed over."""
+        op = wire.RecordedOp(seq_no=self.seq_no, checksum=self.checksum, author=self.author)
+        match self.change:
+            case Create(path):
+                op.create.path = path
+            case Link(fnode, path):
+                op.link.fnode, op.link.path = fnode, path
+            case Unlink(fnode, path):
+                op.unlink.fnode, op.unlink.path = fnode, path
+            case Write(fnode, offset, length):
+                op.write.SetInParent()
+                op.write.fnode, op.write.offset, op.write.length = fnode, offset, length
+            case SetProperty(path, content):
+                op.property.path, op.property.content = path, content
+            case None:
+                pass
+        return op.SerializeToString(deterministic=True)
+
+    @classmethod
+    def from_payload(cls, payload: bytes, log: str, begin: int, end: int) -> Operation:
+        """The operation of a frame that ends at `end`; the bytes of a write are added to that.
+
+        Raises InvalidInput for what is no operation.
+        """
+        try:
+            op = wire.RecordedOp.FromString(payload)
+        except DecodeError as error:
+            raise InvalidInput(f"{len(payload)} bytes are no recorded operation: {error}") from error
+        change = _change_of(op)
+        if isinstance(change, Write):
+            end += change.length
+        return cls(op.seq_no, op.checksum, Author(op.author), change, log, begin, end)
+
+
+def _change_of(op: wire.RecordedOp) -> Change | None:
+    if op.HasField("create"):
+        return Create(op.create.path)
+    if op.HasField("link"):
+        return Link(Fnode(op.link.fnode), op.link.path)
+    if op.HasField("unlink"):
+        return Unlink(Fnode(op.unlink.fnode), op.unlink.path)
+    if op.HasField("write"):
+        if op.write.offset < 0 or op.write.length < 0:
+            raise InvalidInput(f"a recorded write of {op.write.length} bytes at offset {op.write.offset}")
+        return Write(Fnode(op.write.fnode), op.write.offset, op.write.length)
+    if op.HasField("property"):
+        return SetProperty(op.property.path, op.property.content)
+    return None
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+_CRC_TABLE: Final = _crc_table()
+
+
+def crc32c(checksum: int, payload: bytes) -> int:
+    """`checksum` (0 to begin with) continued over `payload`: CRC-32 with Castagnoli's polynomial."""
+    table = _CRC_TABLE
+    crc = checksum ^ 0xFFFFFFFF
+    for byte in payload:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF

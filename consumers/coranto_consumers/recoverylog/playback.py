@@ -1,0 +1,142 @@
+"""Playing content: operations go through the state machine, and what they do is done to files.
+
+Without input of its own: `Player` reads the log and feeds what it reads.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from coranto.errors import CorruptData
+from coranto_consumers.recoverylog.authority import Handoff
+from coranto_consumers.recoverylog.decoder import Data, Found, Garbage, LogDecoder
+from coranto_consumers.recoverylog.fnode_files import FnodeFiles
+from coranto_consumers.recoverylog.fsm import Fsm, Verdict
+from coranto_consumers.recoverylog.operations import Author, Create, Fnode, Operation, Unlink, Write
+
+_log = structlog.get_logger(__name__)
+
+
+class Playback:
+    """The state of one playback at a place of a log."""
+
+    def __init__(self, fsm: Fsm, files: FnodeFiles) -> None:
+        self.fsm = fsm
+        self.log = ""
+        self.handoff: Handoff | None = None
+        """The awaited author's first operation, once it was met in its place."""
+        self.recovered_bytes = 0
+        self.expected: Handoff | None = None
+        """A handoff that must be met where it says, when that place is read."""
+        self._files = files
+        self._decoder = LogDecoder("", 0)
+        self._author: Author | None = None
+        self._write: tuple[Fnode, int] | None = None
+
+    def seek(self, log: str, offset: int) -> None:
+        """Go on at `offset` of `log`, where an operation begins."""
+        self.log = log
+        self._decoder = LogDecoder(log, offset)
+        if self.expected is not None and self.expected.log == log and self.expected.begin < offset:
+            self.expected = None  # Hints made after it lead past it.
+
+    def await_author(self, author: Author) -> None:
+        """Stop behind the first operation of `author` that is part of the history, and keep it as `handoff`."""
+        self._author = author
+
+    @property
+    def position(self) -> int:
+        """The offset of the log that is to be read next."""
+        return self._decoder.fed
+
+    @property
+    def wants_seek(self) -> bool:
+        """Whether the next hinted segment is not at this place, so that what lies between need not be read."""
+        segment = self.fsm.next_hinted
+        if segment is None or self._decoder.is_inside_wanted:
+            return False
+        return segment.log != self.log or segment.first_offset > self._decoder.position
+
+    def skip_to(self, offset: int) -> None:
+        """The log has nothing up to `offset`. Raises CorruptData when what is missing is needed."""
+        segment = self.fsm.next_hinted
+        expected, at = self.position, f"{self.log} has nothing in [{self.position}, {offset})"
+        if self._decoder.is_inside_wanted:
+            raise CorruptData(f"{at}, in the midst of a write that is to be played")
+        if segment is None:
+            raise CorruptData(
+                f"{at}, and what followed the hints may have been there. Its content is lost or was pruned"
+            )
+        if segment.log == self.log and segment.last_offset and segment.last_offset <= offset:
+            raise CorruptData(f"{at}, where the hinted {segment} was")
+        _log.warning("recovery_log.gap", log=self.log, begin=expected, end=offset)
+        self._decoder.restart(offset)
+
+    def at_boundary(self) -> None:
+        """An append ends at this place, so nothing that began before is still to come. Raises CorruptData if it is."""
+        if self._decoder.is_between:
+            return
+        if self._decoder.is_inside_wanted:
+            raise CorruptData(f"{self.log} ends at {self.position}, in the midst of a write that is to be played")
+        _log.warning("recovery_log.garbage", log=self.log, begin=self._decoder.position, end=self.position)
+        self._decoder.restart(self.position)
+
+    def feed(self, content: bytes) -> bool:
+        """Play content that follows. Returns whether to read on; false when there is to be a seek, or at the handoff.
+
+        Raises CorruptData for content that contradicts what is expected of it.
+        """
+        for event in self._decoder.feed(content):
+            match event:
+                case Found(op, payload):
+                    self._play(op, payload)
+                    if self.handoff is not None:
+                        return False
+                case Data(piece):
+                    self._data(piece)
+                case Garbage(begin, end):
+                    _log.warning("recovery_log.garbage", log=self.log, begin=begin, end=end)
+            if self.wants_seek:
+                return False
+        return True
+
+    def _play(self, op: Operation, payload: bytes) -> None:
+        guided = self.fsm.next_hinted is not None
+        verdict = self.fsm.apply(op, payload)
+        self._check_expected(op, guided or verdict.is_step)
+        if not verdict.is_step:
+            if verdict not in (Verdict.NOT_HINTED_AUTHOR, Verdict.WRONG_SEQ_NO):
+                _log.info("recovery_log.refused", log=self.log, offset=op.begin, reason=verdict.value, author=op.author)
+            return
+        self._decoder.accept()
+        self._write = None
+        if verdict is Verdict.APPLIED:
+            match op.change:
+                case Create():
+                    self._files.create(Fnode(op.seq_no))
+                case Unlink(fnode) if not self.fsm.paths_of(fnode):
+                    self._files.remove(fnode)
+                case Write(fnode, offset):
+                    self._write = fnode, offset
+        if op.author == self._author:
+            self.handoff = Handoff(op.author, self.log, op.seq_no, op.checksum, op.begin, op.end)
+
+    def _check_expected(self, op: Operation, in_place: bool) -> None:
+        expected = self.expected
+        if expected is None or self.log != expected.log or op.end <= expected.begin:
+            return
+        self.expected = None
+        if op.begin != expected.begin or op.author != expected.author or not in_place:
+            raise CorruptData(
+                f"{self.log} was taken over by author {expected.author:#x} at offset {expected.begin}, and there is "
+                f"something else now: content was lost together with the log's brokers. Recover from other hints, "
+                "after you have made sure of what is missing."
+            )
+
+    def _data(self, piece: bytes) -> None:
+        if self._write is None:
+            return  # The file is not alive at the end of the hints.
+        fnode, offset = self._write
+        self._files.write(fnode, offset, piece)
+        self._write = fnode, offset + len(piece)
+        self.recovered_bytes += len(piece)

@@ -1,0 +1,263 @@
+"""`Player`: rebuilds the files of a recovery log, tails it as a standby, and takes it over.
+
+It reads the segments that its hints name, then the log to its head, and goes on as more is written. Told to, it ends
+there: either as it is (`finish`), or by taking the log over (`hand_off`). For that it appends a no-op that continues
+the history as far as it was read, under its author's name, which also sets the log's fence to that author. If the no-op
+comes to lie in its place, no operation of an earlier author is part of the history any more. If an earlier author was
+faster, the no-op is out of place: the player reads on, and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+
+from coranto.client import JournalClient
+from coranto.client.values import Chunk
+from coranto.errors import CorruptData, InvalidInput
+from coranto.messages.fixed_frame import encode_frame
+from coranto_consumers.recoverylog.authority import Authority, Handoff, taken_over
+from coranto_consumers.recoverylog.fnode_files import FnodeFiles, LocalFnodeFiles
+from coranto_consumers.recoverylog.fsm import Fsm
+from coranto_consumers.recoverylog.hints import Hints
+from coranto_consumers.recoverylog.operations import Author, Operation, fence_of
+from coranto_consumers.recoverylog.playback import Playback
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where a playback ended: files are in `directory`, and `fsm` is their state, as of the end of `log`.
+
+    `handoff` is the operation that took the log over, None when it was left to others. `hints` lead to this state.
+    """
+
+    log: str
+    directory: Path
+    fsm: Fsm
+    hints: Hints
+    handoff: Handoff | None = None
+    recovered_bytes: int = 0
+
+
+class Player:
+    """Plays `hints` into `directory`, which it empties first. Use as `async with Player(...) as player:`.
+
+    Playing begins with the block. Leaving it before `finish` or `hand_off` returned stops it, and removes the
+    directory, as does any failure; all methods then raise that failure. `authority` is told of a takeover, and what it
+    knows of the last one is checked: CorruptData is raised when that is not in the log any more.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        hints: Hints,
+        directory: Path,
+        *,
+        authority: Authority | None = None,
+        files: FnodeFiles | None = None,
+    ) -> None:
+        """Raises InvalidInput for hints that contradict themselves. `files` stands in for the directory's, in tests."""
+        self._client = client
+        self._hints = hints
+        self._directory = directory
+        self._authority = authority
+        self._files = files or LocalFnodeFiles(directory)
+        self._playback = Playback(Fsm(hints), self._files)
+        self._author: Author | None = None
+        self._requested = asyncio.Event()
+        self._tailing = asyncio.Event()
+        self._task: asyncio.Task[Recovery] | None = None
+
+    async def __aenter__(self) -> Player:
+        self._task = asyncio.create_task(self._play(), name=f"play {self._hints.log}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task = self._running()
+        if not task.done():
+            task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # Whoever waited has heard of it.
+
+    @property
+    def is_tailing(self) -> bool:
+        """Whether all was read that was in the log when playing began."""
+        return self._tailing.is_set()
+
+    async def tailing(self) -> None:
+        """Return once `is_tailing`. Raises the failure of playing."""
+        waiting = asyncio.ensure_future(self._tailing.wait())
+        try:
+            await asyncio.wait([waiting, self._running()], return_when=asyncio.FIRST_COMPLETED)
+            if not self._tailing.is_set():
+                self._running().result()
+        finally:
+            waiting.cancel()
+
+    async def finish(self) -> Recovery:
+        """Play to the present end of the log and leave it there."""
+        return await self._request(None)
+
+    async def hand_off(self, author: Author) -> Recovery:
+        """Play to the end of the log and take it over as `author`. The first of `finish` and `hand_off` counts.
+
+        Raises Fenced when the authority says that this process is not to.
+        """
+        if author <= 0:
+            raise InvalidInput(f"{author} is no author", field="author")
+        return await self._request(author)
+
+    async def _request(self, author: Author | None) -> Recovery:
+        if not self._requested.is_set():
+            self._author = author
+            self._requested.set()
+        return await asyncio.shield(self._running())
+
+    def _running(self) -> asyncio.Task[Recovery]:
+        if self._task is None:
+            raise InvalidInput("a player plays within its block: `async with Player(...) as player:`")
+        return self._task
+
+    # -- Playing ------------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> Recovery:
+        try:
+            self._files.prepare()
+            await self._play_to_end()
+            fsm = self._playback.fsm
+            if fsm.has_hints_left:
+                raise CorruptData(f"{self._hints.log} was played to its end, but files that hints name were not met")
+            self._files.make_live(fsm)
+        except BaseException:
+            self._files.abandon()
+            raise
+        _log.info("recovery_log.played", log=self._hints.log, files=len(fsm.live_fnodes), next_seq_no=fsm.next_seq_no)
+        return Recovery(
+            self._hints.log,
+            self._directory,
+            fsm,
+            fsm.hints(self._hints.log),
+            self._playback.handoff,
+            self._playback.recovered_bytes,
+        )
+
+    async def _play_to_end(self) -> None:
+        playback, log = self._playback, self._hints.log
+        heads = await self._heads()
+        if playback.fsm.next_hinted is None:
+            playback.seek(log, 0)
+        through = heads[log]
+        while playback.handoff is None:
+            segment = playback.fsm.next_hinted
+            if segment is not None:
+                if playback.wants_seek:
+                    playback.seek(segment.log, segment.first_offset)
+                    through = heads[segment.log]
+                elif playback.position >= through:
+                    raise CorruptData(
+                        f"{playback.log} was read through offset {through}, and the hinted {segment} was not met: "
+                        "its content is lost"
+                    )
+            if playback.position < through:
+                await self._read(through)
+                continue
+            playback.at_boundary()
+            self._tailing.set()
+            if not self._requested.is_set():
+                await self._tail()
+                through = await self._barrier(log)
+            elif self._author is None:
+                head = await self._barrier(log)
+                if head == through:
+                    return
+                through = head
+            else:
+                through = await self._inject(self._author)
+        assert self._author is not None
+        if self._authority is not None:
+            await self._authority.confirm(playback.handoff)
+
+    async def _heads(self) -> dict[str, int]:
+        """The heads of all logs that are to be read. Raises CorruptData when one is below what must be in it."""
+        logs = {self._hints.log: 0} | {segment.log: 0 for segment in self._playback.fsm.hinted_segments}
+        for log in logs:
+            logs[log] = await self._barrier(log)
+        for segment in self._playback.fsm.hinted_segments:
+            head = logs[segment.log]
+            if segment.first_offset >= head or segment.last_offset > head:
+                raise CorruptData(f"{segment.log} ends at offset {head}, below the hinted {segment}: content is lost")
+        owner = await self._authority.current() if self._authority is not None else None
+        handoff = owner.handoff if owner is not None else None
+        if handoff is not None and handoff.log in logs:
+            if logs[handoff.log] < handoff.end:
+                raise CorruptData(
+                    f"{handoff.log} ends at offset {logs[handoff.log]}, below the {handoff} by which it was taken over "
+                    "last: content is lost"
+                )
+            self._playback.expected = handoff
+        return logs
+
+    async def _barrier(self, log: str) -> int:
+        """The head of a log, behind all appends that were answered before."""
+        return (await self._client.append(log, b"", retry_unknown=True)).end
+
+    async def _read(self, through: int) -> None:
+        """Play [position, through), or less when there is to be a seek or at the handoff."""
+        playback = self._playback
+        async with contextlib.aclosing(
+            self._client.read(playback.log, playback.position, end_offset=through)
+        ) as chunks:
+            async for chunk in chunks:
+                if not self._take(chunk):
+                    return
+
+    async def _tail(self) -> None:
+        """Play what is written until a request comes."""
+        playback = self._playback
+        requested = asyncio.ensure_future(self._requested.wait())
+        reading = asyncio.ensure_future(self._read_on(playback.log, playback.position))
+        try:
+            await asyncio.wait([requested, reading], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (requested, reading):
+                task.cancel()
+            await asyncio.wait([requested, reading])
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read_on(self, log: str, offset: int) -> None:
+        chunks: AsyncGenerator[Chunk] = self._client.read(log, offset, block=True)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                self._take(chunk)
+
+    def _take(self, chunk: Chunk) -> bool:
+        if chunk.offset > self._playback.position:
+            self._playback.skip_to(chunk.offset)
+        return self._playback.feed(chunk.content)
+
+    async def _inject(self, author: Author) -> int:
+        """Append a no-op that continues the history as read so far, and return where it ends."""
+        fsm, log = self._playback.fsm, self._hints.log
+        if self._authority is not None:
+            await self._authority.claim(author)
+            owner = await self._authority.current()
+            if owner is None or owner.author != author:
+                raise taken_over(log, author, owner)
+        self._playback.await_author(author)
+        noop = Operation(fsm.next_seq_no, fsm.next_checksum, author)
+        result = await self._client.append(
+            log, encode_frame(noop.to_payload()), union_registers=fence_of(author), retry_unknown=True
+        )
+        return result.end

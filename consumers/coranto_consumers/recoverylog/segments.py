@@ -1,0 +1,141 @@
+"""Segments: stretches of a log that were written by one author, and sets of them that tell one history."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from coranto.errors import InvalidInput
+from coranto.names import validate_journal
+from coranto_consumers.recoverylog.operations import Author
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Operations [first_seq_no, last_seq_no] of a history, all by `author` and in `log`, the last one included.
+
+    `first_offset` is at most the journal offset of the first of them, and `first_checksum` what that one holds.
+    `last_offset` is where the last one ends, 0 if that is not known: a recorder cannot know, a player does.
+    """
+
+    author: Author
+    first_seq_no: int
+    first_offset: int
+    first_checksum: int
+    last_seq_no: int
+    last_offset: int = 0
+    log: str = ""
+
+    def validate(self) -> None:
+        """Raises InvalidInput for what no history has."""
+        if not 0 < self.author < 1 << 32:
+            raise InvalidInput(f"author {self.author} is not in [1, 2^32)", field="author")
+        if self.first_seq_no <= 0:
+            raise InvalidInput(f"{self.first_seq_no} is not positive", field="first_seq_no")
+        if self.first_offset < 0:
+            raise InvalidInput(f"{self.first_offset} is negative", field="first_offset")
+        if self.last_seq_no < self.first_seq_no:
+            raise InvalidInput(f"{self.last_seq_no} is below first_seq_no {self.first_seq_no}", field="last_seq_no")
+        if self.last_offset != 0 and self.last_offset <= self.first_offset:
+            raise InvalidInput(f"{self.last_offset} is not above first_offset {self.first_offset}", field="last_offset")
+        try:
+            validate_journal(self.log)
+        except InvalidInput as error:
+            raise error.within("log") from error
+
+
+class SegmentSet:
+    """Segments of one history, by `seq_no` and not overlapping.
+
+    Those of one log have ascending offsets; only the last of all may be without a `last_offset`.
+    """
+
+    def __init__(self, segments: Iterable[Segment] = ()) -> None:
+        self._segments: list[Segment] = []
+        for segment in segments:
+            self.add(segment)
+
+    def add(self, segment: Segment) -> None:
+        """Take in a segment, joined with those that it overlaps or continues. Raises InvalidInput if it contradicts."""
+        segment.validate()
+        begin = bisect.bisect_left(self._segments, segment.first_seq_no, key=lambda each: each.first_seq_no)
+        if begin > 0:
+            joined = join(self._segments[begin - 1], segment)
+            if joined is not None:
+                segment, begin = joined, begin - 1
+        end = begin
+        while end < len(self._segments):
+            joined = join(self._segments[end], segment)
+            if joined is None:
+                break
+            segment = joined
+            end += 1
+        self._segments[begin:end] = [segment]
+
+    def intersect(self, log: str, begin: int, end: int) -> list[Segment]:
+        """The segments of `log` that overlap its offsets [begin, end). One without a `last_offset` has no end."""
+        if end < begin:
+            raise InvalidInput(f"[{begin}, {end}) is no range of offsets")
+        return [
+            each
+            for each in self._segments
+            if each.log == log and each.first_offset < end and (each.last_offset == 0 or each.last_offset > begin)
+        ]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All of them, in order."""
+        return tuple(self._segments)
+
+
+def join(a: Segment, b: Segment) -> Segment | None:
+    """Both as one segment, None when they are apart. Raises InvalidInput when not both can be of one history.
+
+    Where both know the same, the tighter bound is kept: the larger `first_offset`, and a `last_offset` that is known.
+    """
+    if a.first_seq_no > b.first_seq_no or (a.first_seq_no == b.first_seq_no and a.last_seq_no < b.last_seq_no):
+        a, b = b, a
+    _check_order(a, b)
+    if a.last_seq_no + 1 < b.first_seq_no:
+        return None
+    if a.last_seq_no + 1 == b.first_seq_no and (a.author != b.author or a.log != b.log):
+        return None
+    if a.author != b.author:
+        raise InvalidInput(f"segments that overlap are of different authors: {a} and {b}")
+    if a.log != b.log:
+        raise InvalidInput(f"segments that overlap are of different logs: {a} and {b}")
+    first_offset, last_seq_no, last_offset = a.first_offset, a.last_seq_no, a.last_offset
+    if a.first_seq_no == b.first_seq_no:
+        first_offset = max(first_offset, b.first_offset)
+    if a.last_seq_no == b.last_seq_no and last_offset == 0:
+        last_offset = b.last_offset
+    if a.last_seq_no < b.last_seq_no:
+        last_seq_no, last_offset = b.last_seq_no, b.last_offset
+    return replace(a, first_offset=first_offset, last_seq_no=last_seq_no, last_offset=last_offset)
+
+
+def _check_order(a: Segment, b: Segment) -> None:
+    """Raise InvalidInput when offsets or checksums contradict; `a` begins first, and covers `b` if both begin there."""
+    begins_before = a.first_seq_no < b.first_seq_no
+    if begins_before and a.log == b.log and a.first_offset > b.first_offset:
+        raise InvalidInput(f"first offsets of segments do not ascend: {a} and {b}")
+    if begins_before and a.last_offset == 0 and b.last_offset != 0:
+        raise InvalidInput(f"a segment with a last offset follows one without: {a} and {b}")
+    if a.last_offset == 0 and a.log != b.log:
+        raise InvalidInput(f"a segment of another log follows one without a last offset: {a} and {b}")
+    if a.log == b.log:
+        later, earlier = (b, a) if a.last_seq_no <= b.last_seq_no else (a, b)
+        descends = later.last_offset != 0 and later.last_offset < earlier.last_offset
+        if descends or (
+            a.last_seq_no == b.last_seq_no and a.last_offset and b.last_offset and a.last_offset != b.last_offset
+        ):
+            raise InvalidInput(f"last offsets of segments do not ascend: {a} and {b}")
+    if a.first_seq_no == b.first_seq_no and a.first_checksum != b.first_checksum:
+        raise InvalidInput(f"segments have different checksums of one operation: {a} and {b}")

@@ -1,0 +1,117 @@
+"""From bytes to operations, however they are cut, and past what is none."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.messages.fixed_frame import MAGIC, encode_frame
+from coranto_consumers.recoverylog.decoder import MAX_PAYLOAD_BYTES, Data, Event, Found, Garbage, LogDecoder
+from coranto_consumers.recoverylog.operations import Author, Create, Fnode, Operation, Write
+
+LOG = "a/log"
+
+
+def frame(seq_no: int, change: Create | Write | None = None) -> bytes:
+    return encode_frame(Operation(seq_no, 0, Author(7), change).to_payload())
+
+
+def write(seq_no: int, content: bytes) -> bytes:
+    return frame(seq_no, Write(Fnode(1), 0, len(content))) + content
+
+
+def decode(pieces: list[bytes], accepted: set[int], offset: int = 0) -> tuple[list[Event], LogDecoder]:
+    decoder = LogDecoder(LOG, offset)
+    events: list[Event] = []
+    for piece in pieces:
+        for event in decoder.feed(piece):
+            events.append(event)
+            if isinstance(event, Found) and event.op.seq_no in accepted:
+                decoder.accept()
+    return events, decoder
+
+
+def summary(events: list[Event]) -> list[object]:
+    """Sequence numbers, data put together, and the total of garbage."""
+    found: list[object] = []
+    for event in events:
+        if isinstance(event, Found):
+            found.append(event.op.seq_no)
+        elif isinstance(event, Data):
+            if found and isinstance(found[-1], bytes):
+                found[-1] += event.content
+            else:
+                found.append(event.content)
+    return found
+
+
+CONTENT = frame(1, Create("/a")) + write(2, b"hello " * 20) + write(3, b"not for us") + write(4, b"") + frame(5)
+
+
+@given(st.lists(st.integers(0, len(CONTENT)), max_size=12))
+def test_however_content_is_cut_the_operations_are_the_same(cuts: list[int]) -> None:
+    ends = [*sorted(cuts), len(CONTENT)]
+    pieces = [CONTENT[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    events, decoder = decode(pieces, accepted={1, 2, 4, 5}, offset=1000)
+    assert summary(events) == [1, 2, b"hello " * 20, 3, 4, 5]
+    assert decoder.is_between
+    assert decoder.position == decoder.fed == 1000 + len(CONTENT)
+
+
+def test_operations_know_where_they_are() -> None:
+    events, _ = decode([CONTENT], accepted=set(), offset=1000)
+    spans = [(event.op.begin, event.op.end) for event in events if isinstance(event, Found)]
+    assert spans[0][0] == 1000
+    assert spans[-1][1] == 1000 + len(CONTENT)
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def test_what_is_incomplete_is_awaited() -> None:
+    content = write(1, b"0123456789")
+    for cut in range(1, len(content)):
+        events, decoder = decode([content[:cut]], accepted={1})
+        assert not decoder.is_between
+        assert decoder.fed == cut
+        assert decoder.is_inside_wanted == (len(events) > 0)
+
+
+def test_garbage_is_passed_over() -> None:
+    events, decoder = decode([b"garbage" + frame(1) + b"\x66\x33" + frame(2)], accepted={1, 2})
+    assert summary(events) == [1, 2]
+    garbage = [event for event in events if isinstance(event, Garbage)]
+    assert garbage == [Garbage(0, 7), Garbage(7 + len(frame(1)), 9 + len(frame(1)))]
+    assert decoder.is_between
+
+
+def test_a_frame_that_claims_too_much_is_garbage() -> None:
+    huge = MAGIC + (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little")
+    assert summary(decode([huge + frame(1)], accepted={1})[0]) == [1]
+
+
+def test_a_frame_that_holds_no_operation_is_garbage() -> None:
+    assert summary(decode([encode_frame(b"\xff\xff\xff") + frame(1)], accepted={1})[0]) == [1]
+
+
+def test_behind_garbage_an_operation_out_of_place_does_not_swallow_what_follows() -> None:
+    bogus = frame(9, Write(Fnode(1), 0, 1 << 40))
+    assert summary(decode([b"x" + bogus + frame(1) + write(2, b"data")], accepted={1, 2})[0]) == [9, 1, 2, b"data"]
+    # Without garbage, it is believed: it is another author's, and its bytes may look like anything.
+    assert summary(decode([frame(9, Write(Fnode(1), 0, len(frame(1)))) + frame(1) + frame(2)], {1, 2})[0]) == [9, 2]
+
+
+def test_a_restart_drops_what_is_incomplete() -> None:
+    _, decoder = decode([frame(1)[:9]], accepted=set())
+    decoder.restart(500)
+    assert decoder.is_between
+    assert [type(event) for event in decoder.feed(frame(2))] == [Found]
+    assert decoder.position == 500 + len(frame(2))
+
+
+@given(st.binary(max_size=200), st.data())
+def test_no_bytes_at_all_can_break_it(noise: bytes, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(noise)))
+    events, decoder = decode([noise[:cut], noise[cut:]], accepted={1})
+    assert decoder.fed == len(noise)
+    assert all(isinstance(event, (Found, Data, Garbage)) for event in events)

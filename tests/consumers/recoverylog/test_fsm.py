@@ -1,0 +1,283 @@
+"""The state machine. Frames here are counters, so that checksums do not depend on the encoding."""
+
+from __future__ import annotations
+
+import pytest
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto_consumers.recoverylog import Fsm, Hints, LiveFnode, Segment, Verdict
+from coranto_consumers.recoverylog.operations import (
+    Author,
+    Change,
+    Create,
+    Fnode,
+    Link,
+    Operation,
+    SetProperty,
+    Unlink,
+    Write,
+    crc32c,
+)
+
+LOG = "a/log"
+APPLIED, NOT_TRACKED = Verdict.APPLIED, Verdict.NOT_TRACKED
+
+
+class Machine:
+    """A state machine to which operations are written at ascending offsets, ten bytes each."""
+
+    def __init__(self, hints: Hints | None = None, offset: int = 0) -> None:
+        self.fsm = Fsm(hints or Hints(LOG))
+        self.offset = offset
+
+    def take(self, change: Change | None, author: int = 100, seq_no: int = 0, checksum: int | None = None) -> Verdict:
+        """By default an operation that is in its place."""
+        op = Operation(
+            seq_no or self.fsm.next_seq_no,
+            self.fsm.next_checksum if checksum is None else checksum,
+            Author(author),
+            change,
+            LOG,
+            self.offset,
+            self.offset + 10,
+        )
+        self.offset += 10
+        return self.fsm.apply(op, str(op.begin).encode())
+
+    def create(self, path: str, author: int = 100) -> Verdict:
+        return self.take(Create(path), author)
+
+    def link(self, fnode: int, path: str, author: int = 100) -> Verdict:
+        return self.take(Link(Fnode(fnode), path), author)
+
+    def unlink(self, fnode: int, path: str, author: int = 100) -> Verdict:
+        return self.take(Unlink(Fnode(fnode), path), author)
+
+    def write(self, fnode: int, author: int = 100) -> Verdict:
+        return self.take(Write(Fnode(fnode), 0, 10), author)
+
+
+def segment(author: int, first: int, last: int, begin: int, end: int = 0, checksum: int = 0) -> Segment:
+    return Segment(Author(author), first, begin, checksum, last, end, LOG)
+
+
+def live(*segments: Segment) -> LiveFnode:
+    return LiveFnode(Fnode(segments[0].first_seq_no), segments)
+
+
+def test_a_history_begins_with_the_first_operation_and_checksum_zero() -> None:
+    machine = Machine()
+    assert machine.take(Create("/a"), seq_no=2) is Verdict.WRONG_SEQ_NO
+    assert machine.take(Create("/a"), checksum=1) is Verdict.WRONG_CHECKSUM
+    assert machine.create("/a") is APPLIED
+    assert machine.fsm.next_seq_no == 2
+    assert machine.fsm.next_checksum == crc32c(0, b"20")
+    assert machine.take(Write(Fnode(1), 0, 1), checksum=0) is Verdict.WRONG_CHECKSUM
+    assert machine.take(None) is APPLIED
+    assert machine.fsm.next_seq_no == 3
+
+
+def test_files_are_created() -> None:
+    machine = Machine(Hints(LOG, (), (SetProperty("/property", "x"),)))
+    assert machine.create("/a") is APPLIED
+    assert machine.create("/a") is Verdict.PATH_EXISTS
+    assert machine.create("/property") is Verdict.PROPERTY_EXISTS
+    assert machine.create("/b") is APPLIED
+    assert dict(machine.fsm.paths) == {"/a": 1, "/b": 2}
+    assert machine.fsm.hints(LOG) == Hints(
+        LOG,
+        (
+            live(segment(100, 1, 1, 0, 10)),
+            live(segment(100, 2, 2, 30, 40, checksum=crc32c(0, b"0"))),
+        ),
+        (SetProperty("/property", "x"),),
+    )
+
+
+def test_a_file_that_is_not_hinted_is_not_tracked() -> None:
+    hints = Hints(LOG, (live(segment(100, 42, 42, 0)), live(segment(100, 44, 44, 0))))
+    machine = Machine(Hints(LOG, (live(segment(100, 42, 44, 0)), hints.live_fnodes[1])))
+    assert machine.create("/a") is APPLIED
+    assert machine.create("/b") is NOT_TRACKED
+    assert machine.create("/c") is APPLIED
+    assert dict(machine.fsm.paths) == {"/a": 42, "/c": 44}
+    assert machine.fsm.live_fnodes == [42, 44]
+    assert not machine.fsm.has_hints_left
+
+
+def test_a_hinted_file_must_be_created_where_hints_say() -> None:
+    machine = Machine(Hints(LOG, (live(segment(100, 42, 45, 0)), live(segment(100, 44, 44, 0)))))
+    assert machine.create("/a") is APPLIED
+    assert machine.write(42) is APPLIED
+    assert machine.write(42) is Verdict.NOT_HINTED_CREATE
+    assert machine.fsm.next_seq_no == 44
+    assert machine.create("/b") is APPLIED
+
+
+def test_files_are_linked() -> None:
+    machine = Machine(Hints(LOG, (), (SetProperty("/property", "x"),)))
+    machine.create("/a")
+    machine.create("/b")
+    assert machine.link(1, "/b") is Verdict.PATH_EXISTS
+    assert machine.link(99, "/b") is Verdict.PATH_EXISTS
+    assert machine.link(1, "/property") is Verdict.PROPERTY_EXISTS
+    assert machine.fsm.next_seq_no == 3
+    assert machine.link(99, "/new") is NOT_TRACKED
+    assert machine.fsm.next_seq_no == 4
+    checksum = machine.fsm.next_checksum
+    assert machine.link(1, "/new", author=200) is APPLIED
+    assert machine.link(2, "/newer") is APPLIED
+    assert machine.fsm.paths_of(Fnode(1)) == {"/a", "/new"}
+    first, second = machine.fsm.hints(LOG).live_fnodes
+    assert first.segments == (segment(100, 1, 1, 0, 10), segment(200, 4, 4, 60, 70, checksum))
+    assert [(each.first_seq_no, each.last_seq_no) for each in second.segments] == [(2, 5)]
+
+
+def test_files_are_unlinked_and_go_with_their_last_path() -> None:
+    machine = Machine()
+    machine.create("/a")
+    machine.create("/b")
+    machine.link(2, "/c")
+    assert machine.unlink(2, "/nowhere") is Verdict.NO_SUCH_LINK
+    assert machine.unlink(2, "/a") is Verdict.NO_SUCH_LINK
+    assert machine.unlink(99, "/a") is NOT_TRACKED
+    assert machine.unlink(2, "/b") is APPLIED
+    assert dict(machine.fsm.paths) == {"/a": 1, "/c": 2}
+    assert machine.fsm.hints(LOG).live_fnodes[1].segments[0].last_seq_no == 5
+    assert machine.unlink(2, "/c") is APPLIED
+    assert machine.fsm.live_fnodes == [1]
+    assert machine.unlink(1, "/a") is APPLIED
+    assert machine.fsm.live_fnodes == []
+    assert machine.fsm.hints(LOG) == Hints(LOG)
+
+
+def test_properties_are_set_and_changed() -> None:
+    machine = Machine()
+    machine.create("/a")
+    assert machine.take(SetProperty("/p", "one")) is APPLIED
+    assert machine.take(SetProperty("/a", "two")) is Verdict.PATH_EXISTS
+    assert machine.take(SetProperty("/p", "three")) is APPLIED
+    assert machine.fsm.properties == {"/p": "three"}
+
+
+def test_writes_extend_the_segments_of_their_file() -> None:
+    machine = Machine()
+    machine.create("/a")
+    assert machine.write(1) is APPLIED
+    assert machine.write(15) is NOT_TRACKED
+    assert machine.write(1) is APPLIED
+    assert machine.fsm.hints(LOG).live_fnodes == (live(segment(100, 1, 4, 0, 40)),)
+
+
+def test_hints_choose_among_the_histories_of_several_authors() -> None:
+    hints = Hints(
+        LOG,
+        (
+            LiveFnode(
+                Fnode(42),
+                (segment(100, 42, 42, 0), segment(200, 44, 44, 0), segment(300, 45, 45, 0), segment(400, 46, 47, 0)),
+            ),
+        ),
+    )
+    machine = Machine(hints)
+    assert machine.take(Create("/a"), author=666) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.create("/a", author=100) is APPLIED
+    # 43 is of no interest: the next hinted operation is 44 of author 200, whose checksum the hints tell.
+    assert machine.fsm.next_seq_no == 44
+    assert machine.write(42, author=100) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.take(Write(Fnode(42), 0, 1), author=200, seq_no=43) is Verdict.WRONG_SEQ_NO
+    assert machine.write(42, author=200) is APPLIED
+    assert machine.write(42, author=666) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.write(42, author=300) is APPLIED
+    assert machine.write(42, author=300) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.write(42, author=400) is APPLIED
+    assert machine.fsm.has_hints_left
+    assert machine.write(42, author=400) is APPLIED
+    assert not machine.fsm.has_hints_left
+    found = [(each.author, each.first_seq_no, each.last_seq_no) for each in machine.fsm.hints(LOG).live_segments()]
+    assert found == [(100, 42, 42), (200, 44, 44), (300, 45, 45), (400, 46, 47)]
+    assert machine.write(42, author=666) is APPLIED
+
+
+def test_hints_lead_to_the_state_that_they_were_made_of() -> None:
+    first = Machine()
+    for path in ("/a", "/b", "/c"):
+        first.create(path)
+    first.write(2)
+    first.unlink(1, "/a")
+    first.write(3)
+    second = Machine(first.fsm.hints(LOG), offset=10)  # The file of the first operation is gone.
+    second.create("/b")
+    second.create("/c")
+    second.write(2)
+    assert second.unlink(1, "/a") is NOT_TRACKED
+    second.write(3)
+    assert second.fsm.hints(LOG) == first.fsm.hints(LOG)
+    assert (second.fsm.next_seq_no, second.fsm.next_checksum) == (first.fsm.next_seq_no, first.fsm.next_checksum)
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        Hints(""),
+        Hints(LOG, (LiveFnode(Fnode(1), ()),)),
+        Hints(LOG, (LiveFnode(Fnode(2), (segment(100, 1, 5, 0),)),)),
+        Hints(LOG, (live(segment(100, 5, 5, 50)), live(segment(100, 4, 4, 40)))),
+        Hints(LOG, (live(segment(100, 1, 5, 0)), live(segment(200, 4, 4, 40)))),
+        Hints("other/log", (live(segment(100, 1, 5, 0)),)),
+    ],
+)
+def test_hints_that_contradict_themselves_are_refused(hints: Hints) -> None:
+    with pytest.raises(InvalidInput):
+        Fsm(hints)
+    with pytest.raises(CorruptData):
+        Hints.from_bytes(hints.to_json() if hints.log != "other/log" else hints.to_wire().SerializeToString()[2:])
+
+
+# -- Hints as bytes ---------------------------------------------------------------------------------------------------
+
+HINTS = Hints(
+    LOG,
+    (
+        LiveFnode(
+            Fnode(5),
+            (Segment(Author(0xFFFFFFFF), 5, 0, 0, 8, 1 << 40, "old/log"), Segment(Author(7), 9, 100, 11, 10, 0, LOG)),
+        ),
+    ),
+    (SetProperty("/IDENTITY", "ü"),),
+)
+
+
+def test_hints_in_json_are_as_gazette_writes_them() -> None:
+    assert HINTS.to_json() == (
+        b'{"log":"a/log","live_nodes":[{"fnode":5,"segments":['
+        b'{"author":4294967295,"first_seq_no":5,"last_seq_no":8,"last_offset":1099511627776,"log":"old/log"},'
+        b'{"author":7,"first_seq_no":9,"first_offset":100,"first_checksum":11,"last_seq_no":10}]}],'
+        b'"properties":[{"path":"/IDENTITY","content":"\\u00fc"}]}'
+    )
+
+
+@pytest.mark.parametrize("content", [HINTS.to_json(), HINTS.to_wire().SerializeToString()])
+def test_hints_are_read_from_either_encoding(content: bytes) -> None:
+    assert Hints.from_bytes(content) == HINTS
+
+
+def test_what_go_writes_for_nothing_is_read() -> None:
+    assert Hints.from_bytes(b'{"log":"a/log","live_nodes":null,"properties":null}') == Hints(LOG)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xff",
+        b'{"log":5}',
+        b'{"log":"a/log","live_nodes":[{"fnode":1,"segments":[{"author":-1}]}]}',
+        b'{"log":"a/log","live_nodes":[{"fnode":1,"segments":[{"strange":1}]}]}',
+        b'{"log":"a/log","live_nodes":[5]}',
+    ],
+)
+def test_what_is_no_hints_is_refused(content: bytes) -> None:
+    with pytest.raises(CorruptData):
+        Hints.from_bytes(content)
