@@ -1,13 +1,21 @@
-"""Committed messages of one journal, for programs that read it from some offset to another or follow it."""
+"""Committed messages of a broker's journals, for programs that read one from some offset to another or follow it.
+
+`committed_reader` and its asynchronous twin make readers that can be stopped and gone on with (see
+`coranto.messages.reading`); `committed_messages` is for reading a range once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from typing import TypeVar
 
+from coranto.client.client import JournalClient
 from coranto.client.sync import SyncJournalClient
-from coranto.messages.framing import Envelope, Framing, iter_messages
-from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
+from coranto.errors import InvalidInput
+from coranto.messages.checkpoints import Source
+from coranto.messages.framing import Envelope, Framing
+from coranto.messages.reading import AsyncReadCommitted, AsyncReadUncommitted, ReadCommitted, ReadUncommitted
+from coranto.messages.sequencer import DEFAULT_RING_SIZE
 
 M = TypeVar("M")
 
@@ -31,12 +39,61 @@ def committed_messages(
         end = client.head(journal)
     if end is not None and end <= begin:
         return
+    yield from committed_reader(client, journal, framing, Source(begin), end=end, block=block)
 
-    def read(first: int, last: int | None, wait: bool = False) -> Iterator[Envelope[M]]:
-        chunks = client.read(journal, first, end_offset=last or 0, block=wait)
-        return iter_messages(framing, journal, chunks, first)
 
-    def replay(wanted: ReplayRange) -> Iterator[Envelope[M]]:
-        return read(wanted.begin, wanted.end)
+def committed_reader(
+    client: SyncJournalClient,
+    journal: str,
+    framing: Framing[M],
+    source: Source | None = None,
+    *,
+    end: int | None = None,
+    block: bool = False,
+    ring_size: int = DEFAULT_RING_SIZE,
+) -> ReadCommitted[M]:
+    """A reader of committed messages that goes on from `source`, by default at the journal's beginning.
 
-    yield from read_committed(read(begin, end, block), Sequencer(), replay)
+    It ends at `end`, or at the write head at which it meets no more content; with `block` it waits there for more.
+    What it raises while iterated is CorruptMessage, what the client's reads raise, and OffsetJump when messages that
+    have to be read again are gone.
+    """
+    _check(source, end)
+
+    def read(first: int, last: int | None) -> Iterable[Envelope[M]]:
+        if last is None:
+            chunks = client.read(journal, first, end_offset=end or 0, block=block)
+        else:
+            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
+        return ReadUncommitted(framing, journal, chunks, first)
+
+    return ReadCommitted(read, journal, source, ring_size=ring_size)
+
+
+def async_committed_reader(
+    client: JournalClient,
+    journal: str,
+    framing: Framing[M],
+    source: Source | None = None,
+    *,
+    end: int | None = None,
+    block: bool = False,
+    ring_size: int = DEFAULT_RING_SIZE,
+) -> AsyncReadCommitted[M]:
+    """As `committed_reader`, for the asynchronous client. Close it (`contextlib.aclosing`) when leaving it early."""
+    _check(source, end)
+
+    def read(first: int, last: int | None) -> AsyncIterable[Envelope[M]]:
+        if last is None:
+            chunks = client.read(journal, first, end_offset=end or 0, block=block)
+        else:
+            chunks = client.read(journal, first, end_offset=last, fail_on_jump=True)
+        return AsyncReadUncommitted(framing, journal, chunks, first)
+
+    return AsyncReadCommitted(read, journal, source, ring_size=ring_size)
+
+
+def _check(source: Source | None, end: int | None) -> None:
+    begin = source.read_through if source is not None else 0
+    if end is not None and end <= begin:
+        raise InvalidInput(f"there is nothing to read from offset {begin} up to {end}", field="end")

@@ -1,13 +1,24 @@
 """Messages: UUIDs, framings, publishing and read-committed sequencing.
 
-`coranto.messages.columnar` sequences whole columns of messages; it needs numpy (the `consumers` extra), so that it is
-not imported here.
+What works on whole columns of messages (`columnar`, `columnar_sequencer`) or on Arrow batches (`arrow_payload`) needs
+the `consumers` extra, so that it is not imported here.
 """
 
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prune
+from coranto.messages.csv_rows import CsvRows, NamedRows, TextRows
+from coranto.messages.fixed_frame import FixedFrame
 from coranto.messages.framing import Envelope, Framing, IncompleteTail, JsonLines, iter_messages
 from coranto.messages.mapping import ModuloMapping, RandomMapping, RendezvousMapping, modulo, rendezvous
+from coranto.messages.models import ModelRows, TypedLines
+from coranto.messages.payloads import Message, OwnPayload, ProtobufJson, ProtobufPayload
 from coranto.messages.publisher import Publisher, SyncPublisher, TransactionBuilder
+from coranto.messages.reading import (
+    AsyncReadCommitted,
+    AsyncReadUncommitted,
+    ReadCommitted,
+    ReadUncommitted,
+    Transaction,
+)
 from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import (
     Clock,
@@ -22,25 +33,40 @@ from coranto.messages.uuids import (
 )
 
 __all__ = [
+    "AsyncReadCommitted",
+    "AsyncReadUncommitted",
     "Checkpoint",
     "Clock",
+    "CsvRows",
     "Envelope",
+    "FixedFrame",
     "Flags",
     "Framing",
     "IncompleteTail",
     "JsonLines",
+    "Message",
+    "ModelRows",
     "ModuloMapping",
+    "NamedRows",
     "Outcome",
+    "OwnPayload",
     "ProducerId",
     "ProducerState",
+    "ProtobufJson",
+    "ProtobufPayload",
     "Publisher",
     "RandomMapping",
+    "ReadCommitted",
+    "ReadUncommitted",
     "RendezvousMapping",
     "ReplayRange",
     "Sequencer",
     "Source",
     "SyncPublisher",
+    "TextRows",
+    "Transaction",
     "TransactionBuilder",
+    "TypedLines",
     "UuidParts",
     "build_uuid",
     "format_uuid",

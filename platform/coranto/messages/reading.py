@@ -1,0 +1,324 @@
+"""Readers of one journal's messages: all of them, the committed ones, or whole transactions.
+
+`ReadUncommitted` yields every message as it stands: duplicates, pending ones, acknowledgements. `ReadCommitted` puts a
+`Sequencer` behind it and yields committed content messages, each once; its `transactions` yields them as the sets that
+were committed together. Each has an asynchronous twin. What they read comes from a callable, so that they work with any
+client (`coranto.client.committed` has readers for journals of brokers), and with plain bytes in a test.
+
+A reader of committed messages goes on from a `Source`, and its `source()` says where the next one is to go on. After an
+error a reader of committed messages is at its end; make another one from its `source()`.
+
+Readers that are left early should be closed, for what they read from to be closed too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
+
+import structlog
+
+from coranto.errors import CorruptMessage
+from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S, Source
+from coranto.messages.framing import ContentChunk, Decoder, Envelope, Framing, IncompleteTail
+from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.uuids import Flags, ProducerId
+
+M = TypeVar("M")
+
+log = structlog.get_logger()
+
+
+class Transaction(NamedTuple, Generic[M]):
+    """Messages that were committed together: by one acknowledgement, or one by itself.
+
+    `end` is the offset behind what committed them; `clock` that message's clock.
+    """
+
+    journal: str
+    producer: ProducerId
+    clock: int
+    end: int
+    messages: tuple[Envelope[M], ...]
+    """In the order in which they were published; never empty."""
+
+
+Read: TypeAlias = Callable[[int, int | None], Iterable[Envelope[M]]]
+"""Reads messages of [begin, end) of a journal.
+
+Without an end it reads as far as the reader is to go. With one it reads what was read before, once more (a replay):
+should content be gone by now, it must fail rather than leave messages out.
+"""
+
+ReadAsync: TypeAlias = Callable[[int, int | None], AsyncIterable[Envelope[M]]]
+"""`Read`, asynchronously."""
+
+
+class _Uncommitted(Generic[M]):
+    """What both readers of uncommitted messages share."""
+
+    def __init__(
+        self,
+        framing: Framing[M],
+        journal: str,
+        offset: int,
+        on_corrupt: Callable[[CorruptMessage], object] | None,
+    ) -> None:
+        self._decoder: Decoder[M] = framing.decoder(journal, offset)
+        self._decoded: Iterator[Envelope[M]] = iter(())
+        self._on_corrupt = on_corrupt
+
+    @property
+    def offset(self) -> int:
+        """Where the message after those returned begins."""
+        return self._decoder.offset
+
+    @property
+    def tail(self) -> IncompleteTail | None:
+        """What the content read so far ends with, when that is not a whole message."""
+        return self._decoder.finish()
+
+    def _next_decoded(self) -> Envelope[M] | None:
+        while True:
+            try:
+                return next(self._decoded, None)
+            except CorruptMessage as error:
+                self._decoded = self._decoder.feed(b"")  # Go on behind it.
+                if self._on_corrupt is None:
+                    raise
+                self._on_corrupt(error)
+
+    def _feed(self, chunk: bytes | ContentChunk) -> None:
+        if isinstance(chunk, bytes):
+            self._decoded = self._decoder.feed(chunk)
+        else:
+            self._decoded = self._decoder.feed(chunk.content, chunk.offset)
+
+
+class ReadUncommitted(_Uncommitted[M]):
+    """Iterates over all messages in `chunks`, consecutive content of `journal` from `offset` on.
+
+    A message is undecoded until its `Envelope.message` is asked for. `on_corrupt` is given what cannot be read, and
+    reading goes on behind it; without it CorruptMessage is raised, after which the iteration can go on likewise.
+    A message cut off by the content's end is not returned: see `tail`. Where content is gone the offsets jump.
+    """
+
+    def __init__(
+        self,
+        framing: Framing[M],
+        journal: str,
+        chunks: Iterable[bytes | ContentChunk],
+        offset: int = 0,
+        *,
+        on_corrupt: Callable[[CorruptMessage], object] | None = None,
+    ) -> None:
+        super().__init__(framing, journal, offset, on_corrupt)
+        self._chunks = iter(chunks)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Envelope[M]:
+        while (envelope := self._next_decoded()) is None:
+            self._feed(next(self._chunks))
+        return envelope
+
+    def close(self) -> None:
+        _close(self._chunks)
+
+
+class AsyncReadUncommitted(_Uncommitted[M]):
+    """`ReadUncommitted` over asynchronous reads."""
+
+    def __init__(
+        self,
+        framing: Framing[M],
+        journal: str,
+        chunks: AsyncIterable[bytes | ContentChunk],
+        offset: int = 0,
+        *,
+        on_corrupt: Callable[[CorruptMessage], object] | None = None,
+    ) -> None:
+        super().__init__(framing, journal, offset, on_corrupt)
+        self._chunks = aiter(chunks)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Envelope[M]:
+        while (envelope := self._next_decoded()) is None:
+            self._feed(await anext(self._chunks))
+        return envelope
+
+    async def aclose(self) -> None:
+        await _aclose(self._chunks)
+
+
+class _Committed(Generic[M]):
+    """What both readers of committed messages share."""
+
+    def __init__(self, journal: str, source: Source | None, ring_size: int) -> None:
+        self.journal = journal
+        self._sequencer: Sequencer[M] = Sequencer({journal: source or Source()}, ring_size)
+
+    @property
+    def offset(self) -> int:
+        """The offset below which all messages were read and, where committed, returned."""
+        return self._sequencer.read_through(self.journal)
+
+    def source(self, prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S) -> Source:
+        """Where to go on: covers exactly what was returned so far.
+
+        Producers silent for longer than the horizon, in seconds by the journal's own clocks, are forgotten; with 0 none
+        is.
+        """
+        return self._sequencer.checkpoint(prune_horizon_s)[self.journal]
+
+    def _queue(self, envelope: Envelope[M]) -> None:
+        if self._sequencer.queue(envelope) is Outcome.ACK_RESET:
+            log.warning(
+                "a producer went back to an outdated checkpoint: what it publishes again is read again",
+                journal=envelope.journal,
+                offset=envelope.begin,
+                producer=envelope.producer.hex(),
+                clock=envelope.clock,
+            )
+
+
+class ReadCommitted(_Committed[M]):
+    """Iterates over the committed content messages of a journal, each once, in the order in which they were committed.
+
+    `read` is called with the offset to begin at, and again for replays: whenever an acknowledgement commits messages
+    that `ring_size` others have displaced from memory. A transaction is returned whole, one message after the other, as
+    soon as it is acknowledged, whatever other producers have open.
+    """
+
+    def __init__(
+        self, read: Read[M], journal: str, source: Source | None = None, *, ring_size: int = DEFAULT_RING_SIZE
+    ) -> None:
+        super().__init__(journal, source, ring_size)
+        self._read = read
+        self._messages = self._run()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Envelope[M]:
+        for message in self._messages:
+            if _is_content(message):
+                return message
+        raise StopIteration
+
+    def close(self) -> None:
+        _close(self._messages)
+
+    def transactions(self) -> Iterator[Transaction[M]]:
+        """The rest, by transaction; each is in memory as a whole.
+
+        A `source()` taken between two transactions covers all of those returned, and nothing of the next.
+        """
+        collected: list[Envelope[M]] = []
+        for message in self._messages:
+            if _is_content(message):
+                collected.append(message)
+            if not self._sequencer.is_delivering and collected:
+                yield _transaction(message, collected)
+                collected = []
+
+    def _run(self) -> Iterator[Envelope[M]]:
+        """All that the sequencer hands out."""
+        sequencer = self._sequencer
+        with _closing(self._read(self.offset, None)) as envelopes:
+            for envelope in envelopes:
+                self._queue(envelope)
+                wanted = sequencer.replay_range
+                if wanted is not None:
+                    with _closing(self._read(wanted.begin, wanted.end)) as replayed:
+                        yield from filter(sequencer.replay, replayed)
+                    sequencer.end_replay()
+                while (committed := sequencer.step()) is not None:
+                    yield committed
+
+
+class AsyncReadCommitted(_Committed[M]):
+    """`ReadCommitted` over asynchronous reads."""
+
+    def __init__(
+        self, read: ReadAsync[M], journal: str, source: Source | None = None, *, ring_size: int = DEFAULT_RING_SIZE
+    ) -> None:
+        super().__init__(journal, source, ring_size)
+        self._read = read
+        self._messages = self._run()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Envelope[M]:
+        while not _is_content(message := await anext(self._messages)):
+            pass
+        return message
+
+    async def aclose(self) -> None:
+        await _aclose(self._messages)
+
+    async def transactions(self) -> AsyncIterator[Transaction[M]]:
+        """As `ReadCommitted.transactions`."""
+        collected: list[Envelope[M]] = []
+        async for message in self._messages:
+            if _is_content(message):
+                collected.append(message)
+            if not self._sequencer.is_delivering and collected:
+                yield _transaction(message, collected)
+                collected = []
+
+    async def _run(self) -> AsyncIterator[Envelope[M]]:
+        sequencer = self._sequencer
+        async with _aclosing(self._read(self.offset, None)) as envelopes:
+            async for envelope in envelopes:
+                self._queue(envelope)
+                wanted = sequencer.replay_range
+                if wanted is not None:
+                    async with _aclosing(self._read(wanted.begin, wanted.end)) as replay:
+                        async for replayed in replay:
+                            if sequencer.replay(replayed):
+                                yield replayed
+                    sequencer.end_replay()
+                while (committed := sequencer.step()) is not None:
+                    yield committed
+
+
+def _is_content(message: Envelope[M]) -> bool:
+    return message.flags != Flags.ACK_TXN or message.clock == 0
+
+
+def _transaction(last: Envelope[M], messages: list[Envelope[M]]) -> Transaction[M]:
+    return Transaction(last.journal, last.producer, last.clock, last.end, tuple(messages))
+
+
+def _close(iterated: object) -> None:
+    close = getattr(iterated, "close", None)
+    if close is not None:
+        close()
+
+
+async def _aclose(iterated: object) -> None:
+    close = getattr(iterated, "aclose", None)
+    if close is not None:
+        await close()
+
+
+@contextlib.contextmanager
+def _closing(iterated: Iterable[Envelope[M]]) -> Iterator[Iterable[Envelope[M]]]:
+    try:
+        yield iterated
+    finally:
+        _close(iterated)
+
+
+@contextlib.asynccontextmanager
+async def _aclosing(iterated: AsyncIterable[Envelope[M]]) -> AsyncIterator[AsyncIterable[Envelope[M]]]:
+    try:
+        yield iterated
+    finally:
+        await _aclose(iterated)

@@ -1,0 +1,159 @@
+"""Publishers and readers of committed messages over the clients, against a fake broker."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.client.committed import async_committed_reader, committed_messages, committed_reader
+from coranto.client.sync import SyncJournalClient
+from coranto.errors import InvalidInput, OffsetJump
+from coranto.messages.checkpoints import Source
+from coranto.messages.framing import Envelope, JsonLines, JsonObject
+from coranto.messages.publisher import Publisher, SyncPublisher
+from coranto.messages.sequencer import Outcome, Sequencer
+from coranto.messages.uuids import Clock, Flags, build_uuid, new_producer_id
+from coranto.testing.command_line import RemoteBroker
+from coranto.testing.fake_broker import FakeBroker
+
+JOURNAL = "a/journal"
+LINES = JsonLines()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker() as broker:
+        broker.create(JOURNAL)
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: FakeBroker) -> AsyncIterator[JournalClient]:
+    async with JournalClient(broker.endpoint) as client:
+        yield client
+
+
+def publisher(client: JournalClient, clock: Clock) -> Publisher[JsonObject]:
+    return Publisher(client.append, producer=new_producer_id(os.urandom), clock=clock, framing=LINES)
+
+
+def texts(messages: list[Envelope[JsonObject]]) -> list[str]:
+    return [message.message["text"] for message in messages]
+
+
+async def test_a_reader_follows_transactions_as_they_are_acknowledged(client: JournalClient) -> None:
+    clock = Clock(lambda: 0)
+    alone, in_transactions = publisher(client, clock), publisher(client, clock)
+    reader = async_committed_reader(client, JOURNAL, LINES, block=True, ring_size=3)
+
+    async with contextlib.aclosing(reader):
+        await in_transactions.add(JOURNAL, {"text": "one"})
+        await in_transactions.flush()
+        await alone.publish(JOURNAL, {"text": "two"})
+        await alone.flush()
+        await in_transactions.commit()
+        transactions = reader.transactions()
+        read = [await anext(transactions), await anext(transactions)]
+        assert [texts(list(one.messages)) for one in read] == [["two"], ["one"]]
+        assert [one.producer for one in read] == [alone.producer, in_transactions.producer]
+
+        # Enough of both to need a replay.
+        for text in ("three", "five", "seven", "nine"):
+            await in_transactions.add(JOURNAL, {"text": text})
+            await in_transactions.flush()
+            await alone.publish(JOURNAL, {"text": f"after {text}"})
+            await alone.flush()
+        await in_transactions.commit()
+        read = [await anext(transactions) for _ in range(5)]
+        assert [texts(list(one.messages)) for one in read] == [
+            ["after three"],
+            ["after five"],
+            ["after seven"],
+            ["after nine"],
+            ["three", "five", "seven", "nine"],
+        ]
+        assert reader.source().read_through == await client.head(JOURNAL)
+
+
+async def test_what_is_published_stands_in_the_journal_byte_for_byte(client: JournalClient, broker: FakeBroker) -> None:
+    clock = Clock(lambda: 0)
+    one = publisher(client, clock)
+    await one.publish(JOURNAL, {"text": "hello"})
+    await one.add("b/journal", {"text": "pending"})
+    broker.create("b/journal")
+    await one.commit()
+    first = clock.last - 2 * 160
+    content = broker.journals[JOURNAL].content
+    assert content == LINES.marshal({"text": "hello"}, build_uuid(one.producer, first, Flags.OUTSIDE_TXN))
+    [pending, ack] = broker.journals["b/journal"].content.splitlines(keepends=True)
+    assert pending == LINES.marshal({"text": "pending"}, build_uuid(one.producer, first + 160, Flags.CONTINUE_TXN))
+    assert ack == LINES.acknowledgement(build_uuid(one.producer, first + 320, Flags.ACK_TXN))
+
+
+async def test_messages_to_be_replayed_that_are_gone_are_an_error(
+    client: JournalClient, broker: FakeBroker, tmp_path: Path
+) -> None:
+    one = publisher(client, Clock(lambda: 0))
+    for text in ("a", "b", "c"):
+        await one.add(JOURNAL, {"text": text})
+        await one.flush()
+        broker.journals[JOURNAL].roll(tmp_path)
+    reader = async_committed_reader(client, JOURNAL, LINES)
+    assert [message async for message in reader] == []
+    source = reader.source()
+    end = await client.head(JOURNAL)
+    await one.commit()
+    broker.journals[JOURNAL].drop_before(end // 3)
+    with pytest.raises(OffsetJump):
+        _ = [message async for message in async_committed_reader(client, JOURNAL, LINES, source)]
+
+
+def test_the_blocking_reader_goes_on_from_its_source(remote: RemoteBroker) -> None:
+    remote.fake.create(JOURNAL)
+    with SyncJournalClient(remote.fake.endpoint) as client:
+        one = SyncPublisher(client.append, producer=new_producer_id(os.urandom), clock=Clock(lambda: 0), framing=LINES)
+        reader = committed_reader(client, JOURNAL, LINES)
+        assert list(reader) == []
+        source = reader.source()
+        for text in ("a", "b", "c"):
+            one.add(JOURNAL, {"text": text})
+        one.commit()
+        one.publish(JOURNAL, {"text": "d"})
+        one.flush()
+        reader = committed_reader(client, JOURNAL, LINES, source, block=True)
+        assert texts(list(itertools.islice(reader, 2))) == ["a", "b"]
+        source = reader.source()
+        reader.close()
+        head = client.head(JOURNAL)
+        assert texts(list(committed_reader(client, JOURNAL, LINES, source, end=head))) == ["c", "d"]
+        assert texts(list(committed_messages(client, JOURNAL, LINES))) == ["a", "b", "c", "d"]
+        assert list(committed_messages(client, JOURNAL, LINES, begin=head)) == []
+        with pytest.raises(InvalidInput, match=f"nothing to read from offset {head} up to {head}"):
+            committed_reader(client, JOURNAL, LINES, Source(head), end=head)
+
+
+async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient, broker: FakeBroker) -> None:
+    broker.create("b/journal")
+    one = publisher(client, Clock(lambda: 0))
+    for journal in (JOURNAL, "b/journal"):
+        await one.add(journal, {"text": journal})
+    await one.commit()
+    sequencer: Sequencer[JsonObject] = Sequencer()
+    outcomes, delivered = [], []
+    for journal in (JOURNAL, "b/journal"):
+        decoder = LINES.decoder(journal, 0)
+        async for chunk in client.read(journal):
+            for envelope in decoder.feed(chunk.content, chunk.offset):
+                outcomes.append(sequencer.queue(envelope))
+                delivered += iter(sequencer.step, None)
+    assert outcomes == [Outcome.CONTINUE_BEGIN, Outcome.ACK_COMMIT_RING] * 2
+    assert [(message.journal, message.flags) for message in delivered] == [
+        (journal, flags) for journal in (JOURNAL, "b/journal") for flags in (Flags.CONTINUE_TXN, Flags.ACK_TXN)
+    ]
+    assert set(sequencer.checkpoint()) == {JOURNAL, "b/journal"}
