@@ -32,6 +32,7 @@ from coranto_broker.persister import FragmentPersister
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
+from coranto_broker.retention import Retention
 from coranto_broker.security import keys_of, peer_tls
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
@@ -88,6 +89,14 @@ class Broker:
         self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge)
         self.resolver = Resolver(keyspace, self.member, self)
         self._health = StoreHealth(stores, clock, self.spawn)
+        self._retention = Retention(
+            stores,
+            clock,
+            self.metrics,
+            is_primary=self._is_primary,
+            spawn=self.spawn,
+            per_second=settings.retention_rate,
+        )
         self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
         self._allocation: asyncio.Task[None] | None = None
 
@@ -203,6 +212,7 @@ class Broker:
             persister=self.persister,
             records=self.in_sync,
             pulse=self._pulse,
+            on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
         )
         replica.start(after=self._stopping_of(item.id))
         return replica
@@ -273,6 +283,12 @@ class Broker:
             return Judgement.FINAL
         fragment = sealed.fragment
         return await self.in_sync.judge(fragment.journal, sealed.create_revision, sealed.stamp, fragment.end)
+
+    def _is_primary(self, journal: str) -> bool:
+        """Whether this broker is the journal's primary, as far as it knows."""
+        route = self.keyspace.state.route_of(journal, endpoints=False)
+        primary = route.members[route.primary] if route.primary >= 0 else None
+        return primary == pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix)
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         """The spec of a journal with that create revision; None when it was deleted.

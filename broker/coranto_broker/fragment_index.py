@@ -173,6 +173,16 @@ class FragmentIndex:
             del self._sealed[sealed.fragment.begin]
             self._all = CoverSet(entry for entry in self._all if entry.content is not sealed.content)
 
+    def found_missing(self) -> None:
+        """A fragment was not in its store, so what is known of the stores is out of date."""
+        self._on_gap()
+
+    def forget_through(self, end: int) -> None:
+        """What ends at or before `end` is about to be removed from the stores; nothing of it is kept here."""
+        self.note_head(self._all.end_offset)
+        self._all.drop_through(end)
+        self._wake()
+
     def sealed_files(self) -> list[Sealed]:
         """Completed fragments whose files are still kept."""
         return [sealed for sealed, _, _ in self._sealed.values()]

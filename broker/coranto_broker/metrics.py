@@ -30,3 +30,12 @@ class Metrics:
         self.http_requests = Counter(
             "coranto_http_requests", "Requests to the HTTP gateway.", ["method", "status"], registry=self.registry
         )
+        self.removed = Counter(
+            "coranto_fragments_removed", "Stored fragments that retention removed.", registry=self.registry
+        )
+        self.removed_bytes = Counter(
+            "coranto_fragment_bytes_removed", "Uncompressed content of removed fragments.", registry=self.registry
+        )
+        self.removal_failures = Counter(
+            "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
+        )

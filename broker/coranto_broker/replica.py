@@ -75,10 +75,12 @@ class Replica:
         persister: Persister,
         records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
+        on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
     ) -> None:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
 
-        `pulse` raises PulseFailed when it should be repeated before long.
+        `pulse` raises PulseFailed when it should be repeated before long. `on_listed` hears of each listing of the
+        stores, once the index knows it.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -96,6 +98,7 @@ class Replica:
         self._persister = persister
         self._records = records
         self._pulse = pulse
+        self._on_listed = on_listed
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
@@ -298,6 +301,7 @@ class Replica:
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
                 self.index.refresh(listed, begun_at)
+                self._on_listed(spec, listed, self.index)
                 failures = 0
             except CorantoError as error:
                 _log.warning("stores could not be listed; trying again", journal=self.journal, error=str(error))

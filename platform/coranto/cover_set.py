@@ -86,6 +86,10 @@ class CoverSet(Generic[EntryT]):
         entries[first:last] = [entry]
         return True
 
+    def drop_through(self, end: int) -> None:
+        """Drop the entries that end at or before `end`."""
+        del self._entries[: bisect_right(self._entries, end, key=_end)]
+
     def query(self, offset: int) -> tuple[int, bool]:
         """Index of the entry that covers `offset` and reaches furthest beyond it, and True.
 

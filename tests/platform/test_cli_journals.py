@@ -498,6 +498,7 @@ def test_pruning_files_needs_to_know_where_they_are(
 ) -> None:
     remote.fake.journals[parts[0]].spec.fragment.retention.seconds = 3600
     old = persist(remote, parts[0], b"old content", tmp_path, 3700)
+    persist(remote, parts[0], b"newest, which is kept", tmp_path, 3700)
     result = run("prune", parts[0])
     assert (result.code, result.output) == (1, "")
     assert "$CORANTO_FILE_ROOT" in result.errors

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from coranto.auth import Capability, Claims
+from coranto.errors import FragmentNotFound
 from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
@@ -72,7 +73,11 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
             if request.metadata_only or (entry.content is None and request.do_not_proxy) or (end and offset >= end):
                 return
             stop = min(entry.end, end) if end else entry.end
-            await _send(broker, entry, offset, stop, context)
+            try:
+                await _send(broker, entry, offset, stop, context)
+            except FragmentNotFound:
+                index.found_missing()  # Removed since the stores were listed, by retention perhaps.
+                raise
         offset = stop
         if offset == end:
             return

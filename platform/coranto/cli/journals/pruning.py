@@ -1,11 +1,11 @@
 """`coranto journals prune`: remove persisted fragments that are older than their journal's retention.
 
-It works from here, with the stores' credentials of this process. Brokers notice at their next listing of the store.
+Brokers do it by themselves, unless they are told not to; this looks what they would do, or does it at once. It works
+from here, with the stores' credentials of this process. Brokers notice at their next listing of the store.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated
 
@@ -17,11 +17,10 @@ from coranto.cli.output import note
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import InvalidInput
 from coranto.fragments import Fragment
+from coranto.retention import expired
 from coranto.specs import duration_seconds
 from coranto.stores import StoreRegistry
 from coranto.telemetry import amount, progress
-
-_AT_ONCE = 16
 
 
 def prune(
@@ -32,8 +31,9 @@ def prune(
 ) -> None:
     """Remove persisted fragments that were stored longer ago than their journal's retention.
 
-    Journals with no retention (0 or less) keep everything. Of fragments that overlap, brokers tell the largest only:
-    prune again later for those that they hide.
+    Journals with no retention (0 or less) keep everything, and every journal keeps what tells its head. Only the
+    beginning of a journal is removed: nothing that lies behind a younger fragment. Of fragments that overlap, brokers
+    tell the largest only: prune again later for those that they hide.
     """
     selection = chosen(names, selector)
 
@@ -64,15 +64,11 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
         return []
     if is_asleep(info):
         return []
-    return [
-        item.fragment
-        for item in await client.fragments(info.name)
-        if item.persisted and now - item.fragment.mod_time >= retention
-    ]
+    return expired([item.fragment for item in await client.fragments(info.name)], retention, now)
 
 
 async def _remove(client: JournalClient, old: list[Fragment]) -> None:
-    """Remove all. Raises the first failure, when no removal is under way any more."""
+    """Remove all, one after the other: wherever that is broken off, no journal has a gap."""
     root = client.config.file_root
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):
@@ -80,14 +76,7 @@ async def _remove(client: JournalClient, old: list[Fragment]) -> None:
                 f"{fragment.backing_store} is below a folder of the brokers: say which by $CORANTO_FILE_ROOT"
             )
     stores = StoreRegistry(root)
-    limit = asyncio.Semaphore(_AT_ONCE)
     with progress("Removing fragments", len(old), unit="fragments") as report:
-
-        async def remove(fragment: Fragment) -> None:
-            async with limit:
-                await stores.get(fragment.backing_store).remove(fragment)
-                report.advance()
-
-        for outcome in await asyncio.gather(*map(remove, old), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        for fragment in old:
+            await stores.get(fragment.backing_store).remove(fragment)
+            report.advance()
