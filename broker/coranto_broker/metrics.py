@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 
 class Metrics:
@@ -39,3 +42,15 @@ class Metrics:
         self.removal_failures = Counter(
             "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
         )
+        self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
+
+    def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
+        """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""
+        ProcessCollector(registry=self.registry)
+        Info("coranto_broker", "What this broker is.", registry=self.registry).info(facts)
+        for name, text, value in (
+            ("coranto_tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks())),
+            ("coranto_journals", "Journals that are assigned to this broker.", journals),
+            ("coranto_fragments_pending", "Completed fragments that are not in their store yet.", pending),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)

@@ -268,6 +268,10 @@ class Resolver:
                 found.replica.promoted()
             if found.basis != basis:
                 found.basis = basis
+                route = state.route_of(journal, endpoints=False)
+                members = [f"{member.zone}#{member.suffix}" for member in route.members]
+                primary = members[route.primary] if route.primary >= 0 else None
+                _log.info("route changed", journal=journal, route=members, primary=primary)
                 stale, found.signal = found.signal, Signal()
                 stale.fire()
 

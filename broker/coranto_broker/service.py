@@ -11,6 +11,7 @@ import grpc.aio
 from coranto.auth import Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.authorization import RULES
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
 from coranto_broker.handlers.errors import Context, reported
 
@@ -23,12 +24,14 @@ class JournalService(pb_grpc.JournalServicer):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._under_way = {method: broker.metrics.calls.labels(method) for method in RULES}
 
     @asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[Claims]:
         """Serve a call if it may be made, and end it with a status code where that fails."""
-        async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
-            yield claims
+        with self._under_way[method].track_inprogress():
+            async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
+                yield claims
 
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
         async with self._admitted("List", context) as claims:

@@ -42,6 +42,15 @@ async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, 
         assert status == 200
         assert "coranto_append_bytes_total 7.0" in text
         assert 'coranto_appends_total{outcome="finished"}' in text
+        for line in (
+            'coranto_broker_info{fsync="never",id="broker-0",zone="local"} 1.0',
+            "coranto_journals 1.0",
+            "coranto_fragments_pending 0.0",
+            'coranto_calls{method="Append"} 0.0',
+        ):
+            assert line in text
+        assert "process_open_fds" in text
+        assert "coranto_tasks" in text
         assert (await get(process, "/else"))[0] == 404
 
 

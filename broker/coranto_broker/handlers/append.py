@@ -15,7 +15,7 @@ from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
-from coranto_broker.handlers.errors import Source, next_message
+from coranto_broker.handlers.errors import Source, concerns, next_message
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -34,6 +34,7 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
     validate(request)
     if not request.journal:
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
+    concerns(request.journal)
     fsm = AppendFsm(broker, request, claims)
     try:
         if await fsm.run():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -58,6 +59,14 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 )
 
 
+_concerned: ContextVar[str] = ContextVar("journal", default="")
+
+
+def concerns(journal: str) -> None:
+    """Whatever this call logs from now on is about that journal."""
+    _concerned.set(journal)
+
+
 async def next_message(context: Source, kind: type[MessageT]) -> MessageT | None:
     """The next message of a client's stream, or None at its end."""
     message = await context.read()
@@ -77,5 +86,6 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
     except (CorantoError, OSError) as error:
         code = code_of(error)
         report = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
-        report("call failed", method=method, client=context.peer(), code=code.name, error=str(error))
+        journal = {"journal": name} if (name := _concerned.get()) else {}
+        report("call failed", method=method, client=context.peer(), code=code.name, error=str(error), **journal)
         await context.abort(code, str(error))

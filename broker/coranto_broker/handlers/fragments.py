@@ -9,6 +9,7 @@ from coranto.cover_set import CoverSet
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_index import Entry
+from coranto_broker.handlers.errors import concerns
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -19,6 +20,7 @@ DEFAULT_PAGE = 1000
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
     """List fragments, once the stores have been listed for the first time."""
     validate(request)
+    concerns(request.journal)
     resolution = await broker.resolver.resolve(
         request.journal,
         may_proxy=not request.do_not_proxy,

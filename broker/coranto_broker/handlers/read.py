@@ -15,7 +15,7 @@ from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_index import Entry
-from coranto_broker.handlers.errors import Sink
+from coranto_broker.handlers.errors import Sink, concerns
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -27,6 +27,7 @@ URL_TTL_SECONDS = 60.0
 async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
     """Answer a read, here or through a broker that holds the journal."""
     validate(request)
+    concerns(request.journal)
     resolution = await broker.resolver.resolve(
         request.journal,
         may_proxy=not request.do_not_proxy,

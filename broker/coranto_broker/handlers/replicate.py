@@ -10,7 +10,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.handlers.errors import Context, next_message
+from coranto_broker.handlers.errors import Context, concerns, next_message
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
 from coranto_broker.resolver import Resolution
@@ -31,6 +31,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     validate(request)
     if not request.HasField("header") or not request.HasField("proposal"):
         raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
+    concerns(request.proposal.journal)
     while True:
         resolution = await broker.resolver.resolve(
             request.proposal.journal,
