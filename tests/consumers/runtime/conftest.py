@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, select
 
 from coranto.client import JournalClient
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.cluster import EtcdServer
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_selector, label_set
 from coranto.messages import Clock, Envelope, JsonLines, Sequencer, TransactionBuilder, iter_messages, new_producer_id
 from coranto.messages import read_committed as committed_of
 from coranto.testing.fake_broker import FakeBroker
+from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.peers import ShardPeers
+from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.publishing import ShardPublisher
+from coranto_consumers.runtime.resolver import ShardState
+from coranto_consumers.runtime.settings import ConsumerSettings
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
+
+_numbers = itertools.count()
 
 SUMS = Table(
     "sums",
@@ -134,3 +145,72 @@ async def client(journals: Journals) -> AsyncIterator[JournalClient]:
 def sums(store_url: str) -> Sums:
     """The application over an empty store of each kind in turn, publishing to `out/one`."""
     return Sums(SqlStore(store_url), "out/one")
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), fsync=False) as server:
+        yield server
+
+
+class Consumer:
+    """Processes of one consumer in this process, and calls of their service."""
+
+    def __init__(self, etcd: str, client: JournalClient) -> None:
+        self.settings = ConsumerSettings(
+            etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=5, exit_seconds=5
+        )
+        self.client = client
+        self._exits = contextlib.AsyncExitStack()
+        self._peers = ShardPeers()
+
+    async def close(self) -> None:
+        await self._exits.aclose()
+        await self._peers.close()
+
+    async def start(self, app: Application[Any], id: str = "process-a", **settings: Any) -> ConsumerProcess:
+        made = ConsumerProcess(
+            ConsumerSettings(**{**self.settings.model_dump(), "id": id, **settings}), app, self.client
+        )
+        return await self._exits.enter_async_context(made)
+
+    def stub(self, process: ConsumerProcess) -> Any:
+        return self._peers.stub(process.endpoint)
+
+    async def apply(self, process: ConsumerProcess, *specs: pc.ShardSpec, revision: int = 0) -> pc.ApplyResponse:
+        changes = [pc.ApplyRequest.Change(upsert=spec, expect_mod_revision=revision) for spec in specs]
+        response: pc.ApplyResponse = await self.stub(process).Apply(pc.ApplyRequest(changes=changes))
+        return response
+
+    async def shard(self, process: ConsumerProcess, id: str = "shard-sums") -> pc.ListResponse.Shard:
+        request = pc.ListRequest(selector=label_selector(include={"id": id}))
+        (found,) = (await self.stub(process).List(request)).shards
+        return found
+
+    async def stat(self, process: ConsumerProcess, id: str = "shard-sums", **read_through: int) -> pc.StatResponse:
+        """Stat once there is a primary. Journals are given by what follows `in/`."""
+        offsets = {f"in/{name}": offset for name, offset in read_through.items()}
+        async with asyncio.timeout(20):
+            while True:
+                response: pc.StatResponse = await self.stub(process).Stat(
+                    pc.StatRequest(shard=id, read_through=offsets)
+                )
+                if response.status != pc.NO_SHARD_PRIMARY:
+                    return response
+                await process.keyspace.wait_for_change(process.keyspace.state)
+
+    async def status(self, process: ConsumerProcess, *codes: str, id: str = "shard-sums") -> None:
+        """Return once the shard's replicas have these statuses, by slot."""
+
+        def reached(state: ShardState) -> bool:
+            found = [pc.ReplicaStatus.Code.Name(each.value.code) for each in state.assignments(id)]
+            return found == list(codes)
+
+        await process.keyspace.wait_until(reached, timeout=20)
+
+
+@pytest.fixture
+async def consumer(etcd: EtcdServer, client: JournalClient) -> AsyncIterator[Consumer]:
+    made = Consumer(etcd.endpoint, client)
+    yield made
+    await made.close()

@@ -1,0 +1,50 @@
+"""Channels to processes of a consumer: to each other, and from the command line."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from coranto.client.config import ClientTls, parse_endpoint
+from coranto.client.connection import channel_credentials
+from coranto.errors import Unavailable
+from coranto.wire import consumer_pb2_grpc as pc_grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A token for this machine must not pass through a proxy on another.
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class ShardPeers:
+    """Channels, by endpoint."""
+
+    def __init__(self, tls: ClientTls | None = None) -> None:
+        """`tls` is for `https` endpoints."""
+        self._tls = tls or ClientTls()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
+        """A stub of the process at an endpoint. Raises Unavailable when that is empty: the process is gone."""
+        if not endpoint:
+            raise Unavailable("the process to ask is no longer there; try again shortly")
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            target = parse_endpoint(endpoint)
+            channel = self._channels[endpoint] = (
+                grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
+                if target.secure
+                else grpc.aio.insecure_channel(target.address, options=_OPTIONS)
+            )
+        return pc_grpc.ShardStub(channel)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()

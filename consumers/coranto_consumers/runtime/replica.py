@@ -1,0 +1,183 @@
+"""One shard in one process, from its assignment to its end.
+
+::
+
+    IDLE ──> BACKFILL ──> STANDBY ──promoted──> PRIMARY
+      └──────────┴───────────┴────────────────────┴──> FAILED
+
+A shard without a recovery log has nothing to play, and is STANDBY at once. A primary that meets a transient error
+starts anew from its checkpoint; one that does not get on, or meets any other error, is FAILED until it is unassigned.
+The status is kept in the assignment's value, where the allocator and everybody else see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import structlog
+
+from coranto.client import JournalClient
+from coranto.client.retry import backoff
+from coranto.effects import Clock
+from coranto.errors import CorantoError, InvalidInput
+from coranto.messages import new_producer_id
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.primary import Primary
+from coranto_consumers.runtime.progress import Progress
+
+_log = structlog.get_logger(__name__)
+
+RESTARTS: Final = 5
+"""How often a primary starts anew without completing a transaction in between, before it counts as failed."""
+
+STOP_SECONDS: Final = 5.0
+"""How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
+
+SetStatus = Callable[[str, pc.ReplicaStatus], Coroutine[Any, Any, None]]
+
+
+class ShardReplica:
+    """A local replica of a shard. `start` it once, and `stop` it once."""
+
+    def __init__(
+        self,
+        app: Application[Any],
+        spec: pc.ShardSpec,
+        client: JournalClient,
+        set_status: SetStatus,
+        *,
+        clock: Clock,
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self.shard = Shard(spec, client)
+        self.progress = Progress()
+        self.stopped = asyncio.Event()
+        """It processes nothing any more."""
+        self._app = app
+        self._set_status = set_status
+        self._clock = clock
+        self._metrics = metrics
+        self._promoted = asyncio.Event()
+        self._serving = asyncio.Event()
+        self._stopping = False
+        self._primary: Primary | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def spec(self) -> pc.ShardSpec:
+        return self.shard.spec
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"shard {self.spec.id}")
+
+    def promote(self) -> None:
+        """This process is to be the primary."""
+        self._promoted.set()
+
+    def update(self, spec: pc.ShardSpec) -> None:
+        """The spec has changed. Other sources are taken up from the checkpoint on."""
+        before, self.shard.spec = self.shard.spec, spec
+        if list(before.sources) != list(spec.sources) and self._primary is not None:
+            _log.info("sources changed", shard=spec.id)
+            self._primary.stop()
+
+    async def stop(self) -> None:
+        """Complete what was consumed, in bounded time, and end."""
+        self._stopping = True
+        assert self._task is not None
+        if self._primary is not None:
+            self._primary.stop()
+            await asyncio.wait([self._task], timeout=STOP_SECONDS)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait_serving(self) -> bool:
+        """Return once the primary has restored its store: True, or False when that will not be."""
+        return await self._unless_stopped(self._serving.wait())
+
+    async def wait_read_through(self, offsets: dict[str, int]) -> bool:
+        """Return once completed transactions have read this far: True, or False when that will not be."""
+        return await self._unless_stopped(self.progress.wait_for(offsets))
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, object]) -> bool:
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.stopped.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return working.done()
+        finally:
+            working.cancel()
+            stopping.cancel()
+
+    async def _run(self) -> None:
+        try:
+            self._check_supported()
+            await self._status(pc.ReplicaStatus.STANDBY)
+            await self._promoted.wait()
+            await self._run_primary()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
+            expected = isinstance(error, CorantoError)
+            _log.error("shard failed", shard=self.spec.id, error=str(error) or repr(error), exc_info=not expected)
+            self.stopped.set()
+            await self._status(pc.ReplicaStatus.FAILED, f"{type(error).__name__}: {error}")
+        finally:
+            self.stopped.set()
+
+    def _check_supported(self) -> None:
+        if self.spec.recovery_log_prefix:
+            raise InvalidInput(
+                "this consumer keeps its stores elsewhere than in recovery logs; remove recovery_log_prefix and "
+                "hint_prefix from the shard",
+                field="recovery_log_prefix",
+            )
+
+    async def _run_primary(self) -> None:
+        failures = 0
+        while not self._stopping:
+            completed = dict(self.progress.read_through)
+            primary = self._primary = Primary(
+                self._app,
+                self.shard,
+                clock=self._clock,
+                producer=new_producer_id(os.urandom),
+                progress=self.progress,
+                metrics=self._metrics,
+            )
+            announcing = asyncio.create_task(self._announce(primary))
+            try:
+                await primary.run()
+            except Exception as error:
+                if self.progress.read_through != completed:
+                    failures = 0
+                failures += 1
+                if failures > RESTARTS or not self._is_transient(primary, error):
+                    raise
+                pause = backoff(failures)
+                _log.warning(
+                    "shard starts anew", shard=self.spec.id, error=str(error), failures=failures, pause_seconds=pause
+                )
+                self._metrics.restarts.labels(self.spec.id).inc()
+                await self._clock.sleep(pause)
+            finally:
+                announcing.cancel()
+
+    @staticmethod
+    def _is_transient(primary: Primary, error: Exception) -> bool:
+        if primary.store is not None:
+            return primary.store.is_transient(error)
+        return isinstance(error, CorantoError) and error.retriable
+
+    async def _announce(self, primary: Primary) -> None:
+        await primary.ready.wait()
+        self._serving.set()
+        await self._status(pc.ReplicaStatus.PRIMARY)
+
+    async def _status(self, code: pc.ReplicaStatus.Code.ValueType, *errors: str) -> None:
+        self._metrics.status.labels(self.spec.id).set(code)
+        await self._set_status(self.spec.id, pc.ReplicaStatus(code=code, errors=errors))

@@ -1,0 +1,156 @@
+"""From a shard's id to the process that is responsible for it now; and the local replicas, kept in line with that.
+
+==============================================  ====================================================================
+a shard is assigned to this process             start a replica
+its assignment moves to a lower slot            the replica stays; at slot 0 it is promoted
+it was unassigned and assigned again            start a new replica in its place
+its spec changes                                the replica is told
+it is no longer assigned                        stop the replica
+==============================================  ====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coranto import labels
+from coranto.auth import Claims
+from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.layout import MemberId
+from coranto.errors import InvalidInput
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.replica import ShardReplica
+from coranto_consumers.runtime.specs import with_meta
+
+ShardKeySpace = KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
+ShardState = State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Who serves a shard: `replica`, when that is this process; else the process that `header` names."""
+
+    status: pc.Status.ValueType
+    header: pb.Header
+    spec: pc.ShardSpec | None
+    replica: ShardReplica | None
+
+
+@dataclass(slots=True)
+class _Local:
+    replica: ShardReplica
+    slot: int
+    create_revision: int
+
+
+def covers(claims: Claims, spec: pc.ShardSpec) -> bool:
+    """Whether a shard is in the scope of claims: their selector sees its labels, and its `id`."""
+    return claims.covers_all or labels.matches(claims.selector, with_meta(spec))
+
+
+class ShardResolver:
+    """Resolves shards, and keeps local replicas in line with assignments."""
+
+    def __init__(
+        self,
+        keyspace: ShardKeySpace,
+        member: MemberId,
+        start: Callable[[pc.ShardSpec], ShardReplica],
+        stop: Callable[[ShardReplica], None],
+    ) -> None:
+        """`start` makes a started replica; `stop` stops one in the background. The key space has been loaded."""
+        self._keyspace = keyspace
+        self._member = member
+        self._start = start
+        self._stop = stop
+        self._locals: dict[str, _Local] = {}
+        self._stopped = False
+        self._stop_observing = keyspace.observe(self._update)
+        self._update(keyspace.state)
+
+    @property
+    def replicas(self) -> list[ShardReplica]:
+        return [local.replica for local in self._locals.values()]
+
+    async def resolve(
+        self, shard: str, claims: Claims, *, may_proxy: bool = True, proxy_header: pb.Header | None = None
+    ) -> Resolution:
+        """Resolve a shard, as of what `proxy_header` (a peer's, that sent us this) has seen or later.
+
+        One that `claims` do not cover is as good as absent. Raises InvalidInput for a header that is not meant for us.
+        """
+        if proxy_header is not None:
+            self._check_header(proxy_header)
+            await self._keyspace.wait_for_revision(proxy_header.etcd.revision)
+        state = self._keyspace.state
+        item = state.item(shard)
+        if item is not None and not covers(claims, item.spec):
+            item = None
+        route = state.route_of(shard) if item is not None else pb.Route(primary=-1)
+        ours = pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
+        header = pb.Header(process_id=ours, route=route, etcd=state.header.to_wire())
+        status = pc.OK
+        if item is None:
+            status = pc.SHARD_NOT_FOUND
+        elif route.primary == -1:
+            status = pc.NO_SHARD_PRIMARY
+        elif route.members[route.primary] != ours:
+            if may_proxy:
+                header.process_id.CopyFrom(route.members[route.primary])
+            else:
+                status = pc.NOT_SHARD_PRIMARY
+        replica = None
+        if status == pc.OK and header.process_id == ours:
+            local = self._locals.get(shard)
+            if local is None:
+                status = pc.SHARD_STOPPED  # This process is ending.
+            else:
+                replica = local.replica
+        return Resolution(status, header, item.spec if item is not None else None, replica)
+
+    def stop(self) -> None:
+        """Stop all local replicas, and start none any more."""
+        self._stop_observing()
+        self._stopped = True
+        stopped, self._locals = self._locals, {}
+        for local in stopped.values():
+            self._stop(local.replica)
+
+    def _check_header(self, header: pb.Header) -> None:
+        ours = self._keyspace.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise InvalidInput(
+                f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this process is of {ours:#x}",
+                field="header.etcd.cluster_id",
+            )
+        wanted = header.process_id
+        if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != self._member:
+            raise InvalidInput(
+                f"the request is meant for process {wanted.zone}#{wanted.suffix}, but this is {self._member}",
+                field="header.process_id",
+            )
+
+    def _update(self, state: ShardState) -> None:
+        """Bring local replicas in line with the key space. An observer: it must not block."""
+        if self._stopped:
+            return
+        assigned = {each.item: each for each in state.by_member.get(self._member, [])}
+        for shard in self._locals.keys() - assigned.keys():
+            self._stop(self._locals.pop(shard).replica)
+        for shard, mine in assigned.items():
+            item = state.item(shard)
+            local = self._locals.get(shard)
+            if local is not None and mine.slot >= local.slot and mine.kv.create_revision != local.create_revision:
+                self._stop(self._locals.pop(shard).replica)
+                local = None
+            if item is None:
+                continue  # Deleted, and the assignment is about to go; or a spec that cannot be read.
+            if local is None:
+                local = self._locals[shard] = _Local(self._start(item.spec), mine.slot, mine.kv.create_revision)
+            elif local.replica.spec != item.spec:
+                local.replica.update(item.spec)
+            local.slot, local.create_revision = mine.slot, mine.kv.create_revision
+            if mine.slot == 0:
+                local.replica.promote()

@@ -1,0 +1,236 @@
+"""The gRPC service `consumer.Shard`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from coranto import labels
+from coranto.auth import Capability, Claims
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target, unmodified
+from coranto.coordination.keyspace import Assignment
+from coranto.errors import (
+    CoordinationError,
+    CorantoError,
+    CorruptData,
+    InvalidInput,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from coranto.names import validate_shard_id
+from coranto.specs import ANY_REVISION, validate_header
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import consumer_pb2_grpc as pc_grpc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.resolver import covers
+from coranto_consumers.runtime.specs import validate_change, with_meta
+
+if TYPE_CHECKING:
+    from coranto_consumers.runtime.process import ConsumerProcess
+
+_log = structlog.get_logger(__name__)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
+    (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (CorruptData, grpc.StatusCode.DATA_LOSS),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (CoordinationError, grpc.StatusCode.UNAVAILABLE),
+    (CorantoError, grpc.StatusCode.UNKNOWN),
+)
+
+
+class ShardService(pc_grpc.ShardServicer):
+    """Calls of clients, and of other processes of the consumer."""
+
+    def __init__(self, process: ConsumerProcess) -> None:
+        self._process = process
+
+    async def Stat(self, request: pc.StatRequest, context: Context) -> pc.StatResponse:
+        async with self._admitted("Stat", context) as claims:
+            return await self._stat(request, claims)
+
+    async def List(self, request: pc.ListRequest, context: Context) -> pc.ListResponse:
+        async with self._admitted("List", context) as claims:
+            return self._list(request, claims)
+
+    async def Apply(self, request: pc.ApplyRequest, context: Context) -> pc.ApplyResponse:
+        async with self._admitted("Apply", context) as claims:
+            return await self._apply(request, claims)
+
+    async def GetHints(self, request: pc.GetHintsRequest, context: Context) -> pc.GetHintsResponse:
+        async with self._admitted("GetHints", context) as claims:
+            return await self._hints(request, claims)
+
+    async def Unassign(self, request: pc.UnassignRequest, context: Context) -> pc.UnassignResponse:
+        async with self._admitted("Unassign", context) as claims:
+            return await self._unassign(request, claims)
+
+    @asynccontextmanager
+    async def _admitted(self, method: str, context: Context) -> AsyncIterator[Claims]:
+        """Serve a call if it may be made, and end it with a status code where that fails."""
+        try:
+            async with self._process.authorizer.admitted(method, context) as claims:
+                yield claims
+        except CorantoError as error:
+            code = next(code for kind, code in _CODES if isinstance(error, kind))
+            _log.info("call failed", method=method, client=context.peer(), code=code.name, error=str(error))
+            await context.abort(code, str(error))
+
+    # -- Stat ----------------------------------------------------------------------------------------------------------
+
+    async def _stat(self, request: pc.StatRequest, claims: Claims) -> pc.StatResponse:
+        """How far a shard has come, once it has read through what the request says. The primary answers."""
+        validate_shard_id(request.shard)
+        proxied = request.HasField("header")
+        if proxied:
+            validate_header(request.header)
+        for journal, offset in request.read_through.items():
+            if offset < 0:
+                raise InvalidInput(f"{offset} is below 0", field=f"read_through[{journal}]")
+        found = await self._process.resolver.resolve(
+            request.shard, claims, may_proxy=not proxied, proxy_header=request.header if proxied else None
+        )
+        response = pc.StatResponse(status=found.status, header=found.header)
+        if found.status != pc.OK:
+            return response
+        if found.replica is None:
+            return await self._proxy(request, found.header)
+        sources = {source.journal for source in found.replica.spec.sources}
+        offsets = {journal: offset for journal, offset in request.read_through.items() if journal in sources}
+        if not (await found.replica.wait_serving() and await found.replica.wait_read_through(offsets)):
+            response.status = pc.SHARD_STOPPED
+            return response
+        response.read_through.update(found.replica.progress.read_through)
+        response.publish_at.update(found.replica.progress.publish_at)
+        return response
+
+    async def _proxy(self, request: pc.StatRequest, header: pb.Header) -> pc.StatResponse:
+        forwarded = pc.StatRequest()
+        forwarded.CopyFrom(request)
+        forwarded.header.CopyFrom(header)
+        scope = labels.label_selector(include={"id": request.shard})
+        metadata = self._process.tokens.over(Capability.READ, scope)
+        stub = self._process.peers.stub(header.route.endpoints[header.route.primary])
+        try:
+            response: pc.StatResponse = await stub.Stat(forwarded, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"the primary of {request.shard} does not answer: {error.details()}") from error
+        return response
+
+    # -- List and Apply ------------------------------------------------------------------------------------------------
+
+    def _list(self, request: pc.ListRequest, claims: Claims) -> pc.ListResponse:
+        labels.validate_selector(request.selector)
+        state = self._process.keyspace.state
+        response = pc.ListResponse(status=pc.OK, header=self._process.unrouted_header())
+        for item in state.items:
+            if labels.matches(request.selector, with_meta(item.spec)) and covers(claims, item.spec):
+                response.shards.add(
+                    spec=item.spec,
+                    mod_revision=item.mod_revision,
+                    create_revision=item.create_revision,
+                    route=state.route_of(item.id),
+                    status=[each.value for each in state.assignments_in_key_order(item.id)],
+                )
+        return response
+
+    async def _apply(self, request: pc.ApplyRequest, claims: Claims) -> pc.ApplyResponse:
+        """Apply all changes in one transaction, and answer once this process has read what it wrote."""
+        process = self._process
+        if len(request.changes) > MAX_TXN_OPS:
+            raise InvalidInput(
+                f"{len(request.changes)} changes are more than the {MAX_TXN_OPS} that one transaction can hold; "
+                "apply them in several batches",
+                field="ApplyRequest.changes",
+            )
+        compares: list[Compare] = []
+        ops: list[Op] = []
+        for index, change in enumerate(request.changes):
+            try:
+                validate_change(change)
+            except InvalidInput as error:
+                raise error.within(f"ApplyRequest.changes[{index}]") from None
+            if change.HasField("primary_hints"):
+                raise InvalidInput(
+                    "hints cannot be set: shards of this consumer have no recovery logs",
+                    field=f"ApplyRequest.changes[{index}].primary_hints",
+                )
+            shard = change.upsert.id or change.delete
+            key = process.keyspace.layout.item_key(shard)
+            compares.extend(self._authorized(change, shard, key, claims))
+            if change.HasField("upsert"):
+                ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
+            else:
+                ops.append(Delete(key))
+            if change.expect_mod_revision != ANY_REVISION:
+                compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
+        response = pc.ApplyResponse(status=pc.OK, header=process.unrouted_header())
+        if not ops:
+            return response
+        result = await process.coordinator.txn(compares, ops)
+        if result.succeeded:
+            await process.keyspace.wait_for_revision(result.header.revision)
+        else:
+            response.status = pc.ETCD_TRANSACTION_FAILED
+        response.header.etcd.revision = result.header.revision
+        return response
+
+    def _authorized(self, change: pc.ApplyRequest.Change, shard: str, key: str, claims: Claims) -> Sequence[Compare]:
+        """What must hold in etcd for claims to cover a change. Raises PermissionDenied when they do not.
+
+        Both the shard as it is and as it is to be must be in their scope, so that nobody takes one over by relabelling.
+        """
+        if claims.covers_all:
+            return ()
+        item = self._process.keyspace.state.item(shard)
+        specs = [*([change.upsert] if change.HasField("upsert") else []), *([item.spec] if item is not None else [])]
+        if not all(covers(claims, spec) for spec in specs):
+            raise PermissionDenied(f"the token's scope does not cover this change of {shard}")
+        return (Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0),)
+
+    # -- Hints and assignments -----------------------------------------------------------------------------------------
+
+    async def _hints(self, request: pc.GetHintsRequest, claims: Claims) -> pc.GetHintsResponse:
+        """The hints of a shard's recovery log: none, for a shard that has no recovery log."""
+        validate_shard_id(request.shard)
+        found = await self._process.resolver.resolve(request.shard, claims)
+        header = self._process.unrouted_header()
+        status = pc.SHARD_NOT_FOUND if found.spec is None else pc.OK
+        return pc.GetHintsResponse(status=status, header=header)
+
+    async def _unassign(self, request: pc.UnassignRequest, claims: Claims) -> pc.UnassignResponse:
+        """Remove failed assignments of shards and, unless only those are asked for, their primaries'. The allocator
+        then assigns the shards anew."""
+        process = self._process
+        state = process.keyspace.state
+        due: list[Assignment[pc.ReplicaStatus]] = []
+        for shard in dict.fromkeys(request.shards):
+            validate_shard_id(shard)
+            item = state.item(shard)
+            if item is None or not covers(claims, item.spec):
+                raise InvalidInput(f"there is no shard {shard}", field="UnassignRequest.shards")
+            for each in state.assignments_in_key_order(shard):
+                failed = each.value.code == pc.ReplicaStatus.FAILED
+                if failed or (each.slot == 0 and not request.only_failed):
+                    due.append(each)
+        response = pc.UnassignResponse(status=pc.OK, shards=sorted({each.item for each in due}))
+        if len(due) > MAX_TXN_OPS:
+            raise InvalidInput(f"{len(due)} assignments are too many for one transaction; name fewer shards")
+        if not due or request.dry_run:
+            return response
+        result = await process.coordinator.txn(
+            [unmodified(each.kv) for each in due], [Delete(each.kv.key) for each in due]
+        )
+        if result.succeeded:
+            await process.keyspace.wait_for_revision(result.header.revision)
+            return response
+        return pc.UnassignResponse(status=pc.ETCD_TRANSACTION_FAILED)

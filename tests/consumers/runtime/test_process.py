@@ -1,0 +1,303 @@
+"""Consumer processes over etcd: shards are assigned, served, handed over, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from typing import Any
+
+import grpc.aio
+import pytest
+import trustme
+
+from coranto.auth import Capability, Keys
+from coranto.call_tokens import CallTokens
+from coranto.client.config import ClientTls
+from coranto.effects import SystemClock
+from coranto.errors import InvalidInput, SqlStoreError
+from coranto.labels import label_selector, label_set
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.peers import ShardPeers
+from coranto_consumers.runtime.testing import shard_spec
+from coranto_consumers.stores.sql import SqlStore
+
+pytestmark = pytest.mark.integration
+
+KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
+
+
+@pytest.fixture
+def store_url(tmp_path: Any) -> str:
+    """One kind of store will do here."""
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+def spec(**fields: Any) -> pc.ShardSpec:
+    return shard_spec("shard-sums", ["in/one"], **fields)
+
+
+async def test_an_applied_shard_is_assigned_and_answers_what_it_has_read(journals, consumer, sums):
+    process = await consumer.start(sums)
+    response = await consumer.apply(process, spec(labels=label_set({"app": "sums"})))
+    assert response.status == pc.OK
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+
+    found = await consumer.stat(process, one=head)
+    assert found.status == pc.OK
+    assert found.read_through == {"in/one": head}
+    assert found.publish_at == {"out/one": journals.head("out/one")}
+    assert sums.sums() == {"a": (1, 1)}
+
+    await consumer.status(process, "PRIMARY")
+    shard = await consumer.shard(process)
+    assert shard.spec == spec(labels=label_set({"app": "sums"}))
+    assert shard.mod_revision == response.header.etcd.revision
+    assert list(shard.route.endpoints) == [process.endpoint]
+    assert [each.code for each in shard.status] == [pc.ReplicaStatus.PRIMARY]
+    for selector, count in (({"app": "sums"}, 1), ({"app": "others"}, 0), ({"id": "shard-sums"}, 1)):
+        listed = await consumer.stub(process).List(pc.ListRequest(selector=label_selector(include=selector)))
+        assert len(listed.shards) == count
+
+
+async def test_stat_waits_until_what_was_written_has_been_read(journals, consumer, sums):
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+
+    waiting = asyncio.create_task(consumer.stat(process, one=head + 1, elsewhere=1000))
+    done, _ = await asyncio.wait([waiting], timeout=0.1)
+    assert not done
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await waiting).read_through == {"in/one": head}
+
+
+async def test_any_process_answers_for_the_primary(journals, consumer, sums):
+    first, second = await consumer.start(sums), await consumer.start(sums, "process-b")
+    await consumer.apply(first, spec())
+    await consumer.status(first, "PRIMARY")
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+
+    for process in (first, second):
+        response = await consumer.stat(process, one=head)
+        assert response.read_through == {"in/one": head}
+        assert response.header.process_id.suffix == (await consumer.shard(first)).route.members[0].suffix
+
+
+async def test_hot_standbys_are_ready_and_take_over(journals, consumer, sums):
+    first = await consumer.start(sums, zone="zone-a")
+    second = await consumer.start(sums, "process-b", zone="zone-b")
+    await consumer.apply(first, spec(hot_standbys=1))
+    await consumer.status(first, "PRIMARY", "STANDBY")
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(first, one=head)
+
+    primary = next(each for each in first.keyspace.state.assignments("shard-sums") if each.slot == 0).member
+    leaving, staying = (first, second) if primary == first.member else (second, first)
+    await leaving.exit_gracefully()
+    await leaving.session.close()
+    await consumer.status(staying, "PRIMARY")
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    await consumer.stat(staying, one=head)
+    assert sums.sums() == {"a": (3, 2)}
+    assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
+
+
+async def test_an_exiting_process_hands_its_shards_over(journals, consumer, sums):
+    first = await consumer.start(sums)
+    await consumer.apply(first, spec())
+    await consumer.status(first, "PRIMARY")
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(first, one=head)
+    second = await consumer.start(sums, "process-b")
+    await first.keyspace.wait_until(lambda state: len(state.members) == 2, timeout=20)
+
+    stop = asyncio.Event()
+    stop.set()
+    assert await first.serve_until(stop) == 0
+    assert second.keyspace.state.by_member.keys() == {second.member}
+    await consumer.status(second, "PRIMARY")
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    await consumer.stat(second, one=head)
+    assert sums.sums() == {"a": (3, 2)}
+
+
+async def test_a_failed_shard_says_why_until_it_is_unassigned(journals, consumer, sums):
+    def fail(message: dict) -> None:
+        raise ZeroDivisionError("boom")
+
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    sums.before = fail
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await consumer.stat(process, one=head)).status == pc.SHARD_STOPPED
+    await consumer.status(process, "FAILED")
+    assert list((await consumer.shard(process)).status[0].errors) == ["ZeroDivisionError: boom"]
+
+    sums.before = lambda message: None
+    stub = consumer.stub(process)
+    tried = await stub.Unassign(pc.UnassignRequest(shards=["shard-sums"], only_failed=True, dry_run=True))
+    assert list(tried.shards) == ["shard-sums"]
+    assert (await consumer.shard(process)).status[0].code == pc.ReplicaStatus.FAILED
+    done = await stub.Unassign(pc.UnassignRequest(shards=["shard-sums"], only_failed=True))
+    assert (done.status, list(done.shards)) == (pc.OK, ["shard-sums"])
+    await consumer.status(process, "PRIMARY")
+    await consumer.stat(process, one=head)
+    assert sums.sums() == {"a": (1, 1)}
+    assert not (await stub.Unassign(pc.UnassignRequest(shards=["shard-sums"], only_failed=True))).shards
+    assert list((await stub.Unassign(pc.UnassignRequest(shards=["shard-sums"]))).shards) == ["shard-sums"]
+    await consumer.status(process, "PRIMARY")
+
+
+async def test_a_transient_error_has_the_shard_start_anew(journals, consumer, sums):
+    failures = [SqlStoreError("the database went away"), SqlStoreError("and once more")]
+
+    def fail(message: dict) -> None:
+        if failures:
+            raise failures.pop()
+
+    sums.before = fail
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    assert sums.sums() == {"a": (1, 1)}
+    assert [each["n"] for each in journals.committed("out/one")] == [1]
+    assert sums.database.read("shard-sums").fence == 3
+
+
+async def test_changed_sources_are_taken_up(journals, consumer, sums):
+    process = await consumer.start(sums)
+    revision = (await consumer.apply(process, spec())).header.etcd.revision
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    other = await journals.publish("in/two", {"key": "a", "n": 2})
+
+    both = shard_spec("shard-sums", ["in/one", "in/two"])
+    assert (await consumer.apply(process, both, revision=revision)).status == pc.OK
+    assert (await consumer.stat(process, one=head, two=other)).status == pc.OK
+    assert sums.sums() == {"a": (3, 2)}
+
+
+async def test_disabled_and_deleted_shards_are_not_processed(consumer, sums):
+    process = await consumer.start(sums)
+    revision = (await consumer.apply(process, spec())).header.etcd.revision
+    await consumer.status(process, "PRIMARY")
+    disabled = await consumer.apply(process, spec(disable=True), revision=revision)
+    await process.keyspace.wait_until(lambda state: not state.assignments("shard-sums"), timeout=20)
+    assert not process.resolver.replicas
+
+    change = pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=disabled.header.etcd.revision)
+    assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[change]))).status == pc.OK
+    response = await consumer.stub(process).Stat(pc.StatRequest(shard="shard-sums"))
+    assert response.status == pc.SHARD_NOT_FOUND
+
+
+async def test_what_cannot_be_applied_is_refused(consumer, sums):
+    process = await consumer.start(sums)
+    assert (await consumer.apply(process, spec(), revision=17)).status == pc.ETCD_TRANSACTION_FAILED
+    bad = spec()
+    bad.max_txn_duration.FromSeconds(0)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await consumer.apply(process, bad)
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "changes[0].upsert.max_txn_duration" in refusal.value.details()
+
+
+async def test_a_shard_with_a_recovery_log_is_refused_clearly(consumer, sums):
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec(recovery_log_prefix="recovery/logs", hint_prefix="/hints"))
+    await consumer.status(process, "FAILED")
+    assert "recovery_log_prefix" in (await consumer.shard(process)).status[0].errors[0]
+
+
+async def test_tokens_decide_who_may_do_what_to_which_shards(consumer, sums):
+    process = await consumer.start(sums, auth_keys=KEY)
+    stub = consumer.stub(process)
+    clock = SystemClock()
+
+    async def call(method: str, request: Any, capability: Capability, **scope: str) -> Any:
+        tokens = CallTokens(Keys.parse(KEY), clock)
+        return await getattr(stub, method)(request, metadata=tokens.over(capability, label_selector(include=scope)))
+
+    async def refused(code: grpc.StatusCode, work: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await work
+        assert refusal.value.code() is code
+
+    change = pc.ApplyRequest.Change(upsert=spec(labels=label_set({"team": "blue"})))
+    request = pc.ApplyRequest(changes=[change])
+    await refused(grpc.StatusCode.UNAUTHENTICATED, stub.List(pc.ListRequest()))
+    await refused(grpc.StatusCode.PERMISSION_DENIED, call("Apply", request, Capability.LIST))
+    await refused(grpc.StatusCode.PERMISSION_DENIED, call("Apply", request, Capability.APPLY, team="red"))
+    assert (await call("Apply", request, Capability.APPLY, team="blue")).status == pc.OK
+
+    seen = await call("List", pc.ListRequest(), Capability.LIST, team="blue")
+    assert [shard.spec.id for shard in seen.shards] == ["shard-sums"]
+    assert not (await call("List", pc.ListRequest(), Capability.LIST, team="red")).shards
+    hidden = await call("Stat", pc.StatRequest(shard="shard-sums"), Capability.READ, team="red")
+    assert hidden.status == pc.SHARD_NOT_FOUND
+    await refused(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        call("Unassign", pc.UnassignRequest(shards=["shard-sums"]), Capability.APPLY, team="red"),
+    )
+
+
+async def test_peers_proxy_with_tokens_and_tls(journals, consumer, sums, tmp_path):
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    tls = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem", "peer_ca": tmp_path / "ca.pem"}
+    processes = [await consumer.start(sums, f"process-{name}", auth_keys=KEY, **tls) for name in "ab"]
+    assert all(process.endpoint.startswith("https://") for process in processes)
+    tokens = CallTokens(Keys.parse(KEY), SystemClock()).over(Capability.ALL, label_selector())
+    peers = ShardPeers(ClientTls(tmp_path / "ca.pem"))
+    try:
+        stubs = [peers.stub(process.endpoint) for process in processes]
+        await stubs[0].Apply(pc.ApplyRequest(changes=[pc.ApplyRequest.Change(upsert=spec())]), metadata=tokens)
+        await consumer.status(processes[0], "PRIMARY")
+        head = await journals.publish("in/one", {"key": "a", "n": 1})
+        for stub in stubs:
+            request = pc.StatRequest(shard="shard-sums", read_through={"in/one": head})
+            assert (await stub.Stat(request, metadata=tokens)).read_through == {"in/one": head}
+    finally:
+        await peers.close()
+
+
+async def test_a_process_does_not_serve_strangers_by_accident(consumer, sums):
+    with pytest.raises(InvalidInput, match="could change shards"):
+        await consumer.start(sums, host="0.0.0.0")
+    with pytest.raises(InvalidInput, match="in the clear"):
+        await consumer.start(sums, host="0.0.0.0", auth_keys=KEY)
+    with pytest.raises(InvalidInput, match="both tls_cert and tls_key"):
+        await consumer.start(sums, tls_cert="cert.pem")
+
+
+async def test_metrics_tell_of_shards(journals, consumer, sums):
+    process = await consumer.start(sums, metrics_port=0)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1}, {"key": "a", "n": 2})
+    await consumer.stat(process, one=head)
+    await consumer.status(process, "PRIMARY")
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"{process.metrics_endpoint}/metrics", timeout=10) as response:
+            return response.read().decode()
+
+    text = await asyncio.to_thread(scrape)
+    assert 'coranto_shard_status{shard="shard-sums"} 300.0' in text
+    assert 'coranto_shard_messages_total{shard="shard-sums"} 3.0' in text
+    assert f'coranto_shard_read_through{{journal="in/one",shard="shard-sums"}} {float(head)}' in text
+
+
+async def test_two_shards_share_a_store(journals, consumer, sums):
+    assert isinstance(sums.database, SqlStore)
+    process = await consumer.start(sums)
+    await consumer.apply(process, shard_spec("shard-one", ["in/one"]), shard_spec("shard-two", ["in/two"]))
+    first = await journals.publish("in/one", *({"key": "a", "n": 1} for _ in range(20)))
+    second = await journals.publish("in/two", *({"key": "b", "n": 2} for _ in range(20)))
+    await consumer.stat(process, "shard-one", one=first)
+    await consumer.stat(process, "shard-two", two=second)
+    assert sums.sums() == {"a": (20, 20), "b": (40, 20)}
