@@ -116,7 +116,13 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
         }
     ),
     State.UPDATE_SUSPEND: frozenset({State.RESOLVE, State.ERROR}),
-    State.STREAM_CONTENT: frozenset({State.STREAM_CONTENT, State.READ_ACKNOWLEDGEMENTS}),
+    State.STREAM_CONTENT: frozenset(
+        {
+            State.STREAM_CONTENT,
+            State.READ_ACKNOWLEDGEMENTS,
+            State.VALIDATE_PRECONDITIONS,  # It has no content, and confirms that content was lost.
+        }
+    ),
     State.READ_ACKNOWLEDGEMENTS: frozenset({State.FINISHED, State.ERROR}),
     State.ERROR: frozenset(),
     State.PROXY: frozenset(),
@@ -184,6 +190,8 @@ class AppendFsm:
         self._sum: Hash | None = None
         self._committing = False
         self._proposal: Fragment | None = None
+        self._asks_loss = False  # Only if this turns out to be an append of nothing it confirms a loss.
+        self._loss_confirmed = False
 
     # -- Driving it ----------------------------------------------------------------------------------------------------
 
@@ -204,6 +212,9 @@ class AppendFsm:
             problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
         elif not message.content:
             self._committing = True
+        elif self._asks_loss:
+            self.status = pb.INDEX_HAS_GREATER_OFFSET
+            return self._end_of_input(None)
         elif not may_write(self._resolved.spec) or not preconditions.may_have_content(self.request):
             self.status = pb.NOT_ALLOWED
             return self._end_of_input(None)
@@ -224,6 +235,10 @@ class AppendFsm:
             return self._end_of_input(
                 InvalidInput("registers change only with content: append at least one byte", field="union_registers")
             )
+        if self._asks_loss:
+            self._asks_loss, self._loss_confirmed = False, True
+            self._to(State.VALIDATE_PRECONDITIONS)
+            return False
         return self._end_of_input(None)
 
     def client_failed(self, problem: CorantoError) -> bool:
@@ -248,6 +263,11 @@ class AppendFsm:
 
     async def finish(self) -> None:
         """Read the acknowledgements. Cancelling it does not stop the reading."""
+        if self.state is State.VALIDATE_PRECONDITIONS:
+            if not await self.run():
+                return
+            await self.prepare_stream()
+            self._end_of_input(None)
         await asyncio.shield(self._env.spawn(self._step())) if self._must_outlive else await self._step()
 
     def release(self) -> None:
@@ -428,16 +448,20 @@ class AppendFsm:
             self.request, resolution.spec, pipeline.spool.committed, replica.index.known, self._env.clock.now()
         )
         self._roll_to = verdict.roll_to
+        lost = not pipeline.recorded and may_write(resolution.spec) and (self.request.offset or not verdict.resync)
+        if lost and (not self.request.offset or verdict.status != pb.OK):
+            # No replica is known to hold all that was acknowledged, so nobody knows the journal's head and registers.
+            self.status = pb.INDEX_HAS_GREATER_OFFSET
+            return State.ERROR
         if verdict.status != pb.OK:
             self.status = verdict.status
             return State.ERROR
-        if not pipeline.recorded and may_write(resolution.spec) and not verdict.resync:
-            # No replica is known to hold all that was acknowledged. An explicit offset is an operator's word that
-            # nobody else does.
-            if not self.request.offset:
-                self.status = pb.INDEX_HAS_GREATER_OFFSET
-                return State.ERROR
-            if not await self._record(pipeline, []):
+        if lost:
+            # An append of nothing at an explicit offset is an operator's word that they need not be waited for.
+            if not self._loss_confirmed:
+                self._roll_to, self._asks_loss = 0, True
+                return State.STREAM_CONTENT
+            if not verdict.resync and not await self._record(pipeline, []):
                 return State.RESOLVE
         if verdict.suspend is not None:
             if verdict.roll_to:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -25,6 +26,7 @@ from coranto_broker.authorization import Authorizer
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.in_sync import Judgement
 from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.leftovers import Leftovers
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.peers import Peers, PeerStream
@@ -88,6 +90,9 @@ class Broker:
         self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
         self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge)
         self.resolver = Resolver(keyspace, self.member, self)
+        self._used_folders: set[Path] = set()
+        self._spools = settings.data_dir / "spools"
+        self._leftovers = Leftovers(self._spools, disk, clock, self, self.in_sync, self.persister)
         self._health = StoreHealth(stores, clock, self.spawn)
         self._retention = Retention(
             stores,
@@ -99,11 +104,13 @@ class Broker:
         )
         self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
         self._allocation: asyncio.Task[None] | None = None
+        self._looking_after: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Serve the journals that are assigned to us, and take part in assigning."""
         self.resolver.start()
         self._allocation = self.spawn(self._allocate())
+        self._looking_after = self.spawn(self._leftovers.run())
         if self.settings.fsync is Fsync.INTERVAL:
             self.spawn(self._keep_flushed())
 
@@ -130,6 +137,8 @@ class Broker:
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store what is only here, in bounded time."""
+        if self._looking_after is not None:
+            self._looking_after.cancel()  # What replicas leave now is not to be taken up before the next start.
         self.resolver.stop()
         for call in list(self.proxied):
             call.cancel()
@@ -200,7 +209,7 @@ class Broker:
         _log.info("starting replica", journal=item.id, primary=primary, create_revision=item.create_revision)
         replica = Replica(
             SpoolFolder(
-                folder_of(self.settings.data_dir / "spools", item.id, item.create_revision),
+                folder_of(self._spools, item.id, item.create_revision),
                 item.id,
                 item.create_revision,
                 self._disk,
@@ -214,23 +223,53 @@ class Broker:
             pulse=self._pulse,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
         )
+        self._used_folders.add(replica.folder.path)
+        self._leftovers.release(replica.folder.path)
         replica.start(after=self._stopping_of(item.id))
         return replica
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
         _log.info("stopping replica", journal=replica.journal, drop=drop)
-        task = asyncio.create_task(replica.stop(drop=drop), name=f"stop {replica.journal}")
-        self._stopping.add(task)
-        task.add_done_callback(self._stopped)
+        self.exclusively(replica.journal, lambda: self._stop(replica, drop))
+
+    async def _stop(self, replica: Replica, drop: bool) -> None:
+        await replica.stop(drop=drop)
+        folder = replica.folder.path
+        if all(other.folder.path != folder for other in self.resolver.local_replicas):
+            self._used_folders.discard(folder)
+            self._leftovers.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
-        """Replicas of a journal that are still stopping: the next one must not touch their files before that."""
+        """Work on a journal's files, such as replicas that are still stopping: the next one must not touch them yet."""
         return [task for task in self._stopping if task.get_name() == f"stop {journal}"]
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         self._stopping.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("replica did not stop cleanly", task=task.get_name(), exc_info=error)
+
+    # -- For the leftovers ---------------------------------------------------------------------------------------------
+
+    def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
+        return self._spec_of(journal, create_revision)
+
+    def route_of(self, journal: str) -> list[str]:
+        return [f"{member.zone}#{member.suffix}" for member in self.keyspace.state.route_of(journal).members]
+
+    def is_used(self, folder: Path) -> bool:
+        return folder in self._used_folders
+
+    def exclusively(self, journal: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        async def in_turn() -> None:
+            if before:
+                await asyncio.wait(before)
+            await work()
+
+        before = self._stopping_of(journal)
+        task = asyncio.create_task(in_turn(), name=f"stop {journal}")
+        self._stopping.add(task)
+        task.add_done_callback(self._stopped)
+        return task
 
     # -- In the background ---------------------------------------------------------------------------------------------
 
@@ -263,8 +302,8 @@ class Broker:
             async with asyncio.timeout(PULSE_SECONDS):
                 if await fsm.run():
                     await fsm.prepare_stream()
-                    fsm.client_sent(pb.AppendRequest())
-                    fsm.client_ended()
+                    if fsm.client_sent(pb.AppendRequest()):
+                        fsm.client_ended()
                     await fsm.finish()
             if fsm.error is not None:
                 raise fsm.error

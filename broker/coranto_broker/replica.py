@@ -21,14 +21,13 @@ from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
-from coranto_broker.in_sync import Judgement, judge
-from coranto_broker.in_sync_records import InSyncRecords, Stranded
+from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
-from coranto_broker.spool_recovery import Recovered, recover
+from coranto_broker.taking_up import take_up
 
 PULSE_SECONDS = 60.0
 DEFAULT_REFRESH_SECONDS = 300.0
@@ -191,7 +190,7 @@ class Replica:
             await asyncio.wait(after)
         await self._persister.release(self.journal)
         try:
-            recovered = await self._trusted(await asyncio.to_thread(recover, self.folder))
+            recovered = await take_up(self.folder, self._records, self._clock)
         except OSError:
             # The journal cannot be served from this disk; appends time out here, and the log says why.
             _log.exception("spool cannot be read", journal=self.journal, folder=str(self.folder.path))
@@ -212,51 +211,6 @@ class Replica:
                 unpersisted_fragments=len(recovered.sealed),
             )
         self.spool.put(self._spool)
-
-    async def _trusted(self, recovered: Recovered) -> Recovered:
-        """What of it may take part in the journal; the rest is set aside. Waits until etcd answers."""
-        failures = 0
-        while True:
-            spool = recovered.spool
-            try:
-                reading = await self._records.verify(
-                    self.journal,
-                    self.folder.create_revision,
-                    recovered.stamp,
-                    spool.end,
-                    lost=recovered.lost_end > spool.end,
-                )
-                break
-            except Stranded as error:
-                _log.error(
-                    "spool was set aside",
-                    journal=self.journal,
-                    begin=spool.fragment.begin,
-                    end=spool.end,
-                    reason=str(error),
-                    folder=str(self.folder.path / "set-aside"),
-                )
-                recovered = recovered.without_spool(self.folder)
-            except CorantoError as error:
-                _log.warning("spool waits for its in-sync record", journal=self.journal, error=str(error))
-                await self._clock.sleep(min(5.0, 0.25 * 2 ** min(failures, 8)))
-                failures += 1
-        record = reading.record
-        for sealed in list(recovered.sealed):
-            fragment = sealed.fragment
-            if not sealed.settled and judge(record, sealed.stamp, fragment.end, self._records.me) is Judgement.DIVERGED:
-                _log.error(
-                    "fragment was set aside: others went on without it",
-                    fragment=fragment.content_path,
-                    folder=str(self.folder.path / "set-aside"),
-                )
-                sealed.set_aside()
-                recovered.sealed.remove(sealed)
-        if recovered.lost_end and record is not None and (record.members or record.closed):
-            recovered = recovered.found_elsewhere(self.folder)
-        if judge(record, recovered.stamp, recovered.spool.end, self._records.me) is Judgement.FINAL:
-            recovered.watermark.raise_to(recovered.spool.end)
-        return recovered
 
     async def _stop_spool(self, drop: bool) -> None:
         pipeline = await self.pipeline.take()

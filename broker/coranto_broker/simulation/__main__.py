@@ -18,11 +18,10 @@ def main(
     seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 200,
     first: Annotated[int, typer.Option(help="The first of them.")] = 0,
     quiet: Annotated[bool, typer.Option(help="With --seed: only the result.")] = False,
-    strand: Annotated[bool, typer.Option(help="Let brokers be lost with content that only they have.")] = False,
     any_order: Annotated[bool, typer.Option(help="Let crashed machines have written in any order.")] = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
-    given = {"strand": strand, "any_order": any_order}
+    given = {"any_order": any_order}
     if seed is not None:
         report = run(options_of(seed, **given), tell=None if quiet else print)
         print(report)  # noqa: T201

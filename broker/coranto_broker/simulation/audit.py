@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coranto.coordination.entities import implied_route
@@ -15,7 +16,8 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.history import Observation, Operation
 from coranto.testing.sim.loop import Process
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import commit_log
+from coranto_broker import commit_log, in_sync
+from coranto_broker.in_sync import Judgement, Record
 from coranto_broker.simulation.world import LAYOUT, Machine, World, synced
 from coranto_broker.spool_files import Fsync, SpoolFolder, folder_of
 from coranto_broker.spool_recovery import Recovered, recover
@@ -29,22 +31,36 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
     durable = world.options.fsync is Fsync.COMMIT
     for member in route.members:
         machine = world.machine_of(member)
-        held = _held(world, machine, operation, durable=durable) or _stored(world, operation)
-        if not held:
+        journal, begin, content = operation.journal, operation.begin, operation.content
+        if not _has(world, machine, journal, begin, content, durable=durable):
             world.anomalies.append(
                 Anomaly("under-replicated-ack", operation.journal, f"{machine.name} does not hold {operation}")
             )
 
 
-def _held(world: World, machine: Machine, operation: Operation, *, durable: bool) -> bool:
-    folder = spool_path(world, machine, operation.journal)
+def is_certain(world: World, journal: str, offset: int, content: bytes) -> bool:
+    """Whether all members of the in-sync record have these bytes, so that they must stay."""
+    record = record_of(world, journal)
+    if record is None:
+        return True
+    members = [machine for machine in world.machines if str(machine.member) in record.members]
+    return all(_has(world, machine, journal, offset, content, durable=False) for machine in members)
+
+
+def _has(world: World, machine: Machine, journal: str, offset: int, content: bytes, *, durable: bool) -> bool:
+    held = _held(world, machine, journal, offset, content, durable=durable)
+    return held or _stored(world, journal, offset, content)
+
+
+def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
+    folder = spool_path(world, machine, journal)
     begins = [int(name[:16], 16) for name in machine.disk.names(folder) if name.endswith(".content")]
-    begin = max((each for each in begins if each <= operation.begin), default=-1)
+    begin = max((each for each in begins if each <= offset), default=-1)
     if begin < 0:
         return False
     content = machine.disk.content(folder / f"{begin:016x}.content", durable=durable)
-    position = operation.begin - begin
-    if content is None or content[position : position + len(operation.content)] != operation.content:
+    position = offset - begin
+    if content is None or content[position : position + len(wanted)] != wanted:
         return False
     ends = [0]
     for name in machine.disk.names(folder):
@@ -52,16 +68,16 @@ def _held(world: World, machine: Machine, operation: Operation, *, durable: bool
             log = machine.disk.content(folder / name, durable=durable)
             last = commit_log.decode(log).last if log is not None else None
             ends.append(last.fragment.end if last is not None else 0)
-    return max(ends) >= operation.end
+    return max(ends) >= offset + len(wanted)
 
 
-def _stored(world: World, operation: Operation) -> bool:
+def _stored(world: World, journal: str, offset: int, wanted: bytes) -> bool:
     for stored in world.store.objects.values():
         fragment = stored.fragment
-        if fragment.journal == operation.journal and fragment.begin <= operation.begin < fragment.end:
+        if fragment.journal == journal and fragment.begin <= offset < fragment.end:
             content = verified_content(fragment, stored.data, source="the store")
-            position = operation.begin - fragment.begin
-            if content[position : position + len(operation.content)] == operation.content:
+            position = offset - fragment.begin
+            if content[position : position + len(wanted)] == wanted:
                 return True
     return False
 
@@ -122,8 +138,17 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
                     yield Observation(by, journal, entry.begin, data[: entry.end - entry.begin], world.loop.time())
 
 
+def record_of(world: World, journal: str) -> Record | None:
+    """A journal's in-sync record."""
+    kv = world.etcd.kvs.get(LAYOUT.in_sync_key(journal))
+    return in_sync.decode(kv.value) if kv is not None else None
+
+
 def recovered(world: World, machine: Machine, journal: str) -> Recovered:
-    """What a new process would make of a journal's spool on a machine whose broker is dead."""
+    """What a new process would make of a journal's spool on a machine whose broker is dead.
+
+    What it would set aside because others went on without it is not part of that.
+    """
     process = Process(world.loop, f"auditor of {machine.name}")
     folder = SpoolFolder(
         spool_path(world, machine, journal),
@@ -132,7 +157,16 @@ def recovered(world: World, machine: Machine, journal: str) -> Recovered:
         machine.disk.for_process(process),
         SimClock(world.loop),
     )
-    return recover(folder)
+    record, me = record_of(world, journal), str(machine.member)
+    found = recover(folder)
+    if in_sync.judge(record, found.stamp, found.spool.end, me) is Judgement.DIVERGED:
+        found = found.without_spool(folder)
+    kept = [
+        sealed
+        for sealed in found.sealed
+        if sealed.settled or in_sync.judge(record, sealed.stamp, sealed.fragment.end, me) is not Judgement.DIVERGED
+    ]
+    return replace(found, sealed=kept)
 
 
 def disk_contents(machine: Machine, found: Recovered) -> Iterator[Observation]:

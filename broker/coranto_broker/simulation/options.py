@@ -58,8 +58,6 @@ class Options:
     min_append_rate: int = 1 << 16
     stored_at_end: bool = True
     """End by shutting down gracefully, so that everything has to be stored; otherwise by killing every broker."""
-    strand: bool = False
-    """Whether a broker may lose its lease while it alone holds some content (see `docs/simulation.md`)."""
     any_order: bool = False
     """Whether a machine that crashes may have written unsynced data to its disk in another order than it was given."""
     faults: tuple[str, ...] = ()

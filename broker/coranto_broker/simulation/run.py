@@ -11,8 +11,10 @@ from typing import Any
 
 import structlog
 
-from coranto.errors import CorantoError
-from coranto.testing.sim.checker import Anomaly, Final, check
+from coranto.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.errors import AppendOutcomeUnknown, CorantoError
+from coranto.testing.sim.checker import Anomaly, Final, check, unsettled_reads
 from coranto.testing.sim.history import Outcome
 from coranto.testing.sim.loop import Deadlock, simulated
 from coranto.wire import protocol_pb2 as pb
@@ -25,9 +27,20 @@ from coranto_broker.simulation.world import World
 LIVELINESS_SECONDS = 150.0
 """How long after healing everything has to work again. A pulse may be up to a minute away."""
 _NOT_FRESH = frozenset(
-    {"pause", "long pause", "cut etcd", "cut one way", "break watches", "compact", "exit gracefully", "change spec"}
+    {
+        "pause",
+        "long pause",
+        "long outage",
+        "cut etcd",
+        "cut one way",
+        "break watches",
+        "compact",
+        "exit gracefully",
+        "change spec",
+    }
 )
-"""Faults in which a broker may serve reads that lag behind, until it hears that it lost a journal."""
+"""Faults in which a broker may serve reads that lag behind: until it hears that it lost a journal, or until those who
+have the journal's end come back."""
 
 
 @dataclass(slots=True)
@@ -50,7 +63,7 @@ class Report:
     @property
     def replay(self) -> str:
         """The command that repeats the run."""
-        flags = " --strand" * self.options.strand + " --any-order" * self.options.any_order
+        flags = " --any-order" * self.options.any_order
         return f"python -m coranto_broker.simulation --seed {self.options.seed}{flags}"
 
     def __str__(self) -> str:
@@ -112,6 +125,8 @@ async def _run(world: World, report: Report) -> None:
     finals = {journal: await _read_back(world, journal, report) for journal in world.journals}
     if not report.anomalies:
         await _end(world, finals, report)
+    for _ in unsettled_reads(world.history, finals):
+        world.coverage.sometimes("a reader saw an append that came to nothing")
     fresh = not _NOT_FRESH.intersection(world.options.faults)
     report.anomalies += check(world.history, finals, fresh_heads=fresh)
     _note_resolutions(world, finals)
@@ -160,7 +175,7 @@ async def _read_back(world: World, journal: str, report: Report) -> Final:
     registers: pb.LabelSet | None = None
     try:
         async with asyncio.timeout(LIVELINESS_SECONDS):
-            barrier = await client.append(journal, b"")
+            barrier = await _barrier(world, client, journal)
             registers = barrier.registers
             if barrier.end:
                 async for chunk in client.read(
@@ -171,6 +186,15 @@ async def _read_back(world: World, journal: str, report: Report) -> Final:
         at = f"at offset {len(content)}"
         report.anomalies.append(Anomaly("stuck", journal, f"cannot be read {at}: {type(error).__name__} {error}"))
     return Final(bytes(content), registers, list(audit.replica_contents(world, journal)))
+
+
+async def _barrier(world: World, client: JournalClient, journal: str) -> AppendResult:
+    """An append of nothing. It may be repeated: a broker may just be exiting that could not hand over."""
+    while True:
+        try:
+            return await client.append(journal, b"")
+        except AppendOutcomeUnknown:
+            await asyncio.sleep(0.5)
 
 
 async def _end(world: World, finals: dict[str, Final], report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
@@ -30,13 +30,11 @@ from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker import commit_log
 from coranto_broker.broker import Broker
 from coranto_broker.peers import Peers
 from coranto_broker.service import JournalService
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.simulation.options import Options
-from coranto_broker.spool_files import folder_of
 
 STORE_URL = "s3://fragments/sim/"
 LAYOUT = Layout("/gazette/cluster")
@@ -59,7 +57,6 @@ class World:
         self.network = Network(loop, self.rng, Delays(congestion=options.congestion))
         self.rpc = Rpc(self.network)
         self.etcd = SimEtcd(loop, self.network)
-        self.etcd.allow_removal = self.allow_removal
         self.etcd.on_expiry.append(self._lease_ran_out)
         self.store = SimObjectStore(self.network, self.rng)
         self.clients = Process(loop, "clients")
@@ -116,63 +113,8 @@ class World:
     def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> Machine:
         return next(machine for machine in self.machines if machine.name == member.suffix)
 
-    def _committed_spans(self, machine: Machine, journal: str) -> list[tuple[int, int]]:
-        """[begin, end) of what the spool on a machine's disk has committed, fragment by fragment."""
-        folder = folder_of(machine.settings.data_dir / "spools", journal, self.create_revision(journal))
-        logs = [machine.disk.content(folder / name) for name in machine.disk.names(folder) if name.endswith(".commits")]
-        committed = [commit_log.decode(log).last for log in logs if log is not None]
-        return [(last.fragment.begin, last.fragment.end) for last in committed if last is not None]
-
-    def _is_alone(self, journal: str, leaving: MemberId, staying: Sequence[MemberId]) -> bool:
-        """Whether a broker has committed content that neither the staying replicas nor the store have, or is ahead."""
-        stored = [each.fragment for each in self.store.objects.values() if each.fragment.journal == journal]
-        elsewhere = [(fragment.begin, fragment.end) for fragment in stored]
-        highest = 0
-        for member in staying:
-            spans = self._committed_spans(self.machine_of(member), journal)
-            elsewhere += spans
-            highest = max(highest, *(end for _, end in spans), 0)
-        elsewhere.sort()
-        for begin, end in self._committed_spans(self.machine_of(leaving), journal):
-            if end > highest:
-                return True
-            covered = begin
-            for other_begin, other_end in elsewhere:
-                if other_begin <= covered:
-                    covered = max(covered, other_end)
-            if covered < end:
-                return True
-        return False
-
-    def allow_removal(self, deleted: Sequence[str], put: Sequence[str]) -> bool:
-        """Keep the run within what brokers promise.
-
-        They promise nothing once all replicas of a journal are gone at the same time. So somebody must remain who has
-        taken part in its transactions, and (unless `strand` is set) who holds all that the leaving one has committed.
-        """
-        moved = {(key.item, key.member) for key in map(_assignment, put) if key is not None}
-        gone = [key for key in map(_assignment, deleted) if key is not None and (key.item, key.member) not in moved]
-        for item in dict.fromkeys(key.item for key in gone):
-            if LAYOUT.item_key(item) not in self.etcd.kvs or len(self.machines) == 1:
-                continue  # An only broker comes back to what it has left.
-            leaving = [key.member for key in gone if key.item == item]
-            staying = [key.member for key, kv in self.assignments(item) if key.member not in leaving and kv.value]
-            if not staying:
-                self.coverage.sometimes("etcd kept the last replica")
-                return False
-            if any(self._is_alone(item, member, staying) for member in leaving):
-                self.coverage.sometimes("a replica left with content that nobody else has", self.options.strand)
-                if not self.options.strand:
-                    self.coverage.sometimes("etcd kept a replica with content that nobody else has")
-                    return False
-        return True
-
     def _lease_ran_out(self, lease: int) -> None:
-        """Unless `strand` is set, end a broker whose lease is gone before it commits anything else by itself."""
         self.coverage.sometimes("a lease ran out")
-        for machine in self.machines:
-            if machine.session is not None and machine.session.lease == lease and not self.options.strand:
-                machine.kill()
 
     # -- Clients -------------------------------------------------------------------------------------------------------
 
@@ -195,14 +137,6 @@ def synced(kv: KeyValue) -> pb.Route:
     return pb.Route.FromString(kv.value) if kv.value else pb.Route(primary=-1)
 
 
-def _assignment(key: str) -> AssignmentKey | None:
-    if not key.startswith(LAYOUT.assignments):
-        return None
-    found = LAYOUT.decode(key)
-    assert isinstance(found, AssignmentKey)
-    return found
-
-
 class Machine:
     """A machine with a disk and, most of the time, a broker: a new process whenever the last one ended."""
 
@@ -210,6 +144,7 @@ class Machine:
         self.name = f"broker-{number}"
         self.zone = f"zone-{number % world.options.zones}"
         self.endpoint = f"http://{self.name}:8080"
+        self.member = MemberId(self.zone, self.name)
         self.disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
         self.process: Process | None = None
         self.broker: Broker | None = None
@@ -325,8 +260,7 @@ class Machine:
         world.rpc.endpoints.close(self.endpoint, process)
         await broker.close()
         await keyspace.close()
-        held = [kv.key for kv in world.etcd.kvs.values() if kv.lease == session.lease]
-        await session.close(revoke=self.stop_requested.is_set() and world.allow_removal(held, ()))
+        await session.close(revoke=self.stop_requested.is_set())
 
 
 class _SimPeers(Peers):

@@ -22,6 +22,9 @@ corrupt-fragment          a stored fragment disagrees with its own name
 fragment-gap              stored fragments do not cover the journal
 ========================  ==========================================================================================
 
+A reader may be shown an append by a replica before all replicas have it. Such a read is not an anomaly when the append
+was never acknowledged and came to nothing; `unsettled_reads` finds these.
+
 Unknown outcomes are resolved from the final content first: what is there was applied, what is not was not.
 """
 
@@ -88,7 +91,7 @@ def _check_journal(
 ) -> Iterable[Anomaly]:
     placed, found = _parse(journal, final.content, {operation.number: operation for operation in operations})
     found += _check_outcomes(journal, placed, operations, len(final.content))
-    found += _check_bytes(journal, final, observations)
+    found += _check_bytes(journal, final, observations, _vain(placed, operations))
     registers, drift = _replay_registers(journal, placed, final)
     found += drift
     if not found:
@@ -147,11 +150,56 @@ def _check_outcomes(
     return found
 
 
-def _check_bytes(journal: str, final: Final, observations: Sequence[Observation]) -> list[Anomaly]:
+def unsettled_reads(history: History, finals: Mapping[str, Final]) -> list[Observation]:
+    """Reads of what a single replica had and the journal does not."""
+    found = []
+    for journal, final in finals.items():
+        operations = [operation for operation in history.operations if operation.journal == journal]
+        placed, _ = _parse(journal, final.content, {operation.number: operation for operation in operations})
+        vain = _vain(placed, operations)
+        found += [
+            each
+            for each in history.observations
+            if each.journal == journal and not _agrees(each, final.content) and _is_unsettled(each, final.content, vain)
+        ]
+    return found
+
+
+def _vain(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[int, Operation]:
+    """Appends of unknown outcome that are not in the journal."""
+    applied = {each.operation.number for each in placed}
+    return {each.number: each for each in operations if _in_vain(each, applied)}
+
+
+def _is_unsettled(seen: Observation, content: bytes, vain: Mapping[int, Operation]) -> bool:
+    """Whether a read differs from the journal in nothing but such appends, which not every replica had."""
+    if seen.certain:
+        return False
+    position = 0
+    while position < len(seen.content):
+        match = HEADER.match(seen.content, position)
+        operation = vain.get(int(match[1])) if match else None
+        if operation is not None:
+            part = operation.content[: len(seen.content) - position]
+            if seen.content.startswith(part, position):
+                position += len(part)
+                continue
+        following = HEADER.search(seen.content, position + 1)
+        end = following.start() if following else len(seen.content)
+        begin = seen.offset + position
+        if content[begin : begin + end - position] != seen.content[position:end]:
+            return False
+        position = end
+    return True
+
+
+def _check_bytes(
+    journal: str, final: Final, observations: Sequence[Observation], vain: Mapping[int, Operation]
+) -> list[Anomaly]:
     found = [
         Anomaly("inconsistent-offsets", journal, f"{each.by} read at {each.at:.3f} {_difference(each, final.content)}")
         for each in observations
-        if not _agrees(each, final.content)
+        if not _agrees(each, final.content) and not _is_unsettled(each, final.content, vain)
     ]
     found += [
         Anomaly("diverged-replica", journal, f"{each.by} has {_difference(each, final.content)}")
