@@ -73,6 +73,14 @@ class Verdicts(NamedTuple):
     hi: tuple[int, ...]
 
 
+class PendingPart(NamedTuple):
+    """A segment of which rows are pending after the last range: those whose clock is larger than `above`."""
+
+    range: int
+    segment: int
+    above: int
+
+
 class ClockReset(NamedTuple):
     """An acknowledgement below an earlier one: its producer recovered an outdated checkpoint.
 
@@ -103,6 +111,10 @@ class Resolution:
     """
     replay: dict[ProducerId, ProducerState]
     resets: tuple[ClockReset, ...]
+    acknowledged_at: tuple[tuple[int, ...], ...]
+    """For each range, and each of its segments, the offset of the acknowledgement that committed it, or -1."""
+    pending: dict[ProducerId, tuple[PendingPart, ...]]
+    """Where the pending messages of producers are. Producers that have some before these ranges are left out."""
 
 
 def producer_number(producer: ProducerId) -> int:
@@ -246,19 +258,21 @@ def resolve(
         for producer, state in entry.items()
     }
     windows: list[tuple[list[int], list[int]]] = []
+    acknowledged: list[list[int]] = []
     replay: dict[ProducerId, ProducerState] = {}
     resets: list[ClockReset] = []
 
-    for segments in ranges:
+    for number, segments in enumerate(ranges):
         lo, hi = [0] * len(segments), [0] * len(segments)
         windows.append((lo, hi))
+        acknowledged.append([-1] * len(segments))
         for index, segment in enumerate(segments):
             track = tracks.get(segment.producer)
             if track is None:
                 track = tracks[segment.producer] = _Track(segment.first_clock - 1, -1, 0, False)
             if segment.flags is Flags.CONTINUE_TXN:
                 if segment.last_clock > track.top:
-                    track.pending.append((lo, hi, index, track.top))
+                    track.pending.append(PendingPart(number, index, track.top))
                     track.top = segment.last_clock
                     if track.begin == -1:
                         track.begin = segment.first_offset
@@ -271,15 +285,19 @@ def resolve(
                 if clock > track.last_ack:
                     if track.is_unread and track.begin != -1:
                         replay[segment.producer] = entry[segment.producer]
-                    for part_lo, part_hi, part, above in track.pending:
-                        part_lo[part], part_hi[part] = above, clock
+                    for part, index_in_part, above in track.pending:
+                        windows[part][0][index_in_part], windows[part][1][index_in_part] = above, clock
+                        acknowledged[part][index_in_part] = segment.first_offset
                 elif clock < track.last_ack:
                     resets.append(ClockReset(segment.producer, segment.first_offset, clock, track.last_ack))
                 track.decide(clock)
 
     verdicts = tuple(Verdicts(tuple(lo), tuple(hi)) for lo, hi in windows)
     states = {producer: track.state() for producer, track in tracks.items()}
-    return Resolution(verdicts, states, replay, tuple(resets))
+    pending = {
+        producer: tuple(track.pending) for producer, track in tracks.items() if track.pending and not track.is_unread
+    }
+    return Resolution(verdicts, states, replay, tuple(resets), tuple(map(tuple, acknowledged)), pending)
 
 
 class _Track:
@@ -293,8 +311,7 @@ class _Track:
         self.newest = newest
         self.is_unread = is_unread and begin != -1  # Pending messages of the entry state are not in the ranges.
         self.top = last_ack  # The largest clock among pending messages in the ranges.
-        # Segments that hold pending messages: their range's lo and hi, their index, the clock above which they begin.
-        self.pending: list[tuple[list[int], list[int], int, int]] = []
+        self.pending: list[PendingPart] = []
 
     def decide(self, clock: int) -> None:
         """Everything up to `clock` is committed or dropped, and nothing is pending."""
