@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, Unavailable
+
+M = TypeVar("M")
 
 Mapping = Callable[[bytes], str]
 """From a message's key to the journal it belongs in."""
+
+
+def by_key(key: Callable[[M], bytes], mapping: Mapping) -> Callable[[M], str]:
+    """What names the journal of a message by its key: a destination for a publisher."""
+    return lambda message: mapping(key(message))
 
 
 def fnv1a32(data: bytes) -> int:
@@ -68,6 +76,31 @@ class RandomMapping:
 
     def __call__(self, key: bytes) -> str:
         return self._rng.choice(self._journals)
+
+
+class LiveMapping:
+    """A mapping over journals that come and go.
+
+    `journals` is asked for them with each key, and should return the same sequence as long as they are the same;
+    `make` then makes a mapping over them, such as `RendezvousMapping`. Raises Unavailable while there are none.
+    """
+
+    def __init__(
+        self,
+        journals: Callable[[], Sequence[str]],
+        make: Callable[[Sequence[str]], Mapping] = RendezvousMapping,
+    ) -> None:
+        self._journals = journals
+        self._make = make
+        self._made: tuple[Sequence[str], Mapping] | None = None
+
+    def __call__(self, key: bytes) -> str:
+        journals = self._journals()
+        if not journals:
+            raise Unavailable("there is no journal to map to now: try again when one was created")
+        if self._made is None or (self._made[0] is not journals and tuple(self._made[0]) != tuple(journals)):
+            self._made = (journals, self._make(journals))
+        return self._made[1](key)
 
 
 def _require(journals: Sequence[str]) -> Sequence[str]:

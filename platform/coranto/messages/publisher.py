@@ -26,16 +26,20 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import Framing
 from coranto.messages.uuids import Clock, Flags, ProducerId, format_uuid
 
 M = TypeVar("M")
+
+Destination: TypeAlias = str | Callable[[M], str]
+"""The journal of a message: its name, or what names it by looking at the message (see `mapping.by_key`)."""
 
 DEFAULT_BATCH_BYTES: Final = 1 << 20
 DEFAULT_PENDING_BYTES: Final = 32 << 20
@@ -70,6 +74,8 @@ class TransactionBuilder(Generic[M]):
     def __init__(self, producer: ProducerId, clock: Clock, framing: Framing[M]) -> None:
         self.producer = producer
         self.phase = Phase.OPEN
+        self.last_uuid = ""
+        """The UUID of the message queued last, in its text form."""
         self._clock = clock
         self._framing = framing
         self._lanes: dict[str, _Lane] = {}
@@ -218,7 +224,9 @@ class TransactionBuilder(Generic[M]):
     def _queue(self, journal: str, message: M, flags: Flags) -> _Lane:
         self._require(Phase.OPEN)
         clock = self._clock.tick()
-        content = self._framing.marshal(message, format_uuid(self.producer, clock, flags))
+        uuid = format_uuid(self.producer, clock, flags)
+        content = self._framing.marshal(message, uuid)
+        self.last_uuid = uuid
         lane = self._lanes.get(journal)
         if lane is None:
             lane = self._lanes[journal] = _Lane(clock - 1)
@@ -241,7 +249,7 @@ class TransactionBuilder(Generic[M]):
 
 
 class SyncPublisher(Generic[M]):
-    """Publishes through a blocking `append(journal, content)`. Not for use by several threads at once.
+    """Publishes through a blocking `append(journal, content)`. Several threads may share it; one appends at a time.
 
     When an append raises, its batch is kept: the call that failed, or any later one, appends it again, or `rollback`
     drops it. Nothing is appended in the background, so call `flush` after the last `publish`.
@@ -259,35 +267,50 @@ class SyncPublisher(Generic[M]):
         self._append = append
         self._builder = TransactionBuilder(producer, clock, framing)
         self._max_batch_bytes = max_batch_bytes
+        self._lock = threading.RLock()
 
     @property
     def producer(self) -> ProducerId:
         return self._builder.producer
 
-    def publish(self, journal: str, message: M) -> None:
-        """Publish a message that is committed once appended: at the latest by the next `flush`."""
-        self._builder.outside(journal, message)
-        self._append_full(journal)
+    def publish(self, journal: Destination[M], message: M) -> str:
+        """Publish a message that is committed once appended: at the latest by the next `flush`. Returns its UUID.
 
-    def add(self, journal: str, message: M) -> None:
-        """Publish a message as part of the open transaction."""
-        self._builder.add(journal, message)
-        self._append_full(journal)
+        Its journal is chosen first. Raises InvalidInput when the message cannot be written.
+        """
+        with self._lock:
+            name = journal if isinstance(journal, str) else journal(message)
+            self._builder.outside(name, message)
+            uuid = self._builder.last_uuid
+            self._append_full(name)
+            return uuid
+
+    def add(self, journal: Destination[M], message: M) -> str:
+        """Publish a message as part of the open transaction. As `publish` otherwise."""
+        with self._lock:
+            name = journal if isinstance(journal, str) else journal(message)
+            self._builder.add(name, message)
+            uuid = self._builder.last_uuid
+            self._append_full(name)
+            return uuid
 
     def flush(self) -> None:
         """Return once all messages are appended."""
-        for journal in self._builder.pending_journals():
-            while self._append_batch(journal):
-                pass
+        with self._lock:
+            for journal in self._builder.pending_journals():
+                while self._append_batch(journal):
+                    pass
 
     def prepare(self) -> dict[str, bytes]:
         """Append all messages and return the transaction's ack intents, for the caller to keep durably."""
-        self.flush()
-        return self._builder.ack_intents()
+        with self._lock:
+            self.flush()
+            return self._builder.ack_intents()
 
     def acknowledge(self) -> None:
         """Append the prepared ack intents. Call it again when an append raised."""
-        self._append_intents(self._builder.commit())
+        with self._lock:
+            self._append_intents(self._builder.commit())
 
     def commit(self, on_intents: Callable[[Mapping[str, bytes]], object] | None = None) -> dict[str, bytes]:
         """Commit the transaction: `prepare`, have `on_intents` keep the intents durably, `acknowledge`.
@@ -304,7 +327,8 @@ class SyncPublisher(Generic[M]):
 
     def rollback(self) -> None:
         """Make readers drop what the open transaction published. Call it again when an append raised."""
-        self._append_intents(self._builder.rollback_intents())
+        with self._lock:
+            self._append_intents(self._builder.rollback_intents())
 
     def _append_full(self, journal: str) -> None:
         if self._builder.pending_bytes(journal) >= self._max_batch_bytes:
@@ -378,15 +402,24 @@ class Publisher(Generic[M]):
     def producer(self) -> ProducerId:
         return self._builder.producer
 
-    async def publish(self, journal: str, message: M) -> None:
-        """Publish a message that is committed once appended: at the latest by the next `flush`."""
-        self._builder.outside(journal, message)
-        await self._append_full(journal)
+    async def publish(self, journal: Destination[M], message: M) -> str:
+        """Publish a message that is committed once appended: at the latest by the next `flush`. Returns its UUID.
 
-    async def add(self, journal: str, message: M) -> None:
-        """Publish a message as part of the open transaction."""
-        self._builder.add(journal, message)
-        await self._append_full(journal)
+        Its journal is chosen first. Raises InvalidInput when the message cannot be written. Tasks may publish at once.
+        """
+        name = journal if isinstance(journal, str) else journal(message)
+        self._builder.outside(name, message)
+        uuid = self._builder.last_uuid
+        await self._append_full(name)
+        return uuid
+
+    async def add(self, journal: Destination[M], message: M) -> str:
+        """Publish a message as part of the open transaction. As `publish` otherwise."""
+        name = journal if isinstance(journal, str) else journal(message)
+        self._builder.add(name, message)
+        uuid = self._builder.last_uuid
+        await self._append_full(name)
+        return uuid
 
     async def flush(self) -> None:
         """Return once all messages are appended."""

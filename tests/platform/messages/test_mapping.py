@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from coranto.errors import InvalidInput
+from coranto.errors import InvalidInput, Unavailable
 from coranto.messages import mapping
 
 
@@ -64,3 +65,26 @@ def test_no_journals_is_a_clear_error(make: object) -> None:
     assert callable(make)
     with pytest.raises(InvalidInput, match="no journal to map to"):
         make()
+
+
+def test_a_live_mapping_follows_its_journals() -> None:
+    journals: list[str] = []
+    made: list[tuple[str, ...]] = []
+
+    def make(names: Sequence[str]) -> mapping.Mapping:
+        made.append(tuple(names))
+        return mapping.RendezvousMapping(names)
+
+    live = mapping.LiveMapping(lambda: tuple(journals), make)
+    with pytest.raises(Unavailable, match="try again when one was created"):
+        live(b"key")
+    journals += partitions(3)
+    assert {live(str(n).encode()) for n in range(100)} == set(journals)
+    journals += ["another"]
+    assert live(b"key") == mapping.rendezvous(b"key", journals)
+    assert made == [tuple(partitions(3)), (*partitions(3), "another")]
+
+
+def test_a_key_of_a_message_names_its_journal() -> None:
+    destination = mapping.by_key(lambda message: str(message["id"]).encode(), mapping.ModuloMapping(partitions(5)))
+    assert destination({"id": "seems"}) == mapping.modulo(b"seems", partitions(5))

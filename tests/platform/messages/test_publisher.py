@@ -6,12 +6,14 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
 from coranto.errors import InvalidInput, Unavailable
 from coranto.messages.framing import JsonLines, JsonObject, iter_messages
+from coranto.messages.mapping import ModuloMapping, by_key
 from coranto.messages.publisher import Phase, Publisher, SyncPublisher, TransactionBuilder
 from coranto.messages.uuids import Clock, Flags, ProducerId
 
@@ -400,3 +402,48 @@ async def test_a_rollback_follows_the_appends_under_way() -> None:
     journals.gate.set()
     await rolling_back
     assert journals.flags("a") == [CONTINUE, ACK]
+
+
+def test_a_publisher_names_the_journal_and_returns_the_uuid() -> None:
+    journals = Journals()
+    publisher = make_sync(journals)
+    destination = by_key(lambda message: str(message["n"]).encode(), ModuloMapping(["a", "b"]))
+    returned = [publisher.add(destination, {"n": n}) for n in range(8)]
+    publisher.commit()
+    returned.append(publisher.publish("a", {"n": 9}))
+    publisher.flush()
+    read = [
+        envelope
+        for name in ("a", "b")
+        for envelope in iter_messages(LINES, name, [bytes(journals.content[name])], 0)
+        if envelope.flags != Flags.ACK_TXN
+    ]
+    assert sorted(envelope.uuid for envelope in read) == sorted(returned)
+    assert {envelope.journal for envelope in read} == {"a", "b"}
+    assert all(envelope.journal == destination(envelope.message) for envelope in read if envelope.message["n"] != 9)
+
+
+async def test_an_async_publisher_names_the_journal_and_returns_the_uuid() -> None:
+    journals = SlowJournals()
+    journals.gate.set()
+    async with make_async(journals) as publisher:
+        uuid = await publisher.publish(lambda message: f"j{message['n']}", {"n": 1})
+        assert await publisher.add(lambda message: f"j{message['n']}", {"n": 2}) != uuid
+    [envelope] = iter_messages(LINES, "j1", [bytes(journals.content["j1"])], 0)
+    assert envelope.uuid == uuid
+
+
+def test_threads_may_share_a_publisher() -> None:
+    """Clocks grow in each journal, whoever publishes."""
+    journals = Journals()
+    publisher = make_sync(journals, max_batch_bytes=300)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda n: publisher.publish(f"j{n % 2}", {"n": n}), range(400)))
+    publisher.flush()
+    numbers: list[int] = []
+    for name in ("j0", "j1"):
+        read = list(iter_messages(LINES, name, [bytes(journals.content[name])], 0))
+        clocks = [envelope.clock for envelope in read]
+        assert clocks == sorted(set(clocks))
+        numbers += [envelope.message["n"] for envelope in read]
+    assert sorted(numbers) == list(range(400))
