@@ -1,6 +1,7 @@
 """The append state machine: every append is driven through these states (seed 001 "Append State Machine").
 
-Beside the seed's states there is UPDATE_SUSPEND, because journals can be suspended and woken by appends.
+Beside the seed's states there are UPDATE_SUSPEND, because journals can be suspended and woken by appends, and FOLLOW,
+because appends that wait for the pipeline may go along with the one that has it (`coranto_broker.group_commit`).
 
 `TRANSITIONS` is the whole graph and `_HANDLERS` says who acts in each state. A handler does one state's work and names
 the next; going anywhere else than the table allows is a bug and raises. Every blocking state also ends in ERROR: when
@@ -20,12 +21,23 @@ from typing import Any, Protocol
 from coranto.auth import Claims
 from coranto.coordination.etcd import Coordinator, KeyValue, Op, Put, unmodified
 from coranto.effects import Clock
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, preconditions
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.group_commit import (
+    PROPOSALS_IN_FLIGHT,
+    Course,
+    Member,
+    Refusal,
+    TakenAlong,
+    Tokens,
+    Whole,
+    commit_of,
+    gather,
+)
 from coranto_broker.in_sync import Takeover
 from coranto_broker.in_sync_records import InSyncRecords, Reading
 from coranto_broker.ownership import Invalidated, Signal
@@ -47,6 +59,7 @@ class State(enum.Enum):
     AWAIT_DESIRED_REPLICAS = "await desired replicas"
     VALIDATE_PRECONDITIONS = "validate preconditions"
     UPDATE_SUSPEND = "update suspend"
+    FOLLOW = "follow"
     STREAM_CONTENT = "stream content"
     READ_ACKNOWLEDGEMENTS = "read acknowledgements"
     ERROR = "error"
@@ -69,10 +82,12 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.ACQUIRE_PIPELINE: frozenset(
         {
             State.START_PIPELINE,
+            State.FOLLOW,  # Another append has the pipeline, and takes this one along.
             State.RESOLVE,  # The resolution was invalidated meanwhile.
             State.ERROR,
         }
     ),
+    State.FOLLOW: frozenset({State.FINISHED, State.ERROR}),
     State.START_PIPELINE: frozenset(
         {
             State.UPDATE_ASSIGNMENTS,  # The pipeline is good as it is.
@@ -158,6 +173,10 @@ class AppendEnvironment(Protocol):
         """Run work that outlives the call that needs it."""
         ...
 
+    def grouped(self, appends: int) -> None:
+        """So many whole appends are being proposed together."""
+        ...
+
 
 class AppendFsm:
     """One append. `run` until content may stream, feed it what the client sends, then `finish`; `release` at the end.
@@ -179,6 +198,11 @@ class AppendFsm:
         self.registers = pb.LabelSet()
         self.commit: Fragment | None = None
         self.store_health_error = ""
+        self.whole: Whole | None = None
+        """All that the client has sent, if that is little and was received before the pipeline was acquired."""
+        self.total_chunks = self.delayed_chunks = 0
+        self._member: Member | None = None  # Our place in the line of those that wait.
+        self._members: list[Member] = []  # Those that go along with us.
         self._read_through = request.min_etcd_revision
         self._suspend: pb.JournalSpec.Suspend | None = None  # What UPDATE_SUSPEND is to write.
         self._await_change = False  # Resolve only from a later state of the key space than `resolution`'s.
@@ -195,9 +219,9 @@ class AppendFsm:
 
     # -- Driving it ----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> bool:
-        """Go on until content may stream (True) or a terminal state is reached (False)."""
-        while self.state is not State.STREAM_CONTENT:
+    async def run(self, until: State = State.STREAM_CONTENT) -> bool:
+        """Go on until content may stream, or another state is reached (True); or else a terminal state (False)."""
+        while self.state is not until:
             if self.state in TERMINAL:
                 return False
             await self._step()
@@ -208,7 +232,7 @@ class AppendFsm:
         problem: CorantoError | None = None
         if self._committing:
             problem = InvalidInput("expected the end of the stream after the empty message that commits")
-        elif _has_parameters(message):
+        elif has_parameters(message):
             problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
         elif not message.content:
             self._committing = True
@@ -229,9 +253,7 @@ class AppendFsm:
         """In STREAM_CONTENT, the client has closed its side. Returns False; then `finish`."""
         if not self._committing:
             return self._end_of_input(InvalidInput("unexpected EOF: an empty message commits, and none was sent"))
-        if self._begin == self._end and (
-            self.request.HasField("union_registers") or self.request.HasField("subtract_registers")
-        ):
+        if self._begin == self._end and registers_change(self.request):
             return self._end_of_input(
                 InvalidInput("registers change only with content: append at least one byte", field="union_registers")
             )
@@ -261,6 +283,46 @@ class AppendFsm:
         self._begin = self._end = self._owned.spool.end
         self._sum = new_sum()
 
+    def commit_whole(self, tokens: Tokens) -> None:
+        """In STREAM_CONTENT: write all that the client has sent, and what goes along with it, and propose to commit.
+
+        `tokens` pay for what goes along; our own content is paid for. Then `finish`.
+        """
+        whole, pipeline, resolution = self.whole, self._owned, self._resolved
+        assert whole is not None
+        if whole.content and not (may_write(resolution.spec) and preconditions.may_have_content(self.request)):
+            self.status = pb.NOT_ALLOWED
+            self._end_of_input(None)
+            return
+        replica = resolution.require_replica
+        broken = pipeline.error
+        if broken is not None:
+            self._end_of_input(None)
+            return
+        if not pipeline.recorded:  # What this one may do is not what others may.
+            if whole.content:
+                self.client_sent(pb.AppendRequest(content=whole.content))
+            if self.state is State.STREAM_CONTENT and self.client_sent(pb.AppendRequest()):
+                self.client_ended()
+            return
+        committed = pipeline.spool.committed
+        course = Course(resolution.spec, committed, replica.index.known, self._env.clock.now())
+        place = course.take(self.request, len(whole.content))
+        self._members = gather(replica.line, course, resolution, len(whole.content), tokens)
+        content = b"".join([whole.content, *(member.whole.content for member in self._members)])
+        if content:
+            pipeline.write(0, content)
+        if pipeline.error is not None:
+            self._end_of_input(None)
+            return
+        fragment = committed.fragment
+        self.registers = place.registers
+        self.commit = commit_of(fragment, place, whole.content)
+        for member in self._members:
+            member.commit_to(fragment)
+        self._env.grouped(1 + len(self._members))
+        self._propose(pipeline.spool.next_fragment(), course.registers)
+
     async def finish(self) -> None:
         """Read the acknowledgements. Cancelling it does not stop the reading."""
         if self.state is State.VALIDATE_PRECONDITIONS:
@@ -284,6 +346,7 @@ class AppendFsm:
             if pipeline.error is not None:
                 self._shut_down(pipeline, owner)
                 pipeline = None
+        self._settle(ReplicationFailed("the append that it went along with was given up"))
         owner.require_replica.pipeline.put(pipeline)
 
     # -- The states ----------------------------------------------------------------------------------------------------
@@ -321,12 +384,43 @@ class AppendFsm:
     async def _acquire_pipeline(self) -> State:
         """Wait for exclusive ownership of the replica's pipeline."""
         resolution = self._resolved
+        replica, until = resolution.require_replica, resolution.invalidated
         try:
-            self._pipeline = await resolution.require_replica.pipeline.take(resolution.invalidated)
+            if self.whole is None:
+                self._pipeline = await replica.pipeline.take(until)
+                self._owner = resolution
+                return State.START_PIPELINE
+            self._member = member = Member(self.request, self.whole, resolution)
+            replica.line.join(member)
+            try:
+                self._pipeline = await replica.pipeline.take(until, member.waiter)
+            finally:
+                replica.line.leave(member)
+            self._owner = resolution
+            if self._pipeline is not None:
+                # Those that come meanwhile go along.
+                await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
+        except TakenAlong:
+            return State.FOLLOW
         except Invalidated:
             return State.RESOLVE
-        self._owner = resolution
         return State.START_PIPELINE
+
+    async def _follow(self) -> State:
+        """Wait for what becomes of the group."""
+        member = self._member
+        assert member is not None
+        problem = await member.outcome
+        if problem is not None:
+            raise problem
+        answer = member.answer
+        assert answer is not None
+        self.registers = answer.registers
+        if isinstance(answer, Refusal):
+            self.status = answer.status
+            return State.ERROR
+        self.commit = member.commit
+        return State.FINISHED
 
     async def _start_pipeline(self) -> State:
         """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
@@ -505,13 +599,16 @@ class AppendFsm:
         else:
             replica.spool.put(pipeline.close_send())
             replica.pipeline.put(None)
+        problem: CorantoError | None = Unavailable("this broker is shutting down; what it proposed may be applied")
         try:
             await turn.wait()
             await pipeline.gather_ok(proposal)
+            problem = pipeline.error
             if broken:
                 await pipeline.gather_end()
         finally:
             turn.done()
+            self._settle(problem)
         if self.error is not None or self.status != pb.OK:
             return State.ERROR
         if pipeline.error is not None:
@@ -617,15 +714,24 @@ class AppendFsm:
             # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
             digest = self._sum.digest()
             self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
-            self._proposal = spool.next_fragment()
             self.registers = preconditions.next_registers(spool.registers, self.request)
+            self._propose(spool.next_fragment(), self.registers)
         else:
             self.error = problem
-            self._proposal = spool.fragment
             self.registers = spool.registers
-        pipeline.propose(self._proposal, self.registers, acknowledge=True)
-        self._to(State.READ_ACKNOWLEDGEMENTS)
+            self._propose(spool.fragment, spool.registers)
         return False
+
+    def _propose(self, proposal: Fragment, registers: pb.LabelSet) -> None:
+        self._proposal = proposal
+        self._owned.propose(proposal, registers, acknowledge=True)
+        self._to(State.READ_ACKNOWLEDGEMENTS)
+
+    def _settle(self, problem: CorantoError | None) -> None:
+        """Tell those that go along with us what became of the proposal."""
+        members, self._members = self._members, []
+        for member in members:
+            member.settle(problem)
 
     def _shut_down(self, pipeline: Pipeline, owner: Resolution) -> None:
         """Close a pipeline and give back its spool; its replicas' good-byes are read in the background."""
@@ -640,6 +746,7 @@ class AppendFsm:
 _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
     State.RESOLVE: AppendFsm._resolve,
     State.ACQUIRE_PIPELINE: AppendFsm._acquire_pipeline,
+    State.FOLLOW: AppendFsm._follow,
     State.START_PIPELINE: AppendFsm._start_pipeline,
     State.SEND_PIPELINE_SYNC: AppendFsm._send_pipeline_sync,
     State.RECV_PIPELINE_SYNC: AppendFsm._recv_pipeline_sync,
@@ -651,7 +758,12 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
 }
 
 
-def _has_parameters(message: pb.AppendRequest) -> bool:
+def registers_change(request: pb.AppendRequest) -> bool:
+    """Whether an append asks for other registers, which takes content."""
+    return request.HasField("union_registers") or request.HasField("subtract_registers")
+
+
+def has_parameters(message: pb.AppendRequest) -> bool:
     """Whether a message of the stream holds anything but content."""
     return bool(
         message.journal

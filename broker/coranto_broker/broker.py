@@ -24,6 +24,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
 from coranto_broker.authorization import Authorizer
 from coranto_broker.fragment_cache import FragmentCache
+from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
 from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
 from coranto_broker.leftovers import Leftovers
@@ -83,6 +84,7 @@ class Broker:
         self.authorizer = Authorizer(keys, clock)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = FragmentCache(stores, settings.cache_bytes)
+        self.ahead = Ahead(settings.group_append_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
@@ -187,6 +189,9 @@ class Broker:
         names = [f"{member.zone}#{member.suffix}" for member in route.members]
         renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
         return Pipeline(resolution.header, spool, streams, names, renew_at, reading)
+
+    def grouped(self, appends: int) -> None:
+        self.metrics.group_appends.observe(appends)
 
     async def store_problem(self, url: str, until: Signal | None) -> str:
         return await self._health.problem(url, until)

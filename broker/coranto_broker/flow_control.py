@@ -91,6 +91,15 @@ class FlowControl:
             if self._owed:
                 self.delayed_chunks += 1
 
+    def affords(self, size: int) -> bool:
+        """Whether there are tokens for `size` further bytes, as of the last reading."""
+        return not size or not self._max_rate or self._tokens >= size
+
+    def spend(self, size: int) -> None:
+        """Take the tokens of content that comes from elsewhere than the client whose append was begun."""
+        if self._max_rate:
+            self._tokens -= size
+
     def lift(self) -> None:
         """Stop limiting this append: the journal's route has changed."""
         self._max_rate = 0

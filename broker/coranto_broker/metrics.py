@@ -21,6 +21,12 @@ class Metrics:
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
             registry=self.registry,
         )
+        self.group_appends = Histogram(
+            "coranto_group_appends",
+            "Appends that were committed by one proposal.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=self.registry,
+        )
         self.reads = Counter("coranto_reads", "Reads that were begun.", registry=self.registry)
         self.read_bytes = Counter("coranto_read_bytes", "Content sent to readers.", registry=self.registry)
         self.persisted = Counter("coranto_fragments_stored", "Fragments stored.", registry=self.registry)

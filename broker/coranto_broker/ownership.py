@@ -60,16 +60,18 @@ class Slot(Generic[T]):
         self._things: list[T] = []  # At most one.
         self._takers: deque[asyncio.Future[object]] = deque()
 
-    async def take(self, until: Signal | None = None) -> T:
+    async def take(self, until: Signal | None = None, taker: asyncio.Future[object] | None = None) -> T:
         """Own the thing; give it back with `put`. Raises Invalidated when `until` fires first.
 
-        Does not suspend when the thing is there and nobody waits for it.
+        Does not suspend when the thing is there and nobody waits for it. Otherwise it waits on `taker`, which others
+        may fail meanwhile: then that is raised.
         """
         if until is not None and until.fired:
             raise Invalidated
         if self._things:
             return self._things.pop()
-        taker: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if taker is None:
+            taker = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         if until is not None:
             until.add(taker)

@@ -23,6 +23,7 @@ from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync_records import Reading
+from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.spool_files import DurableSpool, Fsync
 
 GOOD_BYE_SECONDS = 5.0
@@ -129,7 +130,7 @@ class Turn:
 
     def __init__(self, before: Turn | None) -> None:
         self._before = before
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[object]] = []
         self.is_done = False
 
     async def wait(self) -> None:
@@ -138,12 +139,22 @@ class Turn:
         if before is not None:
             await before.finished()
 
-    async def finished(self) -> None:
-        """Return once this turn is done."""
-        if not self.is_done:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
+    async def finished(self, until: Signal | None = None) -> None:
+        """Return once this turn is done. Raises Invalidated if `until` fires first."""
+        if self.is_done:
+            return
+        if until is not None and until.fired:
+            raise Invalidated
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if until is None:
             await waiter
+            return
+        until.add(waiter)
+        try:
+            await waiter
+        finally:
+            until.discard(waiter)
 
     def done(self) -> None:
         """Let the next one read."""
@@ -182,6 +193,7 @@ class Pipeline:
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
         self._last_turn: Turn | None = None
+        self._turns: deque[Turn] = deque()  # Those that are not done, and perhaps some that are.
         self._header_sent = False
 
     @property
@@ -246,7 +258,23 @@ class Pipeline:
         """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""
         before = self._last_turn
         self._last_turn = Turn(None if before is None or before.is_done else before)
+        self._forget_done()
+        self._turns.append(self._last_turn)
         return self._last_turn
+
+    async def room(self, limit: int, until: Signal | None) -> None:
+        """Return once fewer than `limit` proposals await their acknowledgements. Raises Invalidated if `until` fires.
+
+        For whoever owns the pipeline.
+        """
+        self._forget_done()
+        while len(self._turns) >= limit:
+            await self._turns[-limit].finished(until)
+            self._forget_done()
+
+    def _forget_done(self) -> None:
+        while self._turns and self._turns[0].is_done:
+            self._turns.popleft()
 
     async def settled(self) -> None:
         """Return once every acknowledgement that was asked for has been read."""

@@ -21,6 +21,7 @@ from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.group_commit import Line
 from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
@@ -86,6 +87,7 @@ class Replica:
         self.index = FragmentIndex(folder.clock, on_gap=self._gap)
         self.spool: Slot[DurableSpool] = Slot()
         self.pipeline: Slot[Pipeline | None] = Slot()
+        self.line = Line()
         self.flow_control = FlowControl()
         self.stopped = asyncio.Event()
         self.stranded = False

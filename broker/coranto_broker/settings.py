@@ -49,6 +49,12 @@ class BrokerSettings(BaseSettings):
     fsync_interval: float = Field(default=1.0, gt=0, description="Seconds between the syncs of fsync=interval.")
     min_append_rate: int = Field(default=1 << 16, ge=0, description="Slower clients are cut off; 0 allows any rate.")
     max_append_rate: int = Field(default=0, ge=0, description="Caps every journal's append rate; 0 is unlimited.")
+    group_append_bytes: int = Field(
+        default=1 << 16,
+        ge=0,
+        le=1 << 20,
+        description="Appends of at most this size that wait for each other are committed together; 0: none are.",
+    )
     max_message_bytes: int = Field(default=4 << 20, ge=1 << 16, description="Largest message to accept.")
     chunk_bytes: int = Field(
         default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."

@@ -20,14 +20,16 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import _HANDLERS, TERMINAL, TRANSITIONS, AppendFsm, State
+from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
+from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
 from coranto_broker.in_sync_records import InSyncRecords, Reading
 from coranto_broker.ownership import Signal, Slot
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.resolver import Resolution
 from coranto_broker.spool import empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
-from coranto_broker.testing import FaultyDisk, ManualClock
+from coranto_broker.testing import FaultyDisk, ManualClock, eventually
 
 JOURNAL = "a/journal"
 IN_SYNC = Layout("/cluster").in_sync_key(JOURNAL)
@@ -86,6 +88,7 @@ class World:
             journal=JOURNAL,
             pipeline=Slot(),
             spool=Slot(),
+            line=Line(),
             index=self.index,
             wait_refreshed=self._wait_refreshed,
         )
@@ -111,6 +114,8 @@ class World:
         self.coordinator = self
         self.record: KeyValue | None = None
         self.conflicts = 0
+        self.groups: list[int] = []
+        self.tokens = FlowControl()
         coordinator: Any = self
         self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
 
@@ -173,6 +178,9 @@ class World:
                 self.consistent = True
         return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
 
+    def grouped(self, appends: int) -> None:
+        self.groups.append(appends)
+
     async def store_problem(self, url: str, until: Signal | None) -> str:
         return self.health
 
@@ -209,6 +217,30 @@ class World:
         finally:
             fsm.release()
         return fsm
+
+    async def whole(self, content: bytes = b"", **request: Any) -> AppendFsm:
+        """An append that was received before it asks for the pipeline."""
+        fsm = self.fsm(**request)
+        fsm.whole = Whole(content, 1)
+        try:
+            if await fsm.run():
+                await fsm.prepare_stream()
+                fsm.commit_whole(self.tokens)
+                await fsm.finish()
+        finally:
+            fsm.release()
+        return fsm
+
+    async def together(self, *appends: tuple[bytes, dict[str, Any]]) -> list[AppendFsm]:
+        """Whole appends that wait for the pipeline at the same time, in this order."""
+        pipeline = await self.replica.pipeline.take()
+        tasks = []
+        for content, request in appends:
+            tasks.append(asyncio.create_task(self.whole(content, **request)))
+            await asyncio.sleep(0)
+        self.groups.clear()
+        self.replica.pipeline.put(pipeline)
+        return list(await asyncio.gather(*tasks))
 
     async def is_free(self) -> bool:
         """Whether nobody owns the pipeline any more; background work is let finish first."""
@@ -656,3 +688,234 @@ async def test_the_codec_changes_with_the_next_fragment(world: World) -> None:
     fsm = await world.append(b"jkl")
     assert fsm.commit is not None
     assert (fsm.commit.codec, world.spool.fragment.codec) == (Codec.GZIP, Codec.GZIP)
+
+
+# -------------------------------------------------------------------------------------------------------- group commit
+
+
+@pytest.fixture
+async def replicated(world: World) -> World:
+    """A journal of three replicas whose first content has been completed."""
+    world.peers, world.spec.replication = [Peer(), Peer()], 3
+    await world.append(b"abc")
+    await world.append(b"def")
+    for peer in world.peers:
+        peer.sent.clear()
+    return world
+
+
+def span(fsm: AppendFsm) -> tuple[int, int] | None:
+    return (fsm.commit.begin, fsm.commit.end) if fsm.commit is not None else None
+
+
+async def test_an_append_costs_each_replica_its_content_and_one_proposal(replicated: World) -> None:
+    streamed = await replicated.append(b"ghi")
+    whole = await replicated.whole(b"jkl")
+    assert [span(streamed), span(whole)] == [(6, 9), (9, 12)]
+    for peer in replicated.peers:
+        assert peer.sent == ["ghi", "[3,9)?", "jkl", "[3,12)?"]
+    assert replicated.groups == [1]
+    assert await replicated.is_free()
+
+
+async def test_appends_that_wait_together_cost_each_replica_one_proposal(replicated: World) -> None:
+    contents = [bytes([ord("A") + n]) * (n + 1) for n in range(12)]
+    appends = await replicated.together(*((content, {}) for content in contents))
+    begin = 6
+    for content, fsm in zip(contents, appends, strict=True):
+        assert fsm.state is State.FINISHED
+        assert fsm.commit == Fragment(JOURNAL, begin, begin + len(content), sum_of(content), Codec.NONE)
+        begin += len(content)
+    for peer in replicated.peers:
+        assert peer.sent == [b"".join(contents).decode(), f"[3,{begin})?"]
+    assert replicated.groups == [12]
+    assert replicated.spool.fragment.end == replicated.index.head == begin
+    assert await replicated.is_free()
+
+
+async def test_each_of_a_group_is_judged_as_if_those_before_it_had_committed(replicated: World) -> None:
+    me, you = labels.label_set(author="me"), labels.label_set(author="you")
+    is_me, is_you = labels.parse_selector("author=me"), labels.parse_selector("author=you")
+    appends = await replicated.together(
+        (b"1", {"union_registers": me}),
+        (b"2", {"check_registers": is_you}),
+        (b"3", {"check_registers": is_me, "offset": 7}),
+        (b"4", {"offset": 7}),
+        (b"", {"offset": 8}),
+        (b"5", {"subtract_registers": me, "union_registers": you}),
+        (b"6", {"check_registers": is_you}),
+    )
+    assert [(fsm.state, fsm.status) for fsm in appends] == [
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.REGISTER_MISMATCH),
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.WRONG_APPEND_OFFSET),
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+    ]
+    assert [span(fsm) for fsm in appends] == [(6, 7), None, (7, 8), None, (8, 8), (8, 9), (9, 10)]
+    assert [fsm.registers for fsm in appends] == [me, me, me, me, me, you, you]
+    assert replicated.spool.registers == you
+    assert replicated.peers[0].sent == ["1356", "[3,10)?"]
+
+
+async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated: World) -> None:
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    replicated.replica.pipeline.put(pipeline)
+    first, gone, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(first, AppendFsm)
+    assert isinstance(third, AppendFsm)
+    assert [span(first), span(third)] == [(6, 7), (7, 8)]
+    assert replicated.peers[0].sent == ["AC", "[3,8)?"]
+    assert await replicated.is_free()
+
+
+async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World) -> None:
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    replicated.replica.pipeline.put(pipeline)  # The first has been given the pipeline, and does not know it yet.
+    tasks[0].cancel()
+    gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(second, AppendFsm)
+    assert isinstance(third, AppendFsm)
+    assert [span(second), span(third)] == [(6, 7), (7, 8)]
+    assert await replicated.is_free()
+
+
+async def test_a_group_outlives_its_leader_s_client(replicated: World) -> None:
+    for peer in replicated.peers:
+        peer.gate.clear()
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    replicated.replica.pipeline.put(pipeline)
+    await eventually(lambda: replicated.peers[0].sent == ["ABC", "[3,9)?"])
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    for peer in replicated.peers:
+        peer.gate.set()
+    *gone, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in gone] == [asyncio.CancelledError] * 2
+    assert isinstance(third, AppendFsm)
+    assert span(third) == (8, 9)
+    assert replicated.index.head == 9
+    assert await replicated.is_free()
+
+
+async def test_a_proposal_that_fails_fails_its_whole_group(replicated: World) -> None:
+    replicated.peers[1].answers.append(ReplicationFailed("it died"))
+    appends = await replicated.together((b"A", {}), (b"B", {"offset": 3}), (b"C", {}))
+    assert [fsm.status for fsm in appends] == [pb.OK, pb.WRONG_APPEND_OFFSET, pb.OK]
+    for fsm in (appends[0], appends[2]):
+        assert fsm.state is State.ERROR
+        assert "it died" in str(fsm.error)
+    replicated.peers = [Peer(), Peer()]
+    assert (await replicated.whole(b"D")).state is State.FINISHED
+    assert await replicated.is_free()
+
+
+async def test_a_disk_that_fails_rolls_a_group_back(replicated: World) -> None:
+    replicated.disk.full = "content"
+    appends = await replicated.together((b"A", {}), (b"B", {}))
+    assert all("no space left" in str(fsm.error) for fsm in appends)
+    replicated.disk.full = None
+    again = await replicated.together((b"C", {}), (b"D", {}))
+    assert [span(fsm) for fsm in again] == [(6, 7), (7, 8)]
+
+
+async def hung(world: World, waiting: int) -> list[asyncio.Task[AppendFsm]]:
+    """As many proposals as may be under way, which nobody acknowledges, and appends behind them."""
+    for peer in world.peers:
+        peer.gate.clear()
+    tasks = []
+    for n in range(PROPOSALS_IN_FLIGHT):
+        tasks.append(asyncio.create_task(world.whole(bytes([ord("A") + n]))))
+        await eventually(lambda proposed=n + 1: len(world.peers[0].sent) == 2 * proposed)
+    more = range(PROPOSALS_IN_FLIGHT, PROPOSALS_IN_FLIGHT + waiting)
+    tasks += [asyncio.create_task(world.whole(bytes([ord("A") + n]))) for n in more]
+    await eventually(lambda: len(list(world.replica.line)) == waiting - 1)  # One of them has the pipeline.
+    assert len(world.peers[0].sent) == 2 * PROPOSALS_IN_FLIGHT
+    return tasks
+
+
+async def test_groups_gather_while_earlier_proposals_are_under_way(replicated: World) -> None:
+    tasks = await hung(replicated, 5)
+    for peer in replicated.peers:
+        peer.gate.set()
+    appends = await asyncio.gather(*tasks)
+    assert [span(fsm) for fsm in appends] == [(6 + n, 7 + n) for n in range(PROPOSALS_IN_FLIGHT + 5)]
+    assert replicated.groups == [1] * PROPOSALS_IN_FLIGHT + [5]
+
+
+async def test_a_group_waits_no_longer_than_its_route_lasts(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto_broker.pipeline.GOOD_BYE_SECONDS", 0.05)
+    tasks = await hung(replicated, 3)
+    replicated.peers, replicated.spec.replication = [], 1
+    stale, replicated.signal = replicated.signal, Signal()
+    stale.fire()
+    appends = await asyncio.wait_for(asyncio.gather(*tasks), 2)
+    assert [fsm.state for fsm in appends] == [State.ERROR] * PROPOSALS_IN_FLIGHT + [State.FINISHED] * 3
+    assert {span(fsm) for fsm in appends[PROPOSALS_IN_FLIGHT:]} == {(8, 9), (9, 10), (10, 11)}
+    assert await replicated.is_free()
+
+
+async def test_a_fragment_that_is_full_ends_a_group(replicated: World) -> None:
+    replicated.spec.fragment.length = 8
+    appends = await replicated.together(*((b"12345", {}) for _ in range(4)))
+    assert [span(fsm) for fsm in appends] == [(6, 11), (11, 16), (16, 21), (21, 26)]
+    # [3,6) takes 10 bytes and is too long then. The next one takes 10 bytes, too.
+    assert replicated.groups == [2, 2]
+    assert replicated.peers[0].sent == ["1234512345", "[3,16)?", "[16,16)", "1234512345", "[16,26)?"]
+
+
+async def test_what_needs_more_than_a_check_ends_a_group(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+
+    def apply() -> None:
+        world.spec = pb.JournalSpec.FromString(world.txns[-1][1][0].value)
+
+    world.on_txn = apply
+    appends = await world.together(
+        (b"A", {}), (b"B", {}), (b"", {"suspend": pb.AppendRequest.SUSPEND_NOW}), (b"C", {}), (b"D", {})
+    )
+    assert [span(fsm) for fsm in appends] == [(6, 7), (7, 8), None, (8, 9), (9, 10)]
+    assert appends[2].status == pb.SUSPENDED
+
+
+async def test_barriers_of_a_journal_that_is_read_only_are_a_group(world: World) -> None:
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    await world.append()
+    appends = await world.together((b"", {}), (b"", {}), (b"refused", {}), (b"", {}))
+    assert [(fsm.state, fsm.status) for fsm in appends] == [
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.NOT_ALLOWED),
+        (State.FINISHED, pb.OK),
+    ]
+    assert world.spool.end == 0
+    assert await world.is_free()
+
+
+async def test_a_group_ends_where_the_journal_s_rate_does(replicated: World) -> None:
+    replicated.tokens.start(0, 1000, 0.0)  # The leader's own content is paid for by its handler.
+    content = b"x" * 400
+    await replicated.together(*((content, {}) for _ in range(5)))
+    assert replicated.groups == [3, 1, 1]
+
+
+async def test_a_group_is_bounded(replicated: World) -> None:
+    replicated.spec.fragment.length = 1 << 30
+    content = b"x" * (300 << 10)
+    await replicated.together(*((content, {}) for _ in range(5)))
+    assert replicated.groups == [3, 2]
+    await replicated.together(*((b"x", {}) for _ in range(300)))
+    assert replicated.groups == [256, 44]

@@ -38,6 +38,7 @@ INTERESTING = {
     "an append was aborted mid-stream",
     "an unknown append was applied",
     "an unknown append was not applied",
+    "appends were committed together",
     "append: AppendOutcomeUnknown",
     "append: RegisterMismatch",
     "append: Unavailable",

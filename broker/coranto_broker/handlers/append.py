@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from coranto.auth import Capability, Claims
-from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
-from coranto_broker.flow_control import AppendUnderflow, FlowControl
+from coranto_broker.flow_control import FlowControl
+from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.errors import Source, concerns, next_message
+from coranto_broker.handlers.receiving import Inbox, Watchdog
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 THROTTLE_QUANTUM_SECONDS = 0.05
-LATE_SECONDS = 0.25
-"""A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
 
 
 async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
@@ -36,16 +35,24 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
     concerns(request.journal)
     fsm = AppendFsm(broker, request, claims)
+    inbox = broker.ahead.open(context)
     try:
+        if await fsm.run(until=State.ACQUIRE_PIPELINE):
+            fsm.whole = await inbox.receive(request, broker.settings.min_append_rate, broker.clock)
         if await fsm.run():
-            await _stream(broker, fsm, context)
+            await fsm.prepare_stream()
+            if fsm.whole is not None:
+                await _commit_whole(broker, fsm, fsm.whole)
+            else:
+                await _stream(broker, fsm, inbox)
             await fsm.finish()
+        if fsm.state is State.PROXY:
+            return await _proxy(broker, fsm, inbox)
+        return _response(broker, fsm, begun)
     finally:
         fsm.release()
+        inbox.close()
         broker.metrics.appends.labels(fsm.state.value).inc()
-    if fsm.state is State.PROXY:
-        return await _proxy(broker, fsm, context)
-    return _response(broker, fsm, begun)
 
 
 def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse:
@@ -60,39 +67,59 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
         response.store_health_error = fsm.store_health_error
         return response
     assert fsm.commit is not None
-    flow = resolution.require_replica.flow_control
     response.commit.CopyFrom(fsm.commit.to_wire())
     response.registers.CopyFrom(fsm.registers)
-    response.total_chunks, response.delayed_chunks = flow.total_chunks, flow.delayed_chunks
+    response.total_chunks, response.delayed_chunks = fsm.total_chunks, fsm.delayed_chunks
     broker.metrics.append_bytes.inc(fsm.commit.length)
     broker.metrics.append_seconds.observe(broker.clock.monotonic() - begun)
     return response
 
 
-async def _stream(broker: Broker, fsm: AppendFsm, context: Source) -> None:
-    """Feed the client's messages to the state machine until it wants no more."""
+def _start_flow(broker: Broker, fsm: AppendFsm, min_rate: int) -> FlowControl:
     resolution = fsm.resolution
     assert resolution is not None
-    await fsm.prepare_stream()
-    flow = resolution.require_replica.flow_control
     max_rate = resolution.spec.max_append_rate
     if broker.settings.max_append_rate:
         max_rate = min(max_rate or broker.settings.max_append_rate, broker.settings.max_append_rate)
-    flow.start(broker.settings.min_append_rate, max_rate, broker.clock.monotonic())
-    watchdog = _Watchdog(flow, broker.clock)
+    flow = resolution.require_replica.flow_control
+    flow.start(min_rate, max_rate, broker.clock.monotonic())
+    return flow
+
+
+async def _pay(broker: Broker, fsm: AppendFsm, flow: FlowControl, size: int) -> None:
+    """Account for a chunk, and wait while the journal's rate is exhausted."""
+    resolution = fsm.resolution
+    assert resolution is not None
+    flow.chunk(size)
+    while flow.throttled:
+        await broker.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))
+        flow.tick(broker.clock.monotonic())
+        if resolution.invalidated is not None and resolution.invalidated.fired:
+            flow.lift()
+    fsm.total_chunks, fsm.delayed_chunks = flow.total_chunks, flow.delayed_chunks
+
+
+async def _commit_whole(broker: Broker, fsm: AppendFsm, whole: Whole) -> None:
+    """Commit what was received ahead, and what waits to go along with it."""
+    flow = _start_flow(broker, fsm, 0)
+    if whole.content:
+        await _pay(broker, fsm, flow, len(whole.content))
+    fsm.total_chunks = whole.chunks
+    fsm.commit_whole(flow)
+
+
+async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
+    """Feed the client's messages to the state machine until it wants no more."""
+    flow = _start_flow(broker, fsm, broker.settings.min_append_rate)
+    watchdog = Watchdog(flow, broker.clock)
     try:
         while True:
-            message = await watchdog.read(context)
+            message = await watchdog.read(inbox)
             if message is None:
                 fsm.client_ended()
                 return
             if message.content:
-                flow.chunk(len(message.content))
-                while flow.throttled:
-                    await broker.clock.sleep(min(flow.seconds_until_paid(), THROTTLE_QUANTUM_SECONDS))
-                    flow.tick(broker.clock.monotonic())
-                    if resolution.invalidated is not None and resolution.invalidated.fired:
-                        flow.lift()
+                await _pay(broker, fsm, flow, len(message.content))
             if not fsm.client_sent(message):
                 return
             if not fsm.local_only:
@@ -104,61 +131,7 @@ async def _stream(broker: Broker, fsm: AppendFsm, context: Source) -> None:
         watchdog.close()
 
 
-class _Watchdog:
-    """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
-
-    It costs one timer for the whole append, not one per message.
-    """
-
-    def __init__(self, flow: FlowControl, clock: Clock) -> None:
-        self._flow = flow
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._reading = False
-        self._underflow: AppendUnderflow | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._arm()
-
-    async def read(self, context: Source) -> pb.AppendRequest | None:
-        """The client's next message, or None at the end of its stream."""
-        self._reading = True
-        try:
-            message = await next_message(context, pb.AppendRequest)
-        except asyncio.CancelledError:
-            if self._underflow is None or self._task is None or self._task.uncancel() > 0:
-                raise
-            raise self._underflow from None
-        finally:
-            self._reading = False
-        self._flow.tick(self._clock.monotonic())
-        return message
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _arm(self) -> None:
-        seconds = self._flow.seconds_until_underflow()
-        if seconds != float("inf"):
-            self._due = self._loop.time() + seconds
-            self._timer = self._loop.call_at(self._due, self._check)
-
-    def _check(self) -> None:
-        now = self._clock.monotonic()
-        if not self._reading or self._loop.time() - self._due > LATE_SECONDS:
-            self._flow.forgive(now)
-        try:
-            self._flow.tick(now)
-        except AppendUnderflow as underflow:
-            self._underflow = underflow
-            assert self._task is not None
-            self._task.cancel()
-            return
-        self._arm()
-
-
-async def _proxy(broker: Broker, fsm: AppendFsm, context: Source) -> pb.AppendResponse:
+async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendResponse:
     """Forward an append to the primary, with what was resolved, and its answer back."""
     resolution = fsm.resolution
     assert resolution is not None
@@ -173,7 +146,7 @@ async def _proxy(broker: Broker, fsm: AppendFsm, context: Source) -> pb.AppendRe
             # about it than the answer does.
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
-                while (message := await next_message(context, pb.AppendRequest)) is not None:
+                while (message := await inbox.read()) is not None:
                     await call.write(message)
                 await call.done_writing()
             response: pb.AppendResponse = await call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -219,7 +220,8 @@ class Machine:
         disk = self.disk.for_process(process)
         coordinator = SimCoordinator(world.etcd, world.network, self.name, process, clock)
         keyspace = KeySpace(coordinator, LAYOUT, JournalEntities(), clock=clock)
-        broker = Broker(
+        broker = _SimBroker(
+            world.coverage,
             settings,
             clock=clock,
             disk=disk,
@@ -261,6 +263,18 @@ class Machine:
         await broker.close()
         await keyspace.close()
         await session.close(revoke=self.stop_requested.is_set())
+
+
+class _SimBroker(Broker):
+    """A broker that tells when appends were committed together."""
+
+    def __init__(self, coverage: Coverage, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._coverage = coverage
+
+    def grouped(self, appends: int) -> None:
+        super().grouped(appends)
+        self._coverage.sometimes("appends were committed together", appends > 1)
 
 
 class _SimPeers(Peers):

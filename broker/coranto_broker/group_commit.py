@@ -1,0 +1,219 @@
+"""Group commit: small appends that wait for the pipeline go along with the one that has it, under one proposal.
+
+An append is *whole* once its client has sent everything up to the end of the stream, and that is little. While a whole
+append waits for the pipeline, its `Member` stands in the replica's line. Another whole append that has the pipeline and
+is about to propose (the *leader*) takes along as many of them as may follow it, in their order: their contents are
+written one behind the other, one proposal commits all of it, and each is answered for its own part.
+
+`Course` decides who may follow. It knows what the journal will be once everybody admitted so far has committed, and
+checks each append against that, so that the outcome of a group is that of its appends one by one. Whatever needs more
+than a check (a new fragment, an explicit offset that the replicas must roll to, a change of the journal's suspension,
+tokens of a limited rate) is not for a group: it ends there, and the append that needs it gets the pipeline in its turn.
+
+Nobody depends on a member's client. One that goes away before the proposal leaves no trace; afterwards its content is
+part of the journal, as with any append whose answer is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from coranto.errors import CorantoError
+from coranto.fragments import Fragment
+from coranto.specs import may_write
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker import preconditions
+from coranto_broker.ownership import Signal
+from coranto_broker.preconditions import Known
+from coranto_broker.spool import Committed
+
+MAX_GROUP_BYTES = 1 << 20
+"""Content of one group, so that it fits into one message to each replica."""
+
+MAX_GROUP_APPENDS = 256
+"""Appends of one group: taking them in must not hold up everything else for long."""
+
+PROPOSALS_IN_FLIGHT = 2
+"""A whole append waits while as many proposals are not acknowledged, and others gather behind it meanwhile."""
+
+
+class TakenAlong(Exception):
+    """The append need not wait for the pipeline any more: it goes along with another. Internal to the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All that an append's client has sent: its content, and in how many messages it came."""
+
+    content: bytes
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an admitted append goes, [begin, end), and the registers once it has committed."""
+
+    begin: int
+    end: int
+    registers: pb.LabelSet
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What an append is refused with, and the registers that this rests on."""
+
+    status: pb.Status.ValueType
+    registers: pb.LabelSet
+
+
+class Course:
+    """The journal as it will be once all appends admitted so far have committed."""
+
+    def __init__(self, spec: pb.JournalSpec, committed: Committed, known: Known, now: float) -> None:
+        """`committed` and `known` are as `preconditions.check` takes them; `now` is wall time in seconds."""
+        self._spec = spec
+        self._committed = committed
+        self._known = known
+        self._now = now
+
+    @property
+    def registers(self) -> pb.LabelSet:
+        return self._committed.registers
+
+    def take(self, request: pb.AppendRequest, length: int) -> Place:
+        """Admit an append whose preconditions were checked already."""
+        fragment = self._committed.fragment
+        begin, end = fragment.end, fragment.end + length
+        registers = preconditions.next_registers(self._committed.registers, request)
+        if length:
+            # Nobody asks for the sum of what is not there yet.
+            self._committed = Committed(
+                replace(fragment, end=end), registers, self._committed.first_append_time or self._now
+            )
+            known = self._known
+            self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
+        return Place(begin, end, registers)
+
+    def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
+        """Check an append's preconditions and admit or refuse it. None: it must get the pipeline itself."""
+        spec, now, committed = self._spec, self._now, self._committed
+        if length and not (may_write(spec) and preconditions.may_have_content(request)):
+            return None
+        verdict = preconditions.check(request, spec, committed, self._known, now)
+        if verdict.status in (pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET):
+            return Refusal(verdict.status, committed.registers)
+        if verdict.status != pb.OK or verdict.resync or verdict.suspend is not None:
+            return None
+        if preconditions.propose(committed, verdict.roll_to, spec.fragment, now) != committed.fragment:
+            return None
+        return self.take(request, length)
+
+
+class Resolved(Protocol):
+    """What a member knows of its journal (a `Resolution`)."""
+
+    @property
+    def spec(self) -> pb.JournalSpec: ...
+    @property
+    def invalidated(self) -> Signal | None: ...
+
+
+class Member:
+    """A whole append in the line, and what becomes of it once it has been taken along.
+
+    It waits on `waiter` for the pipeline; `outcome` then says what its group came to: None, or what went wrong.
+    """
+
+    def __init__(self, request: pb.AppendRequest, whole: Whole, resolution: Resolved) -> None:
+        loop = asyncio.get_running_loop()
+        self.request = request
+        self.whole = whole
+        self.resolution = resolution
+        self.waiter: asyncio.Future[object] = loop.create_future()
+        self.outcome: asyncio.Future[CorantoError | None] = loop.create_future()
+        self.answer: Place | Refusal | None = None
+        self.commit: Fragment | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may be taken along: its client is there, and it has not been told anything else."""
+        return not self.waiter.done()
+
+    def take_along(self, answer: Place | Refusal) -> None:
+        """Go along with the leader; nothing keeps this append out of the journal but a failure of the group."""
+        self.answer = answer
+        self.waiter.set_exception(TakenAlong())
+        self.waiter.exception()  # Its client may have gone in this very moment, and then nobody looks at it.
+
+    def commit_to(self, fragment: Fragment) -> None:
+        """Its content goes to this fragment, at its place."""
+        assert isinstance(self.answer, Place)
+        self.commit = commit_of(fragment, self.answer, self.whole.content)
+
+    def settle(self, problem: CorantoError | None) -> None:
+        """Say what the group came to."""
+        if not self.outcome.done():
+            self.outcome.set_result(problem)
+
+
+class Line:
+    """The whole appends that wait for one replica's pipeline, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._members: dict[Member, None] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members))
+
+    def join(self, member: Member) -> None:
+        self._members[member] = None
+
+    def leave(self, member: Member) -> None:
+        """It has the pipeline, was taken along, or has been given up."""
+        self._members.pop(member, None)
+
+
+class Tokens(Protocol):
+    """What a journal's rate lets pass (a `FlowControl`)."""
+
+    def affords(self, size: int) -> bool: ...
+    def spend(self, size: int) -> None: ...
+
+
+def gather(line: Iterable[Member], course: Course, leader: Resolved, size: int, tokens: Tokens) -> list[Member]:
+    """Take along who may follow the leader, whose content is of `size` bytes. Returns those that are to be committed.
+
+    Only those whose resolution rests on what the leader's does are taken. Who is refused is told so at once. Does not
+    suspend: a member is taken along only if it commits with this very proposal.
+    """
+    members: list[Member] = []
+    for member in line:
+        if not member.is_waiting:
+            continue
+        length = len(member.whole.content)
+        resolution = member.resolution
+        if resolution.invalidated is not leader.invalidated or resolution.spec != leader.spec:
+            break
+        if len(members) + 1 == MAX_GROUP_APPENDS or size + length > MAX_GROUP_BYTES or not tokens.affords(length):
+            break
+        answer = course.admit(member.request, length)
+        if answer is None:
+            break
+        member.take_along(answer)
+        if isinstance(answer, Refusal):
+            member.settle(None)
+            continue
+        tokens.spend(length)
+        members.append(member)
+        size += length
+    return members
+
+
+def commit_of(fragment: Fragment, place: Place, content: bytes) -> Fragment:
+    """What an append that goes to `fragment` is answered with. Its sum is that of its content, also of none."""
+    digest = hashlib.sha1(content, usedforsecurity=False).digest()
+    return Fragment(fragment.journal, place.begin, place.end, digest, fragment.codec)
