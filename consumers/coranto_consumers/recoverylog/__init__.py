@@ -1,7 +1,9 @@
 """Recovery logs: the files of a folder as a journal, from which they can be rebuilt elsewhere."""
 
 from coranto_consumers.recoverylog.authority import Authority, Handoff, MemoryAuthority, Ownership
+from coranto_consumers.recoverylog.directory import RecordedDirectory, RecordedFile
 from coranto_consumers.recoverylog.fsm import Fsm, Verdict
+from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore, StoredHints
 from coranto_consumers.recoverylog.hints import Hints, LiveFnode
 from coranto_consumers.recoverylog.operations import Author, Fnode, Operation, fence_of, new_author
 from coranto_consumers.recoverylog.player import Player, Recovery
@@ -11,19 +13,25 @@ from coranto_consumers.recoverylog.segments import Segment, SegmentSet
 __all__ = [
     "Author",
     "Authority",
+    "EtcdAuthority",
     "Fnode",
     "Fsm",
     "Handoff",
+    "HintKeys",
+    "HintStore",
     "Hints",
     "LiveFnode",
     "MemoryAuthority",
     "Operation",
     "Ownership",
     "Player",
+    "RecordedDirectory",
+    "RecordedFile",
     "Recorder",
     "Recovery",
     "Segment",
     "SegmentSet",
+    "StoredHints",
     "Verdict",
     "fence_of",
     "new_author",

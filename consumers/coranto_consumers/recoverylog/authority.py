@@ -29,7 +29,10 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The author that last claimed a log, and its handoff once that was read back from the log."""
+    """The author that last claimed a log, and the last handoff that was read back from the log.
+
+    Until the author's own was, that is an earlier one's.
+    """
 
     author: Author
     handoff: Handoff | None = None
@@ -61,7 +64,7 @@ class MemoryAuthority:
         self.ownership: Ownership | None = None
 
     async def claim(self, author: Author) -> None:
-        self.ownership = Ownership(author)
+        self.ownership = Ownership(author, self.ownership.handoff if self.ownership is not None else None)
 
     async def confirm(self, handoff: Handoff) -> None:
         if self.ownership is None or self.ownership.author != handoff.author:

@@ -5,7 +5,8 @@ and while hints last, the author that they name. All else belongs to another his
 repeated append, a torn write) and changes nothing. `Verdict` says which it was.
 
 Given hints, it steps through their segments, from the first operation of one to that of the next, and tracks the files
-that are still alive at the end of them alone.
+that are still alive at the end of them alone. That holds to the end of the last segment: a file that is created after
+the last of the hinted ones, but before, is gone by then, and its removal may lie between segments.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ class Fsm:
             case SetProperty(path, content):
                 if path in self._paths:
                     return Verdict.PATH_EXISTS
+                if self._hinted_segments:
+                    return Verdict.NOT_TRACKED  # Hints tell what it is in the end.
                 self.properties[path] = content
         return Verdict.APPLIED
 
@@ -178,8 +181,8 @@ class Fsm:
         if occupied is not None:
             return occupied
         fnode = Fnode(op.seq_no)
-        if self._hinted_fnodes:
-            if self._hinted_fnodes[0] != fnode:
+        if self._hinted_segments:
+            if not self._hinted_fnodes or self._hinted_fnodes[0] != fnode:
                 return Verdict.NOT_TRACKED
             self._hinted_fnodes.popleft()
         self._files[fnode] = _LiveFile({path})

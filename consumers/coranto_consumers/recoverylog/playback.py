@@ -123,7 +123,7 @@ class Playback:
 
     def _check_expected(self, op: Operation, in_place: bool) -> None:
         expected = self.expected
-        if expected is None or self.log != expected.log or op.end <= expected.begin:
+        if expected is None or self.log != expected.log or op.begin < expected.begin:
             return
         self.expected = None
         if op.begin != expected.begin or op.author != expected.author or not in_place:

@@ -199,6 +199,28 @@ def test_hints_choose_among_the_histories_of_several_authors() -> None:
     assert machine.write(42, author=666) is APPLIED
 
 
+def test_a_file_whose_removal_lies_between_segments_does_not_come_back() -> None:
+    first = Machine()
+    first.create("/a")
+    first.create("/b")
+    first.take(SetProperty("/p", "early"))
+    first.write(1)
+    first.unlink(2, "/b")  # In no segment of a file that is alive.
+    first.take(SetProperty("/p", "late"))
+    first.link(1, "/b", author=200)
+    second = Machine(first.fsm.hints(LOG))
+    assert second.create("/a") is APPLIED
+    assert second.create("/b") is NOT_TRACKED
+    assert second.take(SetProperty("/p", "early")) is NOT_TRACKED
+    assert second.write(1) is APPLIED
+    assert second.fsm.next_seq_no == 7
+    second.offset = 60  # Frames are counters of offsets.
+    assert second.link(1, "/b", author=200) is APPLIED
+    assert dict(second.fsm.paths) == {"/a": 1, "/b": 1}
+    assert second.fsm.properties == {"/p": "late"}
+    assert second.fsm.next_checksum == first.fsm.next_checksum
+
+
 def test_hints_lead_to_the_state_that_they_were_made_of() -> None:
     first = Machine()
     for path in ("/a", "/b", "/c"):

@@ -1,0 +1,247 @@
+"""Hints in etcd, as Gazette lays them out, and beside them who owns the log.
+
+Below the hint prefix of a shard's spec are
+
+* `<shard>.primary`: what the owner last recorded,
+* `<shard>.backup.0` to `.backup.N-1`: what owners recovered when they took over, the latest first. Each of them led to
+  a store that was opened, so they are for disasters,
+* `<shard>.author`: the `Ownership` of the log, which is Coranto's own. Others pass over it.
+
+Writes are guarded by the process's assignment to the shard, so that a process that lost it changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import structlog
+
+from coranto.coordination.etcd import (
+    Compare,
+    Coordinator,
+    Delete,
+    KeyValue,
+    Op,
+    Put,
+    Target,
+    absent,
+    unmodified,
+)
+from coranto.errors import CorruptData, Fenced, InvalidInput, TxnOutcomeUnknown, Unavailable
+from coranto_consumers.recoverylog.authority import Handoff, Ownership, taken_over
+from coranto_consumers.recoverylog.hints import Hints
+from coranto_consumers.recoverylog.operations import Author
+
+_ATTEMPTS = 5
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HintKeys:
+    """The keys of one shard. `prefix` is its spec's hint prefix: absolute, without a trailing slash."""
+
+    prefix: str
+    shard: str
+    backups: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.prefix.startswith("/") or self.prefix.endswith("/") or "//" in self.prefix:
+            raise InvalidInput(f"{self.prefix!r} is not an absolute path without a trailing slash", field="hint_prefix")
+        if not self.shard:
+            raise InvalidInput("hints are kept for a shard", field="shard")
+        if self.backups < 0:
+            raise InvalidInput(f"{self.backups} is negative", field="hint_backups")
+
+    @property
+    def primary(self) -> str:
+        return f"{self.prefix}/{self.shard}.primary"
+
+    @property
+    def backup(self) -> list[str]:
+        """The latest first."""
+        return [f"{self.prefix}/{self.shard}.backup.{number}" for number in range(self.backups)]
+
+    @property
+    def author(self) -> str:
+        return f"{self.prefix}/{self.shard}.author"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHints:
+    """All hints of a shard; None where there are none."""
+
+    primary: Hints | None
+    backups: tuple[Hints | None, ...]
+
+    def pick(self, log: str) -> Hints:
+        """What to recover `log` from: the primary hints, else the latest backup, else the whole log."""
+        return next((hints for hints in (self.primary, *self.backups) if hints is not None), Hints(log))
+
+    @property
+    def present(self) -> list[Hints]:
+        """Those that there are."""
+        return [hints for hints in (self.primary, *self.backups) if hints is not None]
+
+
+class HintStore:
+    """Reads and writes the hints of a shard. `guard` is the assignment of this process, None where nobody assigns."""
+
+    def __init__(self, coordinator: Coordinator, keys: HintKeys, *, guard: KeyValue | None = None) -> None:
+        self._coordinator = coordinator
+        self.keys = keys
+        self._guard = [] if guard is None else [Compare(guard.key, Target.CREATE_REVISION, guard.create_revision)]
+
+    async def fetch(self) -> StoredHints:
+        """All hints, of one moment. Raises CorruptData for hints that cannot be read."""
+        found = await self._read([self.keys.primary, *self.keys.backup])
+        decoded = [None if kv is None else self._decode(kv) for kv in found]
+        return StoredHints(decoded[0], tuple(decoded[1:]))
+
+    async def store_recorded(self, hints: Hints) -> bool:
+        """Keep what the owner recorded as the primary hints, and return whether that was done.
+
+        It is not while etcd cannot be reached, which harms nothing, nor for hints without files: they lead to the log's
+        beginning, which may be pruned, and those before still lead to the log's end. Raises Fenced without the
+        assignment.
+        """
+        if not hints.live_fnodes and not hints.properties:
+            return False
+        try:
+            result = await self._coordinator.txn(self._guard, [Put(self.keys.primary, hints.to_json())])
+        except (Unavailable, TxnOutcomeUnknown) as error:
+            _log.warning("hints.not_stored", key=self.keys.primary, reason=str(error))
+            return False
+        if not result.succeeded:
+            raise self._unassigned()
+        return True
+
+    async def store_recovered(self, hints: Hints) -> None:
+        """Keep what was recovered as the latest backup, and move the ones before along; the oldest falls off.
+
+        To be called once the store has been opened. Hints without files are not kept. Raises Fenced without the
+        assignment.
+        """
+        if not hints.live_fnodes and not hints.properties:
+            return
+        for attempt in range(_ATTEMPTS):
+            present = await self._read(self.keys.backup)
+            compares, ops = self._rotation(hints.to_json(), present)
+            try:
+                result = await self._coordinator.txn([*self._guard, *compares], ops)
+            except TxnOutcomeUnknown:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                continue
+            if result.succeeded:
+                return
+            await self._check_assigned()
+        raise Unavailable(f"{self.keys.primary}: the backups of hints changed {_ATTEMPTS} times in a row; try again")
+
+    def _rotation(self, value: bytes, present: Sequence[KeyValue | None]) -> tuple[list[Compare], list[Op]]:
+        compares: list[Compare] = []
+        ops: list[Op] = []
+        for key, kv in zip(self.keys.backup, present, strict=True):
+            if kv is not None and kv.value == value:
+                break  # It is there already, as after a transaction whose outcome was unknown.
+            ops.append(Put(key, value))
+            if kv is None:
+                compares.append(absent(key))
+                break
+            compares.append(unmodified(kv))
+            value = kv.value
+        return compares, ops
+
+    async def remove(self) -> None:
+        """Forget all about the shard, its owner included: for when the shard is deleted."""
+        keys = [self.keys.primary, *self.keys.backup, self.keys.author]
+        await self._coordinator.txn([], [Delete(key) for key in keys])
+
+    async def _read(self, keys: list[str]) -> tuple[KeyValue | None, ...]:
+        if not keys:
+            return ()
+        # A transaction that cannot succeed reads several keys at one revision.
+        never = Compare(self.keys.primary, Target.VERSION, -1)
+        return (await self._coordinator.txn([never], [], otherwise=keys)).found
+
+    def _decode(self, kv: KeyValue) -> Hints:
+        try:
+            return Hints.from_bytes(kv.value)
+        except CorruptData as error:
+            raise CorruptData(f"{kv.key}: {error}") from error
+
+    async def _check_assigned(self) -> None:
+        if self._guard and not (await self._coordinator.txn(self._guard, [])).succeeded:
+            raise self._unassigned()
+
+    def _unassigned(self) -> Fenced:
+        return Fenced(f"shard {self.keys.shard} is not assigned to this process any more; stop it")
+
+
+class EtcdAuthority:
+    """The `Authority` of a shard's log: a key beside its hints."""
+
+    def __init__(self, coordinator: Coordinator, keys: HintKeys, log: str, *, guard: KeyValue | None = None) -> None:
+        self._coordinator = coordinator
+        self._keys = keys
+        self._log = log
+        self._guard = [] if guard is None else [Compare(guard.key, Target.CREATE_REVISION, guard.create_revision)]
+
+    async def claim(self, author: Author) -> None:
+        for attempt in range(_ATTEMPTS):
+            _, kv = await self._coordinator.get(self._keys.author)
+            # The handoff of the last owner stays known until ours is in the log: the player checks it.
+            last = None if kv is None else _decode(kv).handoff
+            expected = absent(self._keys.author) if kv is None else unmodified(kv)
+            try:
+                result = await self._coordinator.txn(
+                    [*self._guard, expected], [Put(self._keys.author, _encode(Ownership(author, last)))]
+                )
+            except TxnOutcomeUnknown:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                continue
+            if result.succeeded:
+                return
+            if self._guard and not (await self._coordinator.txn(self._guard, [])).succeeded:
+                raise Fenced(
+                    f"shard {self._keys.shard} is not assigned to this process any more, so it does not take over "
+                    f"{self._log}; stop it"
+                )
+        raise Unavailable(f"{self._keys.author} changed {_ATTEMPTS} times in a row; try again")
+
+    async def confirm(self, handoff: Handoff) -> None:
+        for attempt in range(_ATTEMPTS):
+            _, kv = await self._coordinator.get(self._keys.author)
+            owner = None if kv is None else _decode(kv)
+            if kv is None or owner is None or owner.author != handoff.author:
+                raise taken_over(self._log, handoff.author, owner)
+            if owner.handoff == handoff:
+                return
+            try:
+                put = Put(self._keys.author, _encode(Ownership(handoff.author, handoff)))
+                await self._coordinator.txn([unmodified(kv)], [put])
+            except TxnOutcomeUnknown:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+        raise Unavailable(f"{self._keys.author} changed {_ATTEMPTS} times in a row; try again")
+
+    async def current(self) -> Ownership | None:
+        _, kv = await self._coordinator.get(self._keys.author)
+        return None if kv is None else _decode(kv)
+
+
+def _encode(ownership: Ownership) -> bytes:
+    handoff = None if ownership.handoff is None else asdict(ownership.handoff)
+    return json.dumps({"author": ownership.author, "handoff": handoff}, separators=(",", ":")).encode()
+
+
+def _decode(kv: KeyValue) -> Ownership:
+    try:
+        document = json.loads(kv.value)
+        handoff = document["handoff"]
+        return Ownership(Author(int(document["author"])), None if handoff is None else Handoff(**handoff))
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptData(f"{kv.key} does not tell the owner of a recovery log: {error}") from error

@@ -1,0 +1,122 @@
+"""Journals in memory behind the methods of a `JournalClient`, for tests of what stands on one by the thousand.
+
+No network and no processes: an append or a read takes a few turns of the event loop. `FakeBroker` is for tests of
+clients themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from coranto import labels
+from coranto.client.values import AppendResult, Chunk
+from coranto.errors import AppendOutcomeUnknown, JournalNotFound, OffsetJump, OffsetNotYetAvailable, RegisterMismatch
+from coranto.fragments import ZERO_SUM
+from coranto.wire import protocol_pb2 as pb
+
+
+@dataclass(slots=True)
+class MemoryJournal:
+    """Content, of which that below `begin` is gone, and registers."""
+
+    content: bytearray = field(default_factory=bytearray)
+    registers: pb.LabelSet = field(default_factory=pb.LabelSet)
+    begin: int = 0
+    appends: list[int] = field(default_factory=list)
+    """Offsets where appends with content end."""
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def write(self, content: bytes) -> None:
+        """Append as somebody who checks nothing."""
+        self.content += content
+        self.appends.append(len(self.content))
+        self.grown.set()
+        self.grown = asyncio.Event()
+
+    def lose(self, kept: int) -> None:
+        """All brokers are lost: registers, and content from `kept` on."""
+        self.registers = pb.LabelSet()
+        del self.content[kept:]
+        self.appends = [end for end in self.appends if end <= kept]
+
+
+class MemoryJournals:
+    """The methods of a `JournalClient` that appends and reads use, on journals of this process.
+
+    `faulty` is asked at each append with content for what is to happen: "" (nothing), "lost" (it is not applied, and
+    nobody can tell) or "unanswered" (it is applied, and nobody can tell). `piece_bytes` says how long a chunk is.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.journals = {name: MemoryJournal() for name in names}
+        self.faulty: Callable[[], str] = lambda: ""
+        self.piece_bytes: Callable[[], int] = lambda: 1 << 15
+
+    def _journal(self, name: str) -> MemoryJournal:
+        if name not in self.journals:
+            raise JournalNotFound(name)
+        return self.journals[name]
+
+    async def append(
+        self,
+        journal: str,
+        content: bytes | Sequence[bytes],
+        *,
+        check_registers: pb.LabelSelector | None = None,
+        union_registers: pb.LabelSet | None = None,
+        retry_unknown: bool = False,
+        patience: float | None = None,
+    ) -> AppendResult:
+        """As `JournalClient.append`. It is applied some turns of the loop later, and answered some more after that."""
+        whole = content if isinstance(content, bytes) else b"".join(content)
+        while True:
+            await asyncio.sleep(0)
+            state, fault = self._journal(journal), self.faulty() if whole else ""
+            registers = state.registers
+            if registers.labels and check_registers is not None and not labels.matches(check_registers, registers):
+                raise RegisterMismatch(f"append to {journal}", registers=registers)
+            begin = len(state.content)
+            if whole and fault != "lost":
+                state.write(whole)
+                if union_registers is not None:
+                    state.registers = labels.union(union_registers, state.registers)
+            end, registers = len(state.content), state.registers
+            await asyncio.sleep(0)
+            if not fault:
+                break
+            if not retry_unknown:
+                raise AppendOutcomeUnknown(f"append to {journal}")
+        digest = hashlib.sha1(whole, usedforsecurity=False).digest() if whole else ZERO_SUM
+        return AppendResult(journal, begin, end, digest, registers, pb.Header())
+
+    async def head(self, journal: str) -> int:
+        """As `JournalClient.head`."""
+        await asyncio.sleep(0)
+        return len(self._journal(journal).content)
+
+    async def read(
+        self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
+    ) -> AsyncGenerator[Chunk]:
+        """As `JournalClient.read`."""
+        while not end_offset or offset < end_offset:
+            await asyncio.sleep(0)
+            state = self._journal(journal)
+            head = len(state.content)
+            if offset < state.begin < head:
+                if fail_on_jump:
+                    raise OffsetJump(journal, offset, state.begin)
+                offset = state.begin
+                continue
+            if offset >= head:
+                if block:
+                    await state.grown.wait()
+                    continue
+                if offset > head:
+                    raise OffsetNotYetAvailable(f"read of {journal} at {offset} with write head {head}")
+                return
+            end = min(head, end_offset or head, offset + max(1, self.piece_bytes()))
+            yield Chunk(offset, bytes(state.content[offset:end]), head)
+            offset = end

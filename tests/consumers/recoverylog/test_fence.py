@@ -1,0 +1,307 @@
+"""A fence that survives the loss of all brokers of a log, which takes its registers, and perhaps content, with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced
+from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog import Author, MemoryAuthority, fence_of
+from coranto_consumers.recoverylog.directory import RecordedDirectory
+from coranto_consumers.recoverylog.lineage import Chain
+from coranto_consumers.recoverylog.operations import author_of
+
+if TYPE_CHECKING:
+    from .conftest import Owners
+
+LOG = "recovery/logs/one"
+
+
+def put(directory: RecordedDirectory, name: str, content: bytes = b"content") -> None:
+    with directory.create(name) as file:
+        file.write(content)
+
+
+async def commit(directory: RecordedDirectory, name: str) -> None:
+    put(directory, name)
+    await directory.recorder.barrier()
+
+
+def lose_brokers(journal: FakeJournal, kept: int | None = None) -> None:
+    """All brokers of the journal are lost: its registers are, and content from `kept` on."""
+    journal.registers = pb.LabelSet()
+    if kept is not None:
+        del journal.spool[kept:]
+
+
+@pytest.fixture
+def authority() -> MemoryAuthority:
+    return MemoryAuthority()
+
+
+@pytest.fixture
+def journal(broker: FakeBroker) -> FakeJournal:
+    return broker.journals[LOG]
+
+
+async def test_the_owner_puts_its_fence_back_and_goes_on(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    for name in ("b", "c"):
+        lose_brokers(journal)
+        await commit(owner, name)
+        assert journal.registers == fence_of(owner.recorder.author)
+    await commit(owner, "d")
+    assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c", "/d"}
+    assert set((await owners.peek(await owner.recorder.hints())).fsm.paths) == {"/a", "/b", "/c", "/d"}
+
+
+async def test_a_stale_author_that_comes_first_is_kept_out(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    stale = await owners.take_over(authority=authority)
+    await commit(stale, "a")
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "b")
+    lose_brokers(journal)
+    # The empty registers let its append in. It does not believe in it, and leaves them as they are.
+    with pytest.raises(Fenced, match="not its owner"):
+        await commit(stale, "stale")
+    assert author_of(journal.registers) is None
+    await commit(owner, "c")
+    assert journal.registers == fence_of(owner.recorder.author)
+    assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c"}
+
+
+async def test_a_stale_author_that_comes_second_is_kept_out(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    stale = await owners.take_over(authority=authority)
+    owner = await owners.take_over(authority=authority)
+    lose_brokers(journal)
+    await commit(owner, "a")
+    with pytest.raises(Fenced, match="fenced off"):
+        await commit(stale, "stale")
+    assert set((await owners.peek()).fsm.paths) == {"/a"}
+
+
+async def test_a_stale_author_is_kept_out_where_all_of_its_successor_was_lost(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    """Content alone cannot tell: what the stale author appends continues the log as it is."""
+    stale = await owners.take_over(authority=authority)
+    await commit(stale, "a")
+    kept = journal.head
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "b")
+    lose_brokers(journal, kept)
+    with pytest.raises(Fenced, match="not its owner"):
+        await commit(stale, "stale")
+    # Nor can the owner go on, whose content is gone; nor the next take over without an operator's word.
+    with pytest.raises(CorruptData, match=r"lost content|not there any more"):
+        await commit(owner, "c")
+    with pytest.raises(CorruptData, match=r"content (is|was) lost"):
+        await owners.take_over(authority=authority)
+
+
+@pytest.mark.parametrize("refilled", [False, True])
+async def test_the_owner_stops_when_its_content_is_lost(
+    refilled: bool, broker: FakeBroker, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    kept = journal.head
+    await commit(owner, "b")
+    lose_brokers(journal, kept)
+    if refilled:
+        await broker.write(LOG, b"z" * 1000)
+    with pytest.raises(CorruptData, match="lost content"):
+        await commit(owner, "c")
+
+
+async def test_content_that_is_lost_between_an_append_and_its_proof_is_noticed(
+    journal: FakeJournal, owners: Owners, client: JournalClient
+) -> None:
+    class Losing(MemoryAuthority):
+        lose = False
+
+        async def current(self):  # type: ignore[no-untyped-def]
+            if self.lose:
+                self.lose = False
+                end = journal.head
+                lose_brokers(journal, owner.recorder.write_head)
+                journal.spool += b"z" * (end - journal.head)
+            return await super().current()
+
+    authority = Losing()
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    lose_brokers(journal)
+    authority.lose = True
+    with pytest.raises(CorruptData, match="does not hold"):
+        await commit(owner, "b")
+
+
+async def test_without_an_authority_a_lost_fence_is_the_end(journal: FakeJournal, owners: Owners) -> None:
+    owner = await owners.take_over()
+    await commit(owner, "a")
+    lose_brokers(journal)
+    with pytest.raises(Fenced, match="no authority"):
+        await commit(owner, "b")
+
+
+async def test_a_barrier_without_content_notices_too(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    stale = await owners.take_over(authority=authority)
+    owner = await owners.take_over(authority=authority)
+    lose_brokers(journal)
+    with pytest.raises(Fenced):
+        await stale.recorder.barrier()
+    await owner.recorder.barrier()
+    assert journal.registers == fence_of(owner.recorder.author)
+
+
+async def test_a_takeover_in_the_log_is_seen_even_if_the_authority_forgot_it(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    stale = await owners.take_over(authority=authority)
+    known = authority.ownership
+    await owners.take_over(authority=authority)
+    authority.ownership = known
+    lose_brokers(journal)
+    with pytest.raises(Fenced, match="was taken over by author"):
+        await stale.recorder.barrier()
+
+
+async def test_a_takeover_while_the_fence_is_put_back_wins(journal: FakeJournal, owners: Owners) -> None:
+    class Slow(MemoryAuthority):
+        """The next owner claims the log right after the present one has asked, once or twice."""
+
+        claim_after = 0
+
+        async def current(self):  # type: ignore[no-untyped-def]
+            answer = await super().current()
+            self.claim_after -= 1
+            if self.claim_after == 0:
+                await self.claim(Author(7))
+            return answer
+
+    for asked in (1, 2):
+        authority = Slow()
+        owner = await owners.take_over(authority=authority)
+        await commit(owner, "a")
+        lose_brokers(journal)
+        authority.claim_after = asked
+        if asked == 1:
+            with pytest.raises(Fenced):
+                await commit(owner, "b")
+        else:
+            # It claims after the last look, so it finds what was appended.
+            await commit(owner, "b")
+            assert "/b" in (await owners.peek()).fsm.paths
+
+
+async def test_the_fence_is_put_back_over_broken_connections(
+    broker: FakeBroker, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    lose_brokers(journal)
+    broker.at(Point.APPEND_APPLIED, Break.CUT, None, Break.CUT)
+    await commit(owner, "b")
+    await commit(owner, "c")
+    assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c"}
+
+
+# -- What a lost answer hides -----------------------------------------------------------------------------------------
+
+
+class Lossy(JournalClient):
+    """Loses the answer to its next append, before or after it is applied, and has something happen then."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint)
+        self.lose: str = ""
+        self.meanwhile = None
+
+    async def append(self, journal, content, **options):  # type: ignore[no-untyped-def]
+        if content and self.lose:
+            lose, self.lose = self.lose, ""
+            if lose == "answer":
+                await super().append(journal, content, **options)
+            await self.meanwhile()
+            raise AppendOutcomeUnknown("the answer was lost")
+        return await super().append(journal, content, **options)
+
+
+@pytest.mark.parametrize("lose", ["answer", "append"])
+async def test_an_append_whose_answer_is_lost_is_looked_for_when_another_took_over(
+    lose: str, broker: FakeBroker, owners: Owners, tmp_path
+) -> None:
+    """With the answer lost and the fence fallen, the log itself tells whether the append came first."""
+    async with Lossy(broker.endpoint) as lossy:
+        owner = await type(owners)(lossy, tmp_path / "lossy", owners._stack).take_over()
+        await commit(owner, "a")
+        successors = []
+
+        async def take_over() -> None:
+            successors.append(await owners.take_over())
+
+        lossy.meanwhile = take_over
+        lossy.lose = lose
+        put(owner, "b")
+        if lose == "answer":
+            await owner.recorder.barrier()
+            assert "/b" in successors[0].recorder._fsm.paths
+        else:
+            with pytest.raises(Fenced):
+                await owner.recorder.barrier()
+            assert "/b" not in successors[0].recorder._fsm.paths
+        put(successors[0], "c")
+        await successors[0].recorder.barrier()
+        if lose == "answer":
+            with pytest.raises(Fenced):
+                await commit(owner, "d")
+        assert ("/b" in (await owners.peek()).fsm.paths) == (lose == "answer")
+
+
+def test_a_chain_goes_on_over_payloads() -> None:
+    assert Chain(1, 0).after(b"123456789") == Chain(2, 0xE3069283)
+
+
+async def test_two_authors_at_once_never_both_commit(
+    journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    """Zombies write all the time, over many losses of all brokers: what any owner was told is durable stays so."""
+    zombies: list[RecordedDirectory] = []
+    durable: list[str] = []
+    for round_ in range(6):
+        owner = await owners.take_over(authority=authority)
+        zombies.append(owner)
+        for number in range(3):
+            if number % 2 == 0:
+                lose_brokers(journal)
+            name = f"{round_}-{number}"
+
+            async def attempt(directory: RecordedDirectory, name: str = name) -> bool:
+                try:
+                    await commit(directory, name)
+                except Fenced:
+                    return False
+                return True
+
+            outcomes = await asyncio.gather(*map(attempt, zombies))
+            assert outcomes[:-1] == [False] * (len(zombies) - 1)
+            if outcomes[-1]:
+                durable.append(name)
+    # A zombie may put its fence back only after it has asked, so the owner is never fenced off by one.
+    assert len(durable) == 18
+    assert {path[1:] for path in (await owners.peek()).fsm.paths} == set(durable)
