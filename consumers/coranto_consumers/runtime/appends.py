@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coranto.client import AppendResult
@@ -31,7 +31,7 @@ class _Piece:
 class _Lane:
     queue: deque[_Piece] = field(default_factory=deque)
     sender: asyncio.Task[None] | None = None
-    failure: BaseException | None = None
+    failure: Exception | None = None
 
 
 class OrderedAppends:
@@ -80,6 +80,9 @@ class OrderedAppends:
         for sender in senders:
             sender.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
+        for lane in self._lanes.values():
+            # A sender that never came to run has settled nothing.
+            self._fail(lane, lane.queue, ConnectionAbortedError("the shard has stopped"))
 
     async def _send(self, journal: str, lane: _Lane) -> None:
         batch: list[_Piece] = []
@@ -95,19 +98,25 @@ class OrderedAppends:
                 for piece in batch:
                     end += len(piece.content)
                     self._settle(piece)
-                    piece.done.set_result(end)
+                    if not piece.done.done():  # Whoever waited may have been cancelled, and it with him.
+                        piece.done.set_result(end)
                 batch = []
         except BaseException as error:
-            lane.failure = error if isinstance(error, Exception) else ConnectionAbortedError("the shard has stopped")
-            for piece in (*batch, *lane.queue):
-                self._settle(piece)
-                piece.done.set_exception(lane.failure)
-                piece.done.exception()
-            lane.queue.clear()
+            stopped = error if isinstance(error, Exception) else ConnectionAbortedError("the shard has stopped")
+            self._fail(lane, [*batch, *lane.queue], stopped)
             if not isinstance(error, Exception):
                 raise
         finally:
             lane.sender = None
+
+    def _fail(self, lane: _Lane, pieces: Iterable[_Piece], failure: Exception) -> None:
+        lane.failure = lane.failure or failure
+        for piece in pieces:
+            self._settle(piece)
+            if not piece.done.done():
+                piece.done.set_exception(failure)
+                piece.done.exception()  # It may be that nobody looks at it.
+        lane.queue.clear()
 
     @staticmethod
     def _next_batch(queue: deque[_Piece]) -> list[_Piece]:

@@ -23,7 +23,12 @@ _EXTRAS = {
 }
 """Extras of this distribution that hold what its own plugins need."""
 
-_HELP = {"broker": "Run a broker.", "demo": "The main job, end to end, on real flights."}
+_HELP = {
+    "broker": "Run a broker.",
+    "consumer": "Run a consumer.",
+    "shards": "Shards of consumers: their specs and how they are doing.",
+    "demo": "The main job, end to end, on real flights.",
+}
 
 
 def add_plugins(

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 
 from coranto.errors import CorruptMessage, Fenced, JournalNotFound
-from coranto.messages import Envelope
+from coranto.messages import Checkpoint, Envelope
+from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
+from coranto_consumers.stores import SqlShardStore
 
+SUMS = Table(
+    "sums",
+    MetaData(),
+    Column("key", Text, primary_key=True),
+    Column("total", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),
+)
 SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=5)
 
 
@@ -216,3 +226,47 @@ async def test_duplicates_count_as_read_through(journals, client, sums):
         await shard.read_through({"in/one": journals.head("in/one")})
     assert sums.sums() == {"a": (1, 1)}
     assert sums.transactions == [[1], []]
+
+
+async def test_an_application_may_be_async(journals, client, sums):
+    class Async(Application):
+        async def new_store(self, shard):
+            return SqlShardStore(sums.database, SUMS)
+
+        async def consume_message(self, shard, store, message, publisher):
+            connection = await store.begin()
+            connection.execute(SUMS.insert().values(key=message.uuid, total=message.message["n"], count=1))
+            publisher.publish("out/one", {"n": message.message["n"]})
+
+        async def finalize_txn(self, shard, store, publisher):
+            publisher.publish("out/one", {"n": -1})
+
+    async with running_shard(Async(), SPEC, client) as shard:
+        for n in range(3):
+            head = await journals.publish("in/one", {"key": "a", "n": n})
+            await shard.read_through({"in/one": head})
+    assert sorted(total for total, _ in sums.sums().values()) == [0, 1, 2]
+    assert [each["n"] for each in journals.committed("out/one")] == [0, -1, 1, -1, 2, -1]
+
+
+async def test_recovered_acknowledgements_are_written_again_and_those_of_deleted_journals_dropped(
+    journals, client, sums
+):
+    """A crash between commit and acknowledgement: what was committed is delivered, what came later is rolled back."""
+    crashed = journals.producer()
+    crashed.add("out/one", {"n": 1})
+    await journals.flush(crashed)
+    intents = crashed.ack_intents()
+    crashed.commit()
+    crashed.finish()
+    crashed.add("out/one", {"n": 2})
+    await journals.flush(crashed)
+    assert journals.committed("out/one") == []
+    fence, _ = sums.database.raise_fence("shard-sums")
+    with sums.database.transaction("shard-sums", fence) as transaction:
+        transaction.commit(Checkpoint({}, {**intents, "deleted/journal": b"whatever"}))
+
+    async with running_shard(sums, SPEC, client) as shard:
+        head = await journals.publish("in/one", {"key": "a", "n": 3})
+        await shard.read_through({"in/one": head})
+    assert [each["n"] for each in journals.committed("out/one")] == [1, 3]

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from coranto.cli.connect import Endpoint, connect
@@ -30,39 +31,51 @@ def edit(
     selection = chosen(names, selector)
     with connect(endpoint) as client:
         found = select_now(client, selection)
-        opened = _HEAD + render_tree([(info.spec, info.mod_revision) for info in found])
-        path = _create(opened)
-        keep = False
-        try:
-            while True:
-                _run_editor(path)
-                saved = _without_error(path.read_text())
-                if not _has_content(saved):
-                    keep = False
-                    note("nothing was applied, because nothing was left")
-                    return
-                if saved == _without_error(opened):
-                    if keep:
-                        raise InvalidInput(f"nothing was applied; what was written is kept in {path}")
-                    note("nothing was changed")
-                    return
-                keep = True
-                try:
-                    changes = parse_tree(saved)
-                    apply_changes(client, changes, "the edit", max_txn_size=max_txn_size, quiet_if_unchanged=True)
-                except CorantoError as error:
-                    opened = "".join(f"{_ERROR}{line}\n" for line in _lines_of(error)) + saved
-                    path.write_text(opened)
-                else:
-                    keep = False
-                    return
-        finally:
-            if not keep:
-                path.unlink(missing_ok=True)
+
+        def apply_saved(saved: str) -> None:
+            changes = parse_tree(saved)
+            apply_changes(client, changes, "the edit", max_txn_size=max_txn_size, quiet_if_unchanged=True)
+
+        text = render_tree([(info.spec, info.mod_revision) for info in found])
+        edit_until_applied(_HEAD + text, apply_saved, "coranto-journals-")
 
 
-def _create(text: str) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix="coranto-journals-", suffix=".yaml")
+def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: str) -> None:
+    """Open a text in an editor, and again with what `apply_saved` raises on top, until that does not raise.
+
+    `prefix` begins the name of the file. Raises InvalidInput when what was written could not be applied in the end.
+    """
+    path = _create(opened, prefix)
+    keep = False
+    try:
+        while True:
+            _run_editor(path)
+            saved = _without_error(path.read_text())
+            if not _has_content(saved):
+                keep = False
+                note("nothing was applied, because nothing was left")
+                return
+            if saved == _without_error(opened):
+                if keep:
+                    raise InvalidInput(f"nothing was applied; what was written is kept in {path}")
+                note("nothing was changed")
+                return
+            keep = True
+            try:
+                apply_saved(saved)
+            except CorantoError as error:
+                opened = "".join(f"{_ERROR}{line}\n" for line in _lines_of(error)) + saved
+                path.write_text(opened)
+            else:
+                keep = False
+                return
+    finally:
+        if not keep:
+            path.unlink(missing_ok=True)
+
+
+def _create(text: str, prefix: str) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".yaml")
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     return Path(name)

@@ -1,0 +1,1 @@
+"""`coranto consumer …` and `coranto shards …`."""

@@ -1,0 +1,251 @@
+"""`coranto shards …`: shards, how they are doing, and what they shall be."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from coranto import labels
+from coranto.cli.connect import PATIENCE, Endpoint, find_cluster
+from coranto.cli.journals.editing import edit_until_applied
+from coranto.cli.output import Format, note, print_json, print_table
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.loop import shared_loop
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.errors import ClusterError, CorantoError, EtcdTransactionFailed, InvalidInput
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.cli.loading import CONSUMERS_PREFIX
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.shard_set import parse_shards, render_shards
+from coranto_consumers.runtime.specs import most_advanced
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Shards of consumers: their specs and how they are doing.")
+
+_HEAD = "# Save what the shards shall be. Shards that are left out stay as they are; `delete: true` deletes.\n"
+
+Consumer = Annotated[
+    str | None,
+    typer.Option(
+        "--consumer",
+        envvar="CORANTO_CONSUMER",
+        help="Any process of the consumer, as host:port. Default: the one consumer of the cluster of `coranto up`.",
+        show_default=False,
+    ),
+]
+Selector = Annotated[
+    str,
+    typer.Option("--selector", "-l", help="Which shards, such as `app=sums` or `id=sums-001`.", show_default=False),
+]
+
+
+@app.command("list")
+def list_shards(
+    selector: Selector = "",
+    output: Annotated[Format, typer.Option("--output", "-o", help="`yaml` is what `apply` reads.")] = Format.TABLE,
+    lag: Annotated[bool, typer.Option("--lag", help="Also show how far behind shards are (asks for each).")] = False,
+    consumer: Consumer = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """List shards. The lag of a source is what was written to it and not yet read by a completed transaction."""
+
+    async def work(client: ShardClient) -> None:
+        shards = await client.list(selector)
+        if output is Format.YAML:
+            typer.echo(render_shards([(shard.spec, shard.mod_revision) for shard in shards]), nl=False)
+        elif output is Format.JSON:
+            print_json(pc.ListResponse(shards=shards))
+        else:
+            columns = ["SHARD", "STATUS", "PRIMARY", "SOURCES", "LABELS"]
+            rows = [_row(shard) for shard in shards]
+            if lag:
+                columns.append("LAG")
+                async with JournalClient.of(find_cluster(endpoint)) as journals:
+                    lags = await asyncio.gather(*(_lag(client, journals, shard) for shard in shards))
+                rows = [[*row, found] for row, found in zip(rows, lags, strict=True)]
+            print_table(columns, rows)
+
+    _with_consumer(consumer, work)
+
+
+@app.command("apply")
+def apply(
+    specs: Annotated[str, typer.Option("--specs", help="File with shard specs as YAML, or - for input.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    consumer: Consumer = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Create, update and delete shards as YAML says, all or none of them.
+
+    A shard's `revision` is the one that it must be at: 0 or none creates it, -1 takes it as it is. The journals that
+    shards are to read must exist.
+    """
+    changes = parse_shards(sys.stdin.read() if specs == "-" else Path(specs).read_text())
+    if not changes:
+        raise InvalidInput(f"{specs} names no shards", field="--specs")
+    _with_consumer(consumer, lambda client: _apply(client, changes, endpoint, dry_run=dry_run))
+
+
+@app.command("edit")
+def edit(selector: Selector = "", consumer: Consumer = None, endpoint: Endpoint = None) -> None:
+    """Edit the specs of shards in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
+
+    What cannot be applied is opened again with the reason on top. Nothing happens when nothing was changed, or when
+    everything was removed.
+    """
+
+    async def fetch(client: ShardClient) -> Sequence[pc.ListResponse.Shard]:
+        return await client.list(selector)
+
+    shards = _with_consumer(consumer, fetch)
+    if not shards:
+        raise InvalidInput(f"no shard matches {selector!r}", field="--selector")
+
+    def apply_saved(saved: str) -> None:
+        changes = parse_shards(saved)
+        _with_consumer(consumer, lambda client: _apply(client, changes, endpoint))
+
+    text = render_shards([(shard.spec, shard.mod_revision) for shard in shards])
+    edit_until_applied(_HEAD + text, apply_saved, "coranto-shards-")
+
+
+@app.command("unassign")
+def unassign(
+    shards: Annotated[list[str] | None, typer.Argument(metavar="[SHARD]...", show_default=False)] = None,
+    selector: Annotated[
+        str | None, typer.Option("--selector", "-l", help="Shards by labels. Empty: all.", show_default=False)
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only take shards from where they failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+    consumer: Consumer = None,
+) -> None:
+    """Take shards from the processes that run them, or that they failed in. They are assigned anew, and start over from
+    their checkpoints.
+    """
+    if bool(shards) == (selector is not None):
+        raise typer.BadParameter("name shards, or select some with --selector", param_hint="SHARD")
+
+    async def work(client: ShardClient) -> list[str]:
+        chosen = shards or [shard.spec.id for shard in await client.list(selector or "")]
+        done: list[str] = []
+        for begin in range(0, len(chosen), 32):
+            done += await client.unassign(chosen[begin : begin + 32], only_failed=failed, dry_run=dry_run)
+        return done
+
+    for shard in _with_consumer(consumer, work):
+        typer.echo(f"{'would unassign' if dry_run else 'unassigned'} {shard}")
+
+
+async def _apply(
+    client: ShardClient,
+    changes: Sequence[pc.ApplyRequest.Change],
+    endpoint: str | None,
+    *,
+    dry_run: bool = False,
+) -> None:
+    present = {shard.spec.id: shard for shard in await client.list()}
+    due = []
+    for change in changes:
+        found = present.get(change.upsert.id)
+        if found is not None and change.HasField("upsert") and found.spec == change.upsert:
+            typer.echo(f"unchanged {change.upsert.id}")
+        else:
+            due.append(change)
+    conflicts = [problem for change in due if (problem := _conflict(change, present))]
+    if conflicts:
+        raise EtcdTransactionFailed("apply of shards", detail="; ".join(conflicts))
+    await _check_sources(due, endpoint)
+    if due and not dry_run:
+        await client.apply(due)
+    for change in due:
+        shard = change.upsert.id or change.delete
+        action = "delete" if change.delete else "update" if shard in present else "create"
+        typer.echo(f"{'would ' if dry_run else ''}{action} {shard}")
+
+
+def _conflict(change: pc.ApplyRequest.Change, present: dict[str, pc.ListResponse.Shard]) -> str:
+    """What speaks against a change, or ""."""
+    shard, expected = change.upsert.id or change.delete, change.expect_mod_revision
+    found = present.get(shard)
+    actual = found.mod_revision if found is not None else 0
+    if change.delete and found is None:
+        return f"{shard} is to be deleted but does not exist"
+    if expected in (-1, actual):
+        return ""
+    if expected == 0:
+        return f"{shard} exists already, at revision {actual}: give that as its `revision` to update it"
+    return f"{shard} is at revision {actual or 'none'}, not {expected}"
+
+
+async def _check_sources(changes: Sequence[pc.ApplyRequest.Change], endpoint: str | None) -> None:
+    """Raise InvalidInput where a shard is to read a journal that does not exist."""
+    wanted = {source.journal: change.upsert.id for change in changes for source in change.upsert.sources}
+    if not wanted:
+        return
+    async with JournalClient.of(find_cluster(endpoint)) as journals:
+        selector = labels.label_selector(include=[(labels.NAME, journal) for journal in wanted])
+        found = (await journals.list(selector)).names
+    for journal in sorted(wanted.keys() - set(found)):
+        raise InvalidInput(f"shard {wanted[journal]} is to read {journal}, which does not exist; create it first")
+
+
+async def _lag(client: ShardClient, journals: JournalClient, shard: pc.ListResponse.Shard) -> str:
+    """The lag of each source, in bytes."""
+    if shard.route.primary < 0 or most_advanced(shard.status).code != pc.ReplicaStatus.PRIMARY:
+        return "unknown"
+    try:
+        read = (await client.stat(shard.spec.id)).read_through
+        heads = [await journals.head(source.journal) for source in shard.spec.sources]
+    except CorantoError as error:
+        note(str(error))
+        return "unknown"
+    pairs = zip(shard.spec.sources, heads, strict=True)
+    return ", ".join(f"{source.journal}: {max(0, head - read.get(source.journal, 0))}" for source, head in pairs)
+
+
+def _row(shard: pc.ListResponse.Shard) -> list[str]:
+    spec, route = shard.spec, shard.route
+    status = most_advanced(shard.status)
+    word = "disabled" if spec.disable else pc.ReplicaStatus.Code.Name(status.code).lower()
+    return [
+        spec.id,
+        f"{word}: {status.errors[0]}" if status.errors else word,
+        route.members[route.primary].suffix if route.primary >= 0 else "none",
+        ", ".join(source.journal for source in spec.sources),
+        ", ".join(f"{name}={value}" for name, value in labels.as_pairs(spec.labels)),
+    ]
+
+
+def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[T]]) -> T:
+    """Do `work` with a client of the consumer."""
+
+    async def run() -> T:
+        endpoint = consumer or await _discover()
+        async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
+            return await work(client)
+
+    return shared_loop().run(run())
+
+
+async def _discover() -> str:
+    """The endpoint of a process of the only consumer of the local cluster. Raises ClusterError."""
+    from coranto.cluster import locate
+
+    found: dict[str, list[bytes]] = defaultdict(list)
+    async with EtcdCoordinator(locate().etcd) as coordinator:
+        for kv in (await coordinator.range(CONSUMERS_PREFIX)).kvs:
+            prefix, _, member = kv.key.rpartition("/members/")
+            if prefix and member:
+                found[prefix].append(kv.value)
+    if len(found) != 1:
+        running = ", ".join(sorted(prefix.removeprefix(CONSUMERS_PREFIX) for prefix in found)) or "none"
+        raise ClusterError(f"say which consumer with --consumer or $CORANTO_CONSUMER (running: {running})")
+    ((spec, *_),) = found.values()
+    return pc.ConsumerSpec.FromString(spec).process_spec.endpoint

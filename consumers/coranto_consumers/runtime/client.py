@@ -1,0 +1,100 @@
+"""A client of `consumer.Shard`, for commands and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc.aio
+
+from coranto.auth import Capability
+from coranto.call_tokens import CallTokens
+from coranto.client import ClientConfig
+from coranto.client.connection import REFUSALS
+from coranto.effects import SystemClock
+from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, RpcFailed, Unavailable
+from coranto.labels import label_selector, parse_selector
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.peers import ShardPeers
+from coranto_consumers.runtime.specs import validate_change
+
+
+class ShardClient:
+    """A client of the consumer process at `config.endpoint`; any process of a consumer answers for all.
+
+    Use as `async with ShardClient(config) as client:`.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._peers = ShardPeers(config.tls)
+        self._tokens = CallTokens(config.auth, SystemClock())
+
+    async def __aenter__(self) -> ShardClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._peers.close()
+
+    async def list(self, selector: str = "") -> Sequence[pc.ListResponse.Shard]:
+        """Shards that match a selector such as `app=sums` or `id=sums-001` (all, when empty), by id."""
+        request = pc.ListRequest(selector=parse_selector(selector))
+        response: pc.ListResponse = await self._call("List", Capability.LIST, pb.LabelSelector(), request)
+        return response.shards
+
+    async def stat(self, shard: str, read_through: Mapping[str, int] | None = None) -> pc.StatResponse:
+        """How far a shard has come, once completed transactions have read through these offsets of its sources."""
+        request = pc.StatRequest(shard=shard, read_through=read_through or {})
+        response: pc.StatResponse = await self._call("Stat", Capability.READ, _scope([shard]), request)
+        _check(response.status, f"stat of {shard}")
+        return response
+
+    async def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
+        """Create, update and delete shards, all or none. Returns etcd's revision.
+
+        Raises EtcdTransactionFailed when a shard is not at the revision that its change expects, and InvalidInput.
+        """
+        for change in changes:
+            validate_change(change)
+        scope = _scope([change.upsert.id or change.delete for change in changes])
+        request = pc.ApplyRequest(changes=changes)
+        response: pc.ApplyResponse = await self._call("Apply", Capability.APPLY, scope, request)
+        _check(response.status, f"apply of {len(changes)} changes")
+        return response.header.etcd.revision
+
+    async def unassign(
+        self, shards: Sequence[str], *, only_failed: bool = False, dry_run: bool = False
+    ) -> Sequence[str]:
+        """Take shards from the processes that they failed in and, unless `only_failed`, from their primaries.
+
+        Returns those of which assignments were, or with `dry_run` would be, removed.
+        """
+        request = pc.UnassignRequest(shards=shards, only_failed=only_failed, dry_run=dry_run)
+        response: pc.UnassignResponse = await self._call("Unassign", Capability.APPLY, _scope(shards), request)
+        _check(response.status, "unassign")
+        return response.shards
+
+    async def _call(self, method: str, capability: Capability, scope: pb.LabelSelector, request: Any) -> Any:
+        stub = self._peers.stub(self.config.endpoint)
+        metadata = self._tokens.over(capability, scope)
+        try:
+            return await getattr(stub, method)(request, metadata=metadata, timeout=self.config.patience)
+        except grpc.aio.AioRpcError as error:
+            subject = f"{method} of shards: {self.config.endpoint} answered {error.code().name}: {error.details()}"
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidInput(error.details() or "the request was refused") from error
+            if error.code() in REFUSALS:
+                raise RpcFailed(subject, error.code().name) from error
+            raise Unavailable(subject) from error
+
+
+def _scope(shards: Sequence[str]) -> pb.LabelSelector:
+    return label_selector(include=[("id", shard) for shard in shards])
+
+
+def _check(status: pc.Status.ValueType, subject: str) -> None:
+    if status == pc.ETCD_TRANSACTION_FAILED:
+        raise EtcdTransactionFailed(subject)
+    if status != pc.OK:
+        raise CorantoError(f"{subject}: {pc.Status.Name(status)}")
