@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from coranto.auth import Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
-from coranto_broker.handlers.errors import Context, reported
+from coranto_broker.handlers.errors import Context, Unreadable, reported, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
+
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Journal"]
+
+_KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 
 class JournalService(pb_grpc.JournalServicer):
@@ -27,22 +40,23 @@ class JournalService(pb_grpc.JournalServicer):
         self._under_way = {method: broker.metrics.calls.labels(method) for method in RULES}
 
     @asynccontextmanager
-    async def _admitted(self, method: str, context: Context) -> AsyncIterator[Claims]:
+    async def _admitted(self, method: str, context: Context, request: Message | None = None) -> AsyncIterator[Claims]:
         """Serve a call if it may be made, and end it with a status code where that fails."""
         with self._under_way[method].track_inprogress():
             async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
+                require_readable(request)
                 yield claims
 
     async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
-        async with self._admitted("List", context) as claims:
+        async with self._admitted("List", context, request) as claims:
             await listing.serve_list(self._broker, request, context, claims)
 
     async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
-        async with self._admitted("Apply", context) as claims:
+        async with self._admitted("Apply", context, request) as claims:
             return await listing.serve_apply(self._broker, request, claims)
 
     async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
-        async with self._admitted("Read", context) as claims:
+        async with self._admitted("Read", context, request) as claims:
             await read.serve(self._broker, request, context, claims)
 
     async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
@@ -54,14 +68,38 @@ class JournalService(pb_grpc.JournalServicer):
             await replicate.serve(self._broker, context, claims)
 
     async def ListFragments(self, request: pb.FragmentsRequest, context: Context) -> pb.FragmentsResponse:
-        async with self._admitted("ListFragments", context) as claims:
+        async with self._admitted("ListFragments", context, request) as claims:
             return await fragments.serve(self._broker, request, claims)
 
     async def FragmentStoreHealth(
         self, request: pb.FragmentStoreHealthRequest, context: Context
     ) -> pb.FragmentStoreHealthResponse:
-        async with self._admitted("FragmentStoreHealth", context) as claims:
+        async with self._admitted("FragmentStoreHealth", context, request) as claims:
             return await store_health.serve(self._broker, request, claims)
+
+
+def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """As generated code has it, but that bytes which are no message reach us, and are refused by us."""
+    return {
+        method.name: _KINDS[method.client_streaming, method.server_streaming](
+            getattr(service, method.name),
+            request_deserializer=_reader(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in SERVICE.methods
+    }
+
+
+def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+    parse = kind.FromString
+
+    def read(data: bytes) -> Message | Unreadable:
+        try:
+            return parse(data)
+        except DecodeError:
+            return Unreadable()
+
+    return read
 
 
 def make_server(broker: Broker) -> grpc.aio.Server:
@@ -78,5 +116,7 @@ def make_server(broker: Broker) -> grpc.aio.Server:
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
-    pb_grpc.add_JournalServicer_to_server(JournalService(broker), server)
+    name, handlers = SERVICE.full_name, _method_handlers(JournalService(broker))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    server.add_registered_method_handlers(name, handlers)
     return server

@@ -59,6 +59,10 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 )
 
 
+class Unreadable:
+    """What came in place of a message: bytes that are not its protobuf."""
+
+
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
@@ -68,9 +72,18 @@ def concerns(journal: str) -> None:
 
 
 async def next_message(context: Source, kind: type[MessageT]) -> MessageT | None:
-    """The next message of a client's stream, or None at its end."""
+    """The next message of a client's stream, or None at its end. Raises InvalidInput for bytes that are no message."""
     message = await context.read()
-    return message if isinstance(message, kind) else None
+    if isinstance(message, kind):
+        return message
+    require_readable(message)
+    return None
+
+
+def require_readable(message: object) -> None:
+    """Raises InvalidInput for what could not be read as a message."""
+    if isinstance(message, Unreadable):
+        raise InvalidInput("the message is not the protobuf of this call", field="message")
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
