@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import allocator, append, spark_source
+from benchmarks import allocator, append, messages, spark_source
 from benchmarks.runner import report
 
-BENCHMARKS = {"allocator": allocator.run, "append": append.run, "spark_source": spark_source.run}
+BENCHMARKS = {
+    "allocator": allocator.run,
+    "append": append.run,
+    "messages": messages.run,
+    "spark_source": spark_source.run,
+}
 
 
 def main() -> None:
