@@ -16,14 +16,16 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Target, TxnResult, absent
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
-from coranto.errors import InvalidInput, Unavailable
+from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker import in_sync
 from coranto_broker.append_fsm import _HANDLERS, TERMINAL, TRANSITIONS, AppendFsm, State
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
-from coranto_broker.in_sync_records import InSyncRecords, Reading
+from coranto_broker.in_sync import Epoch, Record, Stamp
+from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
 from coranto_broker.ownership import Signal, Slot
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.resolver import Resolution
@@ -171,8 +173,9 @@ class World:
             return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
         for op in ops:
             if op.key == IN_SYNC:
-                unchanged = Compare(IN_SYNC, Target.MOD_REVISION, self.record.mod_revision) if self.record else None
-                assert (unchanged or absent(IN_SYNC)) in compares
+                kept = Compare(IN_SYNC, Target.MOD_REVISION, self.record.mod_revision) if self.record else None
+                if (kept or absent(IN_SYNC)) not in compares:
+                    return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
                 self.record = KeyValue(op.key, op.value, mod_revision=self.revision)
             else:
                 self.consistent = True
@@ -919,3 +922,139 @@ async def test_a_group_is_bounded(replicated: World) -> None:
     assert replicated.groups == [3, 2]
     await replicated.together(*((b"x", {}) for _ in range(300)))
     assert replicated.groups == [256, 44]
+
+
+# ---------------------------------------------------------------------------------------------- the in-sync record
+
+
+def record_of(world: World) -> Record:
+    assert world.record is not None
+    return in_sync.decode(world.record.value)
+
+
+def keep(world: World, record: Record) -> None:
+    world.record = KeyValue(IN_SYNC, in_sync.encode(record), mod_revision=1)
+
+
+async def test_a_pipeline_is_recorded_before_it_takes_content(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world) == Record(1, ("local#peer-0", "local#self"), (Epoch(10, 0),))
+    assert world.spool.stamp == Stamp(10, 10)
+    await world.append(b"def")
+    assert len(world.txns) == 1
+    world.peers.append(Peer())
+    world.spec.replication = 3
+    world.revision = 20
+    await world.append(b"ghi")
+    assert record_of(world).epochs == (Epoch(10, 0), Epoch(20, 6))
+    assert len(record_of(world).members) == 3
+
+
+async def test_too_few_replicas_are_not_recorded(world: World) -> None:
+    world.spec.replication = 2
+    assert (await world.append(b"abc")).status == pb.INSUFFICIENT_JOURNAL_BROKERS
+    assert world.record is None
+
+
+async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> None:
+    world.conflicts = 1
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert world.resolved == [0, 11]
+    assert record_of(world).members == ("local#self",)
+
+
+async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(world: World) -> None:
+    def lose_the_answer() -> None:
+        world.on_txn = lambda: None
+        keep(world, Record(1, ("local#self",), (Epoch(10, 0),)))
+        raise TxnOutcomeUnknown("lost")
+
+    world.on_txn = lose_the_answer
+    assert isinstance((await world.append(b"abc")).error, TxnOutcomeUnknown)
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert (world.built, record_of(world).epochs) == (1, (Epoch(10, 0),))
+
+
+async def test_without_a_member_of_the_record_nothing_is_appended(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert (await world.append()).status == pb.INDEX_HAS_GREATER_OFFSET, "nobody knows the head"
+    assert (await world.append(b"abc", offset=12)).status == pb.INDEX_HAS_GREATER_OFFSET
+    guessed = await world.append(b"abc", offset=70)
+    assert guessed.status == pb.INDEX_HAS_GREATER_OFFSET, "content is no operator's word"
+    assert world.spool.end == 0
+    assert await world.is_free()
+
+
+async def test_a_member_with_an_empty_disk_is_struck_out(world: World) -> None:
+    keep(world, Record(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert record_of(world).members == ("local#gone",)
+
+
+async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    fsm = await world.append(offset=70)
+    assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
+    assert fsm.commit is not None
+    assert (fsm.commit.begin, fsm.commit.end) == (70, 70)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+    assert (await world.append(b"abc")).commit == Fragment(JOURNAL, 70, 73, sum_of(b"abc"), Codec.NONE)
+    assert await world.is_free()
+
+
+async def test_a_closed_journal_goes_on_with_its_registers(world: World) -> None:
+    mine = labels.label_set(author="me")
+    keep(world, in_sync.closed(None, 1, 70, mine))
+    fsm = await world.append(b"abc")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+
+
+async def test_a_record_of_an_earlier_journal_of_the_name_does_not_count(world: World) -> None:
+    keep(world, Record(7, ("local#gone",), (Epoch(5, 70),)))
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world).create_revision == 1
+
+
+async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: World) -> None:
+    await world.append(b"abc")
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    world.replica.spool.put(pipeline.close_send())
+    world.replica.pipeline.put(None)
+    keep(world, Record(1, ("local#other",), (Epoch(10, 0), Epoch(15, 2))))
+    fsm = await world.append(b"def")
+    assert isinstance(fsm.error, Stranded)
+    assert (fsm.state, world.built, world.spool.end) == (State.ERROR, 1, 3)
+    assert await world.is_free()
+
+
+async def test_a_pipeline_of_an_older_route_than_the_recorded_one_is_given_up(world: World) -> None:
+    keep(world, Record(1, ("local#self",), (Epoch(500, 0),)))
+    world.spool.propose(world.spool.fragment, world.spool.registers, primary=True, revision=500)
+    assert isinstance((await world.append(b"abc")).error, ReplicationFailed)
+    world.revision = 600
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert await world.is_free()
+
+
+async def test_a_full_suspension_closes_the_record(world: World) -> None:
+    def apply() -> None:
+        for op in world.txns[-1][1]:
+            if op.key == "item":
+                world.spec = pb.JournalSpec.FromString(op.value)
+                suspended = world.spec.suspend.level == pb.JournalSpec.Suspend.FULL
+                world.status = pb.SUSPENDED if suspended else pb.OK
+
+    await world.append(b"")
+    world.on_txn = apply
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_IF_FLUSHED)
+    assert fsm.status == pb.SUSPENDED
+    assert record_of(world).closed
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world).members == ("local#self",)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto import labels
 from coranto.fragments import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log
+from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool import Committed
 
 RECORDS = [
@@ -22,6 +27,21 @@ def test_the_last_record_counts() -> None:
     found = commit_log.decode(LOG)
     assert (found.last, found.create_revision, found.valid_length) == (RECORDS[-1], 42, len(LOG))
     assert commit_log.decode(b"") == commit_log.LogContent(None, 0, 0)
+
+
+def test_the_pipelines_that_a_spool_followed_are_remembered() -> None:
+    log = LOG + commit_log.encode(42, RECORDS[0], Stamp(9, 7))
+    assert commit_log.decode(LOG).stamp == UNSTAMPED
+    assert commit_log.decode(log).stamp == Stamp(9, 7)
+
+
+def test_logs_from_before_there_were_stamps_are_read() -> None:
+    message = pb.ReplicateRequest(proposal=RECORDS[3].fragment.to_wire(), registers=RECORDS[3].registers)
+    payload = struct.pack("<qd", 42, 12.5) + message.SerializeToString()
+    old = struct.pack("<4sII", b"csp1", len(payload), zlib.crc32(payload)) + payload
+    found = commit_log.decode(old + old)
+    assert found == commit_log.LogContent(RECORDS[3], 42, 2 * len(old), UNSTAMPED)
+    assert commit_log.decode(old + ENCODED[4]).last == RECORDS[4]
 
 
 @given(st.integers(0, len(LOG)))

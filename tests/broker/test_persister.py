@@ -14,6 +14,7 @@ from coranto.errors import StoreDenied, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.stores import Content, FragmentStore
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.in_sync import Judgement
 from coranto_broker.metrics import Metrics
 from coranto_broker.persister import FragmentPersister
 from coranto_broker.shared_file import SharedFile
@@ -93,7 +94,15 @@ class Fixture:
             ManualClock(1_700_000_000.0),
             Metrics(),
             max_parallel=2,
+            judge=self._judge,
         )
+        self.judgement = Judgement.FINAL
+        self.judged = 0
+        self.diverged: list[Sealed] = []
+
+    async def _judge(self, sealed: Sealed) -> Judgement:
+        self.judged += 1
+        return self.judgement
 
     def add(self, content: bytes, begin: int = 0, *, codec: Codec = Codec.GZIP, primary: bool = True) -> Sealed:
         files = [SharedFile(LocalDisk(), self.folder / f"{begin}.{kind}") for kind in ("content", "commits")]
@@ -102,7 +111,9 @@ class Fixture:
             file.seal()
         fragment = Fragment(JOURNAL, begin, begin + len(content), sum_of(content), codec)
         sealed = Sealed(fragment, 1_699_000_000.0, pb.LabelSet(), files[0], files[1], 5)
-        self.persister.add(sealed, lambda _, stored: self.stored.append(stored), primary=primary)
+        self.persister.add(
+            sealed, lambda _, stored: self.stored.append(stored), primary=primary, on_diverged=self.diverged.append
+        )
         return sealed
 
 
@@ -206,3 +217,43 @@ async def test_closing_leaves_what_cannot_be_stored_to_the_next_start(fixture: F
     assert await fixture.persister.close(0.3) == 1
     assert sealed.content.path.exists()
     assert sealed.log.path.exists()
+
+
+async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> None:
+    fixture.judgement = Judgement.OPEN
+    sealed = fixture.add(b"abc")
+    await eventually(lambda: fixture.judged > 3)
+    assert fixture.stores.first.files == {}
+    fixture.judgement = Judgement.FINAL
+    await eventually(lambda: fixture.stored)
+    assert fixture.stores.first.files.keys() == {sealed.fragment.content_path}
+
+
+async def test_what_is_stored_need_not_be_judged(fixture: Fixture) -> None:
+    fixture.judgement = Judgement.DIVERGED
+    fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
+    fixture.stores.first.files[fragment.content_path] = b"stored by another broker"
+    fixture.add(b"abc")
+    await eventually(lambda: fixture.stored)
+    assert (fixture.judged, fixture.diverged) == (0, [])
+
+
+async def test_what_others_went_on_without_is_set_aside(fixture: Fixture) -> None:
+    fixture.judgement = Judgement.DIVERGED
+    sealed = fixture.add(b"abc")
+    await eventually(lambda: fixture.diverged == [sealed])
+    assert fixture.stored == []
+    kept = sorted((fixture.folder / "set-aside").iterdir())
+    assert [file.read_bytes() for file in kept] == [b"abc", b"abc"]
+    assert not sealed.content.path.exists()
+    assert fixture.persister.pending == 0
+
+
+async def test_fragments_that_somebody_else_takes_up_are_left_alone(fixture: Fixture) -> None:
+    fixture.judgement = Judgement.OPEN
+    sealed = fixture.add(b"abc")
+    await fixture.persister.release("another/journal")
+    assert fixture.persister.pending == 1
+    await fixture.persister.release(JOURNAL)
+    assert fixture.persister.pending == 0
+    assert sealed.content.path.exists()

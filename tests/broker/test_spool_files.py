@@ -18,6 +18,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import spool_files
+from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Decision, Outcome, empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
@@ -456,3 +457,82 @@ def test_killed_anywhere_nothing_committed_is_lost(
     current = spool.content_file.read_at(0, fragment.length) if fragment.length else b""
     pieces = [sealed_content[begin] for begin in sorted(sealed_content)]
     assert b"".join(pieces) + current == whole
+
+
+# ------------------------------------------------------------------------------------ what pipelines it has followed
+
+
+def test_a_spool_remembers_the_pipelines_that_it_followed(spool: DurableSpool, folder: SpoolFolder) -> None:
+    spool.propose(empty_at(spool.fragment, 0, Codec.GZIP), NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 0), "also before it has any content"
+    spool.write(0, b"abc")
+    spool.propose(spool.next_fragment(), NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 10)
+    spool.propose(spool.fragment, NONE, primary=False, revision=20)
+    assert recover(folder).stamp == Stamp(20, 10)
+    before = len(folder.disk.read(folder.path / names(folder)[0]))
+    spool.propose(spool.fragment, NONE, primary=False, revision=20)
+    assert len(folder.disk.read(folder.path / names(folder)[0])) == before, "an idle journal does not fill the disk"
+
+
+def test_a_refused_proposal_leaves_no_stamp(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    other = Fragment(JOURNAL, 0, 2, sum_of(b"xy"), Codec.NONE)
+    assert spool.propose(other, NONE, primary=False, revision=10).outcome is Outcome.MISMATCH
+    assert spool.stamp == recover(folder).stamp == UNSTAMPED
+
+
+def test_a_full_disk_leaves_no_stamp(spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk) -> None:
+    append(spool, b"abc")
+    disk.full = ".commits"
+    with pytest.raises(OSError, match="no space"):
+        spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    assert spool.stamp == UNSTAMPED
+    disk.full = None
+    spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 0)
+
+
+async def test_the_commit_policy_syncs_stamps(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    await spool.flush_commits()
+    assert len(disk.syncs) == 1
+
+
+def test_a_completed_fragment_is_settled_once_content_follows(spool: DurableSpool, observer: Observer) -> None:
+    append(spool, b"abc")
+    roll(spool)
+    (first,) = observer.sealed
+    assert not first.settled
+    spool.write(0, b"def")
+    assert not first.settled
+    spool.propose(spool.next_fragment(), NONE, primary=False)
+    assert first.settled
+    spool.propose(empty_at(spool.fragment, 6, Codec.GZIP), NONE, primary=False, settled=True)
+    assert observer.sealed[1].settled
+
+
+def test_recovery_knows_what_is_settled(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    (sealed,) = recover(folder).sealed
+    assert not sealed.settled, "an empty fragment behind it proves nothing"
+    append(spool, b"def")
+    roll(spool)
+    assert [each.settled for each in recover(folder).sealed] == [True, False]
+
+
+def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    recovered = recover(folder).without_spool(folder)
+    assert (recovered.spool.end, recovered.stamp, recovered.log) == (0, UNSTAMPED, None)
+    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
+    kept = folder.disk.list(folder.path / "set-aside")
+    assert sorted(name.rpartition(".")[2] for name in kept) == ["commits", "content"]
+    again = recover(folder)
+    assert again.spool.end == 3, "what is left is taken up as before"
