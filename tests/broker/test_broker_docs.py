@@ -1,0 +1,49 @@
+"""What docs/operations.md says of brokers is what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.authorization import RULES
+from coranto_broker.http.gateway import METHODS
+from coranto_broker.metrics import Metrics
+from coranto_broker.settings import BrokerSettings, markdown_table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def operations() -> str:
+    return (DOCS / "operations.md").read_text()
+
+
+def test_the_table_of_settings_is_current(operations: str) -> None:
+    assert markdown_table() in operations, f"put this table into docs/operations.md:\n{markdown_table()}"
+    assert len(markdown_table().splitlines()) == len(BrokerSettings.model_fields) + 2
+
+
+def test_every_status_has_a_row(operations: str) -> None:
+    rows = [line for line in operations.splitlines() if line.startswith("| `")]
+    for status in map(pb.Status.Name, pb.Status.values()):
+        assert any(f"`{status}`" in row.split("|")[1] for row in rows), status
+
+
+def test_every_metric_is_explained(operations: str) -> None:
+    metrics = Metrics()
+    metrics.watch({"zone": "z"}, journals=lambda: 0, pending=lambda: 0)
+    names = {metric for metric in metrics.registry._names_to_collectors if metric.startswith("coranto_")}
+    families = {re.sub(r"_(created|bucket|sum|count)$", "", name) for name in names}
+    shown = {name for name in families if f"`{name}`" in operations or f"`{name}{{" in operations}
+    # A counter is known by its name with and without `_total`.
+    missing = {name for name in families - shown if f"{name}_total" not in shown and f"{name}_info" not in shown}
+    assert not missing
+
+
+def test_security_names_every_call() -> None:
+    text = (DOCS / "security.md").read_text()
+    for name in (*RULES, *METHODS):
+        assert re.search(rf"\b{name}\b", text), name
