@@ -1,0 +1,64 @@
+"""Publishers that append through a client.
+
+Their appends are repeated also when an outcome is unknown: readers discard what is committed twice, by its UUID. (Types
+that opted out of UUIDs are delivered twice then: at least once.)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.client.sync import SyncJournalClient
+from coranto.client.values import AppendResult
+from coranto.messages.framing import Framing
+from coranto.messages.publisher import DEFAULT_BATCH_BYTES, DEFAULT_PENDING_BYTES, Publisher, SyncPublisher
+from coranto.messages.uuids import Clock, ProducerId, new_producer_id
+
+M = TypeVar("M")
+
+
+def publisher(
+    client: JournalClient,
+    framing: Framing[M],
+    *,
+    producer: ProducerId | None = None,
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES,
+    max_pending_bytes: int = DEFAULT_PENDING_BYTES,
+) -> Publisher[M]:
+    """A publisher for asyncio, under a producer id of its own unless one is given."""
+
+    async def append(journal: str, content: bytes) -> AppendResult:
+        return await client.append(journal, content, retry_unknown=True)
+
+    return Publisher(
+        append,
+        producer=new_producer_id(os.urandom) if producer is None else producer,
+        clock=Clock(time.time_ns),
+        framing=framing,
+        max_batch_bytes=max_batch_bytes,
+        max_pending_bytes=max_pending_bytes,
+    )
+
+
+def sync_publisher(
+    client: SyncJournalClient,
+    framing: Framing[M],
+    *,
+    producer: ProducerId | None = None,
+    max_batch_bytes: int = DEFAULT_BATCH_BYTES,
+) -> SyncPublisher[M]:
+    """A blocking publisher, under a producer id of its own unless one is given."""
+
+    def append(journal: str, content: bytes) -> AppendResult:
+        return client.append(journal, content, retry_unknown=True)
+
+    return SyncPublisher(
+        append,
+        producer=new_producer_id(os.urandom) if producer is None else producer,
+        clock=Clock(time.time_ns),
+        framing=framing,
+        max_batch_bytes=max_batch_bytes,
+    )
