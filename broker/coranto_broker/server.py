@@ -144,7 +144,8 @@ class BrokerProcess:
             self._exits.push_async_callback(site.stop)
             self.metrics_endpoint = await site.start(settings.host, settings.metrics_port)
         server = make_server(self.broker)
-        address, credentials = f"{settings.host}:{settings.port}", server_credentials(settings)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address, credentials = f"{host}:{settings.port}", server_credentials(settings)
         if credentials is None:
             port = server.add_insecure_port(address)
         else:
@@ -152,7 +153,7 @@ class BrokerProcess:
         if port == 0:
             raise ClusterError(f"cannot listen on {address}; is the port taken?")
         scheme = "http" if credentials is None else "https"
-        self.endpoint = settings.advertise or f"{scheme}://{settings.host}:{port}"
+        self.endpoint = settings.advertise or f"{scheme}://{host}:{port}"
         check_exposure(settings, self.endpoint)
         self.session = await open_session(
             coordinator,

@@ -39,7 +39,8 @@ def expired(fragments: Iterable[Fragment], retention_seconds: float, now: float)
         if fragment.begin > covered and _is_young(fragment, GAP_SECONDS, now):
             ends.add(covered)
         covered = max(covered, fragment.end)
-    gone, kept = [], []
+    gone: list[Fragment] = []
+    kept: list[Fragment] = []
     for fragment in known:
         keep = fragment.end in ends or _is_young(fragment, retention_seconds, now)
         (kept if keep else gone).append(fragment)

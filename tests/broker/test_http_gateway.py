@@ -201,6 +201,16 @@ async def test_a_body_that_is_cut_off_appends_nothing(gateway: Gateway, body: by
     writer.close()
 
 
+async def test_a_body_that_comes_too_slowly_is_given_up(gateway: Gateway) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"the first bytes"
+        await asyncio.sleep(60)
+
+    put = await gateway.put(body())
+    assert put.status == 408
+    assert (await gateway.put(b"in time")).headers["X-Commit-Begin"] == "0"
+
+
 async def test_offsets_make_appends_at_most_once(gateway: Gateway) -> None:
     assert (await gateway.put(b"first", "?offset=0")).status == 204
     assert (await gateway.put(b"second", "?offset=5")).status == 204

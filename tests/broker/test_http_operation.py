@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import pytest
+import structlog
 
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server import BrokerProcess
@@ -81,6 +84,32 @@ async def test_a_broker_that_waits_for_its_old_lease_is_alive_and_not_ready(watc
         # The port is free again with the process that had it.
         with pytest.raises(aiohttp.ClientConnectionError):
             await get(other, "/live")
+
+
+async def test_what_is_logged_of_a_call_names_its_journal(
+    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec
+) -> None:
+    _, client = broker
+    with structlog.testing.capture_logs() as logs:
+        await create(client, spec())
+        for offset in (-5, 1 << 40):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await client.append(J, b"x", offset=offset)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.append_messages(pb.AppendRequest(journal=J), pb.AppendRequest(content=b"x"))
+    (failed,) = [entry for entry in logs if entry["event"] == "call failed" and "EOF" in entry["error"]]
+    assert (failed["method"], failed["journal"], failed["code"]) == ("Append", J, "INVALID_ARGUMENT")
+    (started,) = [entry for entry in logs if entry["event"] == "starting replica"]
+    assert started["journal"] == J
+
+
+async def test_a_broker_listens_on_ipv6(watched: BrokerSettings) -> None:
+    both = watched.model_copy(update={"host": "::1", "http_port": 0})
+    async with running_broker(both) as (process, client):
+        for url in (process.endpoint, process.http_endpoint, process.metrics_endpoint):
+            assert url.startswith("http://[::1]:")
+        assert await client.listing()
+        assert (await get(process, "/ready"))[0] == 200
 
 
 async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawClient]) -> None:
