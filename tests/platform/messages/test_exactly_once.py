@@ -1,16 +1,19 @@
-"""Publishers that fail, repeat and roll back at one end, a read-committed reader at the other."""
+"""Publishers that fail, repeat and roll back at one end, readers of every kind at the other."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import Unavailable
+from coranto.messages.columnar_sequencer import ColumnarSequencer, line_batch
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.publisher import SyncPublisher
-from coranto.messages.sequencer import Outcome, Sequencer, read_committed
+from coranto.messages.reading import ReadCommitted
+from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Clock, ProducerId
 
 LINES = JsonLines()
@@ -60,7 +63,8 @@ class Application:
         self.number = number
         self.count = 0
         self.open: dict[str, list[str]] = defaultdict(list)
-        self.committed: dict[str, list[str]] = defaultdict(list)
+        self.committed: dict[str, list[list[str]]] = defaultdict(list)
+        """For each journal, the messages of each transaction."""
 
     def add(self, journal: str) -> None:
         self.count += 1
@@ -74,7 +78,7 @@ class Application:
     def commit(self) -> None:
         self._insist(lambda: self.publisher.prepare())
         for journal, names in self.open.items():
-            self.committed[journal] += names
+            self.committed[journal].append(names)
         self.open.clear()
         self._insist(lambda: self.publisher.acknowledge())
 
@@ -127,13 +131,29 @@ def test_each_committed_message_is_read_once_and_in_order(
         def read(begin: int, end: int, journal: str = journal, content: bytes = content) -> list[Envelope[JsonObject]]:
             return list(iter_messages(LINES, journal, [content[begin:end]], begin))
 
+        def read_columns(wanted: ReplayRange, content: bytes = content) -> Iterator[object]:
+            yield line_batch(LINES, wanted.journal, content[wanted.begin : wanted.end], wanted.begin)[0]
+
         sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
-        messages = read_committed(read(0, len(content)), sequencer, lambda wanted: read(wanted.begin, wanted.end))
-        names: dict[int, list[str]] = defaultdict(list)
-        for message in messages:
-            names[message.producer[5]].append(message.message["name"])
+        messages = list(read_committed(read(0, len(content)), sequencer, lambda wanted: read(wanted.begin, wanted.end)))
+        # Each transaction whole and once, those of one publisher in order.
+        transactions: dict[int, list[list[str]]] = defaultdict(list)
+        for one in ReadCommitted(lambda begin, end, read=read: read(begin, end or 2**40), journal).transactions():
+            transactions[one.producer[5]].append([message.message["name"] for message in one.messages])
         for application in applications:
-            assert names[application.number] == application.committed[journal]
+            assert transactions[application.number] == application.committed[journal]
+            by_message = [message.message["name"] for message in messages if message.producer[5] == application.number]
+            assert by_message == [name for names in application.committed[journal] for name in names]
+        columns = ColumnarSequencer(read_columns, ring_rows=ring_size)
+        by_column: list[int] = []
+        at = 0
+        while at < len(content):
+            end = content.find(b"\n", at + 300) + 1 or len(content)
+            committed = columns.feed(line_batch(LINES, journal, content[at:end], at)[0])
+            by_column += committed.column("offset").to_pylist()
+            at = end
+        assert by_column == [message.begin for message in messages]
+        assert columns.checkpoint() == sequencer.checkpoint()
 
 
 def test_a_reliable_rollback_resets_no_clocks() -> None:
