@@ -232,6 +232,11 @@ class Recorder:
         return self._pending_bytes
 
     @property
+    def has_failed(self) -> bool:
+        """Whether nothing can be recorded any more."""
+        return self._failure is not None
+
+    @property
     def write_head(self) -> int:
         """What is recorded next comes to lie at or after this offset of the log."""
         return self._proven.end

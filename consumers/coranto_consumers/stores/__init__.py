@@ -1,13 +1,16 @@
 """Stores of consumers: where the effects of messages and the offsets they came from commit together."""
 
 from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.json_file import JsonFileStore
 from coranto_consumers.stores.merge import Add, Max, MergeRule, Min, Quotient, Replace
 from coranto_consumers.stores.sql import Restored, SqlStore, StoreTransaction
 from coranto_consumers.stores.sql_shard import SqlShardStore
+from coranto_consumers.stores.sqlite_file import SqliteStore
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
 __all__ = [
     "Add",
+    "JsonFileStore",
     "Max",
     "MergeRule",
     "Min",
@@ -16,6 +19,7 @@ __all__ = [
     "Restored",
     "SqlShardStore",
     "SqlStore",
+    "SqliteStore",
     "Store",
     "StoreTransaction",
     "display_url",

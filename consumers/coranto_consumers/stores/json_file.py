@@ -1,0 +1,140 @@
+"""`JsonFileStore`: the state as one JSON file, which lives in a recovery log.
+
+The file is written anew by every transaction, so it is for small states. It is laid out as that of Gazette's
+`JSONFileStore`: three JSON documents, each on a line: the offsets read of each source, the state, the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import Checkpoint
+from coranto.wire import consumer_pb2
+from coranto_consumers.recoverylog import Recorder
+from coranto_consumers.stores.base import Store
+
+STATE_FILE: Final = "state.json"
+NEXT_FILE: Final = "next.json"
+
+S = TypeVar("S")
+
+
+class JsonFileStore(Store, Generic[S]):
+    """`state` is what the application reads and changes, from one transaction to the next.
+
+    `dump` makes what `json` can encode of it, and `load` makes the state of what was decoded; they are for states that
+    are no plain JSON, such as models. The recorder's directory must have been recovered for this process alone.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        initial: S,
+        *,
+        dump: Callable[[S], Any] = lambda state: state,
+        load: Callable[[Any], S] = lambda decoded: decoded,
+    ) -> None:
+        """`initial` is the state when the log has none. Raises CorruptData for a file that is not this store's."""
+        self._recorder = recorder
+        self._dump = dump
+        self._checkpoint = Checkpoint()
+        self.state = initial
+        if recorder.exists(STATE_FILE):
+            content = (recorder.directory / STATE_FILE).read_text(encoding="utf-8")
+            decoded, self._checkpoint = _decode(content)
+            self.state = load(decoded)
+
+    async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        await self._recorder.barrier()
+        return self._checkpoint
+
+    async def start_commit(
+        self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
+    ) -> Awaitable[None]:
+        content = _encode(self._dump(self.state), checkpoint)
+        recorder = self._recorder
+        try:
+            recorder.after(wait_for)
+            with recorder.together():
+                fnode = recorder.create(NEXT_FILE)
+                recorder.write(fnode, 0, content)
+                recorder.rename(NEXT_FILE, STATE_FILE)
+        except BaseException as error:
+            if not recorder.has_failed:
+                raise
+            return failed(error)
+        return recorder.barrier()
+
+    async def destroy(self) -> None:
+        await self._recorder.close()
+        shutil.rmtree(self._recorder.directory, ignore_errors=True)
+
+
+def failed(error: BaseException) -> Awaitable[None]:
+    """What a commit that could not begin gives: the error is raised where it is awaited."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    done.set_exception(error)
+    return done
+
+
+def _encode(state: Any, checkpoint: Checkpoint) -> bytes:
+    offsets = {journal: source.read_through for journal, source in sorted(checkpoint.sources.items())}
+    documents = (offsets, state, checkpoint_to_json(checkpoint))
+    lines = (json.dumps(each, separators=(",", ":"), ensure_ascii=False, allow_nan=False) for each in documents)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _decode(content: str) -> tuple[Any, Checkpoint]:
+    decoder, position, documents = json.JSONDecoder(), 0, []
+    try:
+        while position < len(content):
+            document, position = decoder.raw_decode(content, position)
+            documents.append(document)
+            while content[position : position + 1].isspace():
+                position += 1
+        _, state, checkpoint = documents
+        return state, checkpoint_from_json(checkpoint)
+    except ValueError as error:
+        raise CorruptData(f"{STATE_FILE} of {len(content)} characters is not a store's state: {error}") from error
+
+
+def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as Go encodes its struct: bytes in base 64, and numbers that are zero left out."""
+    sources: dict[str, Any] = {}
+    for journal, source in sorted(checkpoint.to_wire().sources.items()):
+        producers = [
+            {"id": base64.b64encode(entry.id).decode(), "state": _scalars(entry.state)} for entry in source.producers
+        ]
+        sources[journal] = _scalars(source) | {"producers": producers or None}
+    intents = {journal: base64.b64encode(intent).decode() for journal, intent in sorted(checkpoint.ack_intents.items())}
+    return {"sources": sources} | ({"ack_intents": intents} if intents else {})
+
+
+def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.ProducerState) -> dict[str, Any]:
+    return {field.name: value for field, value in message.ListFields() if isinstance(value, int)}
+
+
+def checkpoint_from_json(document: Any) -> Checkpoint:
+    """The checkpoint of a decoded document. Raises CorruptData."""
+    wire = consumer_pb2.Checkpoint()
+    try:
+        for journal, source in (document.get("sources") or {}).items():
+            entry = wire.sources[journal]
+            entry.read_through = source.get("read_through", 0)
+            for producer in source.get("producers") or ():
+                state = producer.get("state") or {}
+                added = entry.producers.add(id=base64.b64decode(producer.get("id", ""), validate=True))
+                added.state.last_ack = state.get("last_ack", 0)
+                added.state.begin = state.get("begin", 0)
+        for journal, intent in (document.get("ack_intents") or {}).items():
+            wire.ack_intents[journal] = base64.b64decode(intent, validate=True)
+    except (AttributeError, TypeError, ValueError, binascii.Error) as error:
+        raise CorruptData(f"not a checkpoint in JSON: {error}") from error
+    return Checkpoint.from_wire(wire)
