@@ -24,7 +24,8 @@ from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Clock, JsonLines, Publisher, Sequencer, TransactionBuilder, iter_messages, new_producer_id
-from coranto.messages.columnar_sequencer import ColumnarSequencer, line_batch, parse_lines
+from coranto.messages.batches import line_batch, parse_lines
+from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.sequencer import read_committed
 from coranto.wire import protocol_pb2 as pb
 

@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from coranto.errors import CorruptMessage, InvalidInput, Unavailable
+from coranto.messages.batches import LINES, envelope_batch, line_batch, parse_lines
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
-from coranto.messages.columnar_sequencer import (
-    LINES,
-    ColumnarSequencer,
-    envelope_batch,
-    line_batch,
-    parse_lines,
-)
+from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import Unavailable
-from coranto.messages.columnar_sequencer import ColumnarSequencer, line_batch
+from coranto.messages.batches import line_batch
+from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.reading import ReadCommitted

@@ -15,7 +15,8 @@ from coranto.client.publishing import publisher, sync_publisher
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import JsonLines, RendezvousMapping
-from coranto.messages.columnar_sequencer import ColumnarSequencer, line_batch, parse_lines
+from coranto.messages.batches import line_batch, parse_lines
+from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.mapping import by_key
 from coranto.messages.sequencer import ReplayRange
 from coranto.wire import protocol_pb2 as pb

@@ -1,0 +1,95 @@
+"""Messages as Arrow batches: read from JSON lines without being copied, or made of messages of any framing, and parsed.
+
+Needs pyarrow (the `consumers` extra).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+
+from coranto.errors import InvalidInput
+from coranto.messages.columnar import producer_number
+from coranto.messages.columnar_lines import read_json_lines
+from coranto.messages.framing import Envelope, JsonLines
+
+POSITION: Final = pa.schema(
+    [
+        pa.field("journal", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),  # Where the message begins in its journal,
+        pa.field("end", pa.int64(), nullable=False),  # and where the next one may.
+        pa.field("producer", pa.uint64(), nullable=False),  # See `columnar.producer_number`.
+        pa.field("clock", pa.uint64(), nullable=False),
+        pa.field("flags", pa.uint16(), nullable=False),
+    ]
+)
+"""The columns that sequencing needs. `journal` may be dictionary-encoded."""
+
+LINES: Final = pa.schema([*POSITION, pa.field("content", pa.binary(), nullable=False)])
+"""What `line_batch` and `envelope_batch` return."""
+
+
+def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> tuple[pa.RecordBatch, int]:
+    """The whole lines of `content`, which begins with a line's begin, as a batch of `LINES`; and their length in bytes.
+
+    The batch's `content` holds the lines with their newlines, and refers to the bytes given. Raises CorruptMessage.
+    """
+    lines = read_json_lines(framing, journal, content, begin_offset)
+    count = len(lines.starts)
+    bounds = np.empty(count + 1, dtype=np.int32)
+    bounds[:-1] = lines.starts
+    bounds[-1] = lines.consumed
+    arrays = [
+        pa.repeat(pa.scalar(journal), count),
+        pa.array(lines.offsets(begin_offset)),
+        pa.array(lines.ends + (begin_offset + 1)),
+        pa.array(lines.uuids.producers),
+        pa.array(lines.uuids.clocks),
+        pa.array(lines.uuids.flags),
+        pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)]),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=LINES), lines.consumed
+
+
+def envelope_batch(envelopes: Iterable[Envelope[Any]]) -> pa.RecordBatch:
+    """Messages of any framing as a batch of `LINES`, their payloads as `content`."""
+    rows = list(envelopes)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([row.journal for row in rows], pa.string()),
+            pa.array([row.begin for row in rows], pa.int64()),
+            pa.array([row.end for row in rows], pa.int64()),
+            pa.array([producer_number(row.producer) for row in rows], pa.uint64()),
+            pa.array([row.clock for row in rows], pa.uint64()),
+            pa.array([row.flags for row in rows], pa.uint16()),
+            pa.array([row.content for row in rows], pa.binary()),
+        ],
+        schema=LINES,
+    )
+
+
+def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Table:
+    """The JSON objects of a batch of lines, as a table of as many rows in the same order.
+
+    With a schema, columns are of its types, and others are left out; otherwise pyarrow infers them from this batch.
+    Raises InvalidInput.
+    """
+    content = batch.column("content")
+    options = None
+    if schema is not None:
+        options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    if not len(content):
+        return (schema or pa.schema([])).empty_table()
+    _, bounds, values = content.buffers()
+    ends = np.frombuffer(bounds, dtype=np.int32)[content.offset : content.offset + len(content) + 1]
+    lines = values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    # A block must hold the longest line.
+    blocks = pyarrow.json.ReadOptions(block_size=max(1 << 20, int(np.diff(ends).max()) + 1))
+    try:
+        return pyarrow.json.read_json(pa.BufferReader(lines), blocks, options)
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"not lines of JSON that fit together: {error}") from error

@@ -1,0 +1,237 @@
+"""The transactions of a publisher, which may span journals.
+
+`TransactionBuilder` holds the protocol: it stamps messages with UUIDs, keeps each journal's messages in order, and
+knows which acknowledgements commit or roll back a transaction. It does no I/O; `publisher.py` has what does.
+
+A transaction goes through these phases:
+
+::
+
+    OPEN ──ack_intents()──> PREPARED ──commit()──> COMMITTING ──finish()──> OPEN
+     │                         │
+     └────rollback_intents()───┴──> ROLLING_BACK ──finish()──> OPEN
+
+1.  Messages are added and appended as CONTINUE_TXN: every reader sees their bytes, and none takes them for committed.
+2.  When all of them are in their journals, `ack_intents` makes the acknowledgement of each journal.
+3.  The caller keeps the intents durably, typically in one store transaction with what else must commit. That is the
+    moment at which the transaction commits.
+4.  Only then are the intents appended. Whoever finds kept intents after a crash appends them again, which does no harm.
+
+An append whose outcome is not known may be repeated with the same bytes until the acknowledgement is written, also on
+purpose: readers discard messages whose clock they have seen.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Generic, TypeVar
+
+from coranto.errors import InvalidInput
+from coranto.messages.framing import Framing
+from coranto.messages.uuids import Clock, Flags, ProducerId, format_uuid
+
+M = TypeVar("M")
+
+
+class Phase(enum.Enum):
+    """Where a `TransactionBuilder` stands; see the module's picture."""
+
+    OPEN = "open"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling back"
+
+
+class _Lane:
+    """One journal: what waits to be appended, and the clocks that its acknowledgements need."""
+
+    __slots__ = ("in_doubt", "in_transaction", "last_ack", "may_be_appended", "queue", "size")
+
+    def __init__(self, last_ack: int) -> None:
+        self.queue: deque[bytes] = deque()
+        self.size = 0
+        self.last_ack = last_ack
+        self.in_transaction = False
+        self.may_be_appended = False  # Some of the open transaction's messages may be in the journal.
+        self.in_doubt = False  # One of its batches was put back: the append may still reach the journal.
+
+
+class TransactionBuilder(Generic[M]):
+    """The transactions of one producer, one after the other."""
+
+    def __init__(self, producer: ProducerId, clock: Clock, framing: Framing[M]) -> None:
+        self.producer = producer
+        self.phase = Phase.OPEN
+        self.last_uuid = ""
+        """The UUID of the message queued last, in its text form."""
+        self._clock = clock
+        self._framing = framing
+        self._lanes: dict[str, _Lane] = {}
+        self._pending = 0
+        self._acks: dict[str, tuple[int, bytes]] = {}
+
+    def add(self, journal: str, message: M) -> int:
+        """Queue a message of the open transaction. Returns its size in bytes.
+
+        Raises InvalidInput when the framing cannot hold the message, or when the transaction is not OPEN.
+        """
+        lane = self._queue(journal, message, Flags.CONTINUE_TXN)
+        lane.in_transaction = True
+        return len(lane.queue[-1])
+
+    def outside(self, journal: str, message: M) -> int:
+        """Queue a message that is committed as soon as it is appended. Returns its size in bytes.
+
+        Raises InvalidInput as `add` does, and when the open transaction holds messages of the same journal: readers
+        would take those for rolled back.
+        """
+        lane = self._lanes.get(journal)
+        if lane is not None and lane.in_transaction:
+            raise InvalidInput(
+                f"a transaction has messages for {journal}: commit or roll it back before publishing outside of it"
+            )
+        lane = self._queue(journal, message, Flags.OUTSIDE_TXN)
+        lane.last_ack = self._clock.last
+        return len(lane.queue[-1])
+
+    def pending_bytes(self, journal: str | None = None) -> int:
+        """Bytes that wait to be taken, of one journal or of all."""
+        if journal is None:
+            return self._pending
+        lane = self._lanes.get(journal)
+        return lane.size if lane is not None else 0
+
+    def pending_journals(self) -> list[str]:
+        """Journals that have bytes waiting to be taken."""
+        return [journal for journal, lane in self._lanes.items() if lane.size]
+
+    def take(self, journal: str, max_bytes: int) -> bytes:
+        """The next whole messages to append to a journal, together at most `max_bytes`; empty when there are none.
+
+        A single larger message comes alone. Append batches of one journal in the order they were taken, and put one
+        back whose append failed.
+        """
+        lane = self._lanes.get(journal)
+        if lane is None or not lane.queue:
+            return b""
+        queue = lane.queue
+        batch = [queue.popleft()]
+        size = len(batch[0])
+        while queue and size + len(queue[0]) <= max_bytes:
+            batch.append(queue.popleft())
+            size += len(batch[-1])
+        lane.size -= size
+        self._pending -= size
+        lane.may_be_appended |= lane.in_transaction
+        return b"".join(batch)
+
+    def take_batches(self, max_bytes: int) -> list[tuple[str, bytes]]:
+        """All that waits, as batches of at most `max_bytes`; those of one journal in order."""
+        batches = []
+        for journal in self.pending_journals():
+            while batch := self.take(journal, max_bytes):
+                batches.append((journal, batch))
+        return batches
+
+    def put_back(self, journal: str, batch: bytes) -> None:
+        """Return the batch most recently taken from a journal, because its append failed or is in doubt."""
+        lane = self._lanes[journal]
+        lane.in_doubt |= lane.in_transaction
+        lane.queue.appendleft(batch)
+        lane.size += len(batch)
+        self._pending += len(batch)
+
+    def ack_intents(self) -> dict[str, bytes]:
+        """OPEN → PREPARED: the acknowledgement of each journal that the transaction wrote to.
+
+        Keep them durably, then `commit`. Raises InvalidInput when messages wait to be taken: their acknowledgement
+        must come after them.
+        """
+        self._require(Phase.OPEN)
+        if self._pending:
+            raise InvalidInput(f"{self._pending} bytes are not yet appended to {', '.join(self.pending_journals())}")
+        for journal, lane in self._lanes.items():
+            if lane.in_transaction:
+                clock = self._clock.tick()
+                self._acks[journal] = clock, self._acknowledgement(clock)
+        self.phase = Phase.PREPARED
+        return self._intents()
+
+    def commit(self) -> dict[str, bytes]:
+        """PREPARED → COMMITTING: the intents, to be appended now that they are durably kept.
+
+        From here there is no way back. May be called again while COMMITTING, to append the intents again.
+        """
+        self._require(Phase.PREPARED, Phase.COMMITTING)
+        self.phase = Phase.COMMITTING
+        return self._intents()
+
+    def rollback_intents(self) -> dict[str, bytes]:
+        """OPEN or PREPARED → ROLLING_BACK: forget waiting messages; what to append so that readers drop the others.
+
+        The intent of a journal is an acknowledgement with the clock of its last one. Readers have committed everything
+        up to that clock, and all that the transaction wrote is larger; so the acknowledgement commits nothing of it,
+        and a reader that meets an acknowledgement drops all it does not commit. Should the last acknowledgement itself
+        have been lost, this one stands in for it. In a journal where nothing was ever acknowledged, the clock just
+        below the producer's first message serves: a reader takes it for the last acknowledged one from that message on.
+
+        An append in doubt could still reach the journal behind that acknowledgement and be pending again. Its journal's
+        intent therefore holds a second, fresh acknowledgement: it commits nothing, and makes duplicates of all before.
+
+        May be called again while ROLLING_BACK. The next transaction can begin after `finish` only, since its
+        acknowledgement would commit messages that were not yet dropped.
+        """
+        self._require(Phase.OPEN, Phase.PREPARED, Phase.ROLLING_BACK)
+        if self.phase is not Phase.ROLLING_BACK:
+            self.phase = Phase.ROLLING_BACK
+            self._acks = {}
+            for journal, lane in self._lanes.items():
+                if not lane.in_transaction:
+                    continue  # What waits there is outside of the transaction.
+                self._pending -= lane.size
+                lane.queue.clear()
+                lane.size = 0
+                if lane.may_be_appended:
+                    clock, content = lane.last_ack, self._acknowledgement(lane.last_ack)
+                    if lane.in_doubt:
+                        clock = self._clock.tick()
+                        content += self._acknowledgement(clock)
+                    self._acks[journal] = clock, content
+        return self._intents()
+
+    def finish(self) -> None:
+        """COMMITTING or ROLLING_BACK → OPEN: the acknowledgements are in their journals."""
+        self._require(Phase.COMMITTING, Phase.ROLLING_BACK)
+        for journal, (clock, _) in self._acks.items():
+            self._lanes[journal].last_ack = clock
+        for lane in self._lanes.values():
+            lane.in_transaction = lane.may_be_appended = lane.in_doubt = False
+        self._acks = {}
+        self.phase = Phase.OPEN
+
+    def _queue(self, journal: str, message: M, flags: Flags) -> _Lane:
+        self._require(Phase.OPEN)
+        clock = self._clock.tick()
+        uuid = format_uuid(self.producer, clock, flags)
+        content = self._framing.marshal(message, uuid)
+        self.last_uuid = uuid
+        lane = self._lanes.get(journal)
+        if lane is None:
+            lane = self._lanes[journal] = _Lane(clock - 1)
+        lane.queue.append(content)
+        lane.size += len(content)
+        self._pending += len(content)
+        return lane
+
+    def _acknowledgement(self, clock: int) -> bytes:
+        return self._framing.acknowledgement(format_uuid(self.producer, clock, Flags.ACK_TXN))
+
+    def _intents(self) -> dict[str, bytes]:
+        # Messages that cannot hold a UUID have no acknowledgement.
+        return {journal: content for journal, (_, content) in self._acks.items() if content}
+
+    def _require(self, *phases: Phase) -> None:
+        if self.phase not in phases:
+            allowed = " or ".join(phase.value for phase in phases)
+            raise InvalidInput(f"the transaction is {self.phase.value}; this can be done only while {allowed}")
