@@ -1,9 +1,9 @@
 """Sequencing Arrow batches: the `Sequencer` for columns.
 
 `ColumnarSequencer` takes record batches of messages as they are read and returns those that are committed, with the
-same answers as `Sequencer` at a small part of its cost, because no message becomes a Python object. It does within one
-process what `columnar.py` lets many do together. Pending messages are held as columns, up to a number of rows; when an
-acknowledgement commits messages that are no longer held, the journal is read again.
+same answers as `Sequencer` at a small part of its cost, because no message becomes a Python object. Pending messages
+are held as columns, up to a number of rows; when an acknowledgement commits messages that are no longer held, the
+journal is read again. `sequence_ranges` does the same for several ranges at once; `columnar.py` is what both stand on.
 
 Batches have the columns of `batches.POSITION` and any others, which are passed on. Needs pyarrow (the `consumers`
 extra).
@@ -11,10 +11,11 @@ extra).
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -181,6 +182,37 @@ class ColumnarSequencer:
         self._held = deque(one for one in kept if one[1].alive)
 
 
+def sequence_ranges(
+    ranges: Sequence[pa.RecordBatch],
+    source: Source,
+    replay: Replay,
+    run: Callable[[Callable[..., Any], Iterable[Any], Iterable[Any]], Iterable[Any]] = map,
+) -> tuple[list[pa.RecordBatch], Source]:
+    """The committed rows of adjacent ranges of one journal, and where to go on; `source` is where they begin.
+
+    `run` applies a function to several things at a time, as `map` does or that of a pool of threads: the ranges are
+    scanned at once, and what they commit is chosen at once. The rows of each range are in the order in which they were
+    read; those that were pending in `source` come before them, from `replay`.
+    """
+    pieces: list[_Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
+    resolution = resolve(map(_live, pieces), source.producers, replayed=())
+    if resolution.replay:
+        name = next(batch for batch in ranges if batch.num_rows).column("journal")[0].as_py()
+        pieces = [*_read_again(name, source.read_through, resolution.replay, replay), *pieces]
+        resolution = resolve(map(_live, pieces), source.producers, replayed=resolution.replay.keys())
+    committed = list(run(_chosen, pieces, resolution.verdicts))
+    ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
+    return committed, Source(ends[-1] if ends else source.read_through, resolution.states)
+
+
+def _scanned(batch: pa.RecordBatch, _: None) -> _Piece:
+    return _piece(batch, _columns(batch))
+
+
+def _chosen(piece: _Piece, verdicts: Verdicts) -> pa.RecordBatch:
+    return piece.batch.filter(pa.array(committed_mask(piece.row_segment, verdicts, piece.clocks)))
+
+
 class _Step:
     """What the next rows of one journal amount to; `apply` makes it so."""
 
@@ -199,7 +231,7 @@ class _Step:
         pieces = [*held, self._new]
         resolution = resolve(map(_live, pieces), journal.states, replayed=journal.in_hand)
         if resolution.replay:
-            replayed = _read_again(journal, resolution.replay, replay)
+            replayed = _read_again(journal.name, journal.read_through, resolution.replay, replay)
             pieces = [*replayed, *pieces]
             in_hand = journal.in_hand | resolution.replay.keys()
             resolution = resolve(map(_live, pieces), journal.states, replayed=in_hand)
@@ -259,18 +291,20 @@ def _live(piece: _Piece) -> list[Segment]:
     return [piece.segments[part] for part in piece.alive]
 
 
-def _read_again(journal: _Journal, needed: Mapping[ProducerId, ProducerState], replay: Replay) -> list[_Piece]:
-    """The rows before the new ones that were pending of the producers needed."""
-    wanted = ReplayRange(journal.name, min(state.begin for state in needed.values()), journal.read_through)
+def _read_again(
+    journal: str, read_through: int, needed: Mapping[ProducerId, ProducerState], replay: Replay
+) -> list[_Piece]:
+    """The rows before `read_through` that were pending of the producers needed."""
+    wanted = ReplayRange(journal, min(state.begin for state in needed.values()), read_through)
     pieces = []
     for batch in replay(wanted):
         columns = _columns(batch)
         if len(columns.offsets) and not wanted.begin <= columns.offsets[0] <= columns.offsets[-1] < wanted.end:
             raise InvalidInput(
-                f"rows at [{columns.offsets[0]}, {columns.offsets[-1]}] are not part of the replay of {journal.name} "
+                f"rows at [{columns.offsets[0]}, {columns.offsets[-1]}] are not part of the replay of {journal} "
                 f"at [{wanted.begin}, {wanted.end})"
             )
-        counts = replay_mask(columns.producers, columns.clocks, columns.offsets, needed, journal.read_through)
+        counts = replay_mask(columns.producers, columns.clocks, columns.offsets, needed, read_through)
         if counts.any():
             pieces.append(_piece(batch.filter(pa.array(counts)), columns.where(counts)))
     return pieces

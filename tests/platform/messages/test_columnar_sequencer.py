@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from coranto.errors import CorruptMessage, InvalidInput, Unavailable
 from coranto.messages.batches import LINES, envelope_batch, line_batch, parse_lines
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
-from coranto.messages.columnar_sequencer import ColumnarSequencer
+from coranto.messages.columnar_sequencer import ColumnarSequencer, sequence_ranges
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
@@ -163,6 +164,36 @@ def test_a_sequencer_of_messages_goes_on_from_columns_and_back(
             found = [offset for _, offset in offsets(by_column.feed(envelope_batch(part)))]
             sources = by_column.checkpoint()
         assert found == committed
+
+
+@given(
+    histories,
+    st.lists(st.integers(0, 60), max_size=3),
+    st.lists(st.integers(0, 60), max_size=5),
+    st.booleans(),
+)
+def test_ranges_may_be_sequenced_at_once(
+    rows: list[tuple[ProducerId, int, int]], stops: list[int], cuts: list[int], in_threads: bool
+) -> None:
+    """Consumer transactions that each take several ranges commit what a reader of messages does."""
+    journals = Journals(history(rows))
+    by_message: Sequencer[JsonObject] = Sequencer()
+    source = Source()
+    with ThreadPoolExecutor(2) as threads:
+        for part in batches(journals.rows.get("j", []), stops):
+            expected = [row.begin for row in read_committed(part, by_message, journals.rows_of)]
+            ranges = [envelope_batch(piece) for piece in batches(part, cuts)]
+            run = threads.map if in_threads else map
+            committed, source = sequence_ranges(ranges, source, journals.replay, run)
+            found = [batch.column("offset").to_pylist() for batch in committed]
+            assert all(numbers == sorted(numbers) for numbers in found)
+            assert sorted(offset for numbers in found for offset in numbers) == sorted(expected)
+            reference = by_message.checkpoint().get("j", Source())
+            assert source.read_through == reference.read_through
+            for producer, state in reference.producers.items():
+                # `begin` may be an earlier offset of the same segment: see `columnar.Resolution`.
+                assert source.producers[producer].last_ack == state.last_ack
+                assert source.producers[producer].begin <= state.begin
 
 
 def feed(sequencer: ColumnarSequencer, rows: list[Row]) -> list[int]:
