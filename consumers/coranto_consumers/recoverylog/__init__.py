@@ -7,8 +7,10 @@ from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, Hi
 from coranto_consumers.recoverylog.hints import Hints, LiveFnode
 from coranto_consumers.recoverylog.operations import Author, Fnode, Operation, fence_of, new_author
 from coranto_consumers.recoverylog.player import Player, Recovery
+from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.recoverylog.recorder import Recorder
 from coranto_consumers.recoverylog.segments import Segment, SegmentSet
+from coranto_consumers.recoverylog.standby import LogOwner, LogStandby
 
 __all__ = [
     "Author",
@@ -21,18 +23,23 @@ __all__ = [
     "HintStore",
     "Hints",
     "LiveFnode",
+    "LogOwner",
+    "LogStandby",
     "MemoryAuthority",
     "Operation",
     "Ownership",
     "Player",
+    "Pruned",
     "RecordedDirectory",
     "RecordedFile",
     "Recorder",
     "Recovery",
     "Segment",
     "SegmentSet",
+    "ShardHints",
     "StoredHints",
     "Verdict",
     "fence_of",
     "new_author",
+    "prune_logs",
 ]

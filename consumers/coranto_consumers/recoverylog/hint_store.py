@@ -92,7 +92,11 @@ class HintStore:
     def __init__(self, coordinator: Coordinator, keys: HintKeys, *, guard: KeyValue | None = None) -> None:
         self._coordinator = coordinator
         self.keys = keys
-        self._guard = [] if guard is None else [Compare(guard.key, Target.CREATE_REVISION, guard.create_revision)]
+        self._guard = _guard(guard)
+
+    def reassigned(self, guard: KeyValue) -> None:
+        """The process's assignment is another one now, as after a promotion."""
+        self._guard = _guard(guard)
 
     async def fetch(self) -> StoredHints:
         """All hints, of one moment. Raises CorruptData for hints that cannot be read."""
@@ -187,7 +191,11 @@ class EtcdAuthority:
         self._coordinator = coordinator
         self._keys = keys
         self._log = log
-        self._guard = [] if guard is None else [Compare(guard.key, Target.CREATE_REVISION, guard.create_revision)]
+        self._guard = _guard(guard)
+
+    def reassigned(self, guard: KeyValue) -> None:
+        """The process's assignment is another one now, as after a promotion."""
+        self._guard = _guard(guard)
 
     async def claim(self, author: Author) -> None:
         for attempt in range(_ATTEMPTS):
@@ -231,6 +239,12 @@ class EtcdAuthority:
     async def current(self) -> Ownership | None:
         _, kv = await self._coordinator.get(self._keys.author)
         return None if kv is None else _decode(kv)
+
+
+def _guard(assignment: KeyValue | None) -> list[Compare]:
+    if assignment is None:
+        return []
+    return [Compare(assignment.key, Target.CREATE_REVISION, assignment.create_revision)]
 
 
 def _encode(ownership: Ownership) -> bytes:

@@ -37,7 +37,10 @@ class Playback:
         """Go on at `offset` of `log`, where an operation begins."""
         self.log = log
         self._decoder = LogDecoder(log, offset)
-        if self.expected is not None and self.expected.log == log and self.expected.begin < offset:
+        self._pass_expected(offset)
+
+    def _pass_expected(self, offset: int) -> None:
+        if self.expected is not None and self.expected.log == self.log and self.expected.begin < offset:
             self.expected = None  # Hints made after it lead past it.
 
     def await_author(self, author: Author) -> None:
@@ -71,6 +74,7 @@ class Playback:
             raise CorruptData(f"{at}, where the hinted {segment} was")
         _log.warning("recovery_log.gap", log=self.log, begin=expected, end=offset)
         self._decoder.restart(offset)
+        self._pass_expected(offset)
 
     def at_boundary(self) -> None:
         """An append ends at this place, so nothing that began before is still to come. Raises CorruptData if it is."""

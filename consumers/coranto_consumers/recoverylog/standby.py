@@ -1,0 +1,168 @@
+"""`LogStandby` and `LogOwner`: a shard's recovery log through the life of an assignment.
+
+A standby plays the log into a folder of its own. Once it is to own the log it takes over, and a store is opened on its
+recorder; when that has restored its checkpoint, `opened` keeps the recovered hints as a backup. From then on the
+owner's hints are stored now and then, so that the next player has little to read::
+
+    async with LogStandby(client, coordinator, keys, log, folder, guard=assignment) as standby:
+        await standby.tailing()                    # BACKFILL is over
+        async with await standby.take_over() as owner:
+            store = SqliteStore(owner.recorder)
+            checkpoint = await store.restore_checkpoint(shard)
+            await owner.opened()                   # PRIMARY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import structlog
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.coordination.etcd import Coordinator, KeyValue
+from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError, Fenced, InvalidInput, JournalNotFound
+from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore
+from coranto_consumers.recoverylog.hints import Hints
+from coranto_consumers.recoverylog.operations import new_author
+from coranto_consumers.recoverylog.player import Player, Recovery
+from coranto_consumers.recoverylog.recorder import Recorder
+
+HINTS_EVERY_S: Final = 300.0
+
+_log = structlog.get_logger(__name__)
+
+
+class LogStandby:
+    """Plays a shard's recovery log. Use as `async with`; leaving it stops playing, and removes what was not taken over.
+
+    `guard` is the process's assignment to the shard: without it nothing is taken over, and no hints are written.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        coordinator: Coordinator,
+        keys: HintKeys,
+        log: str,
+        folder: Path,
+        *,
+        guard: KeyValue | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`folder` is emptied; it is this standby's alone."""
+        self._client = client
+        self._log = log
+        self._folder = folder
+        self._hint_store = HintStore(coordinator, keys, guard=guard)
+        self._authority = EtcdAuthority(coordinator, keys, log, guard=guard)
+        self._clock: Clock = clock or SystemClock()
+        self._player: Player | None = None
+
+    async def __aenter__(self) -> LogStandby:
+        """Raises InvalidInput when the log is not a journal for recovery logs, or the hints are those of another."""
+        await self._check_journal()
+        hints = (await self._hint_store.fetch()).pick(self._log)
+        if hints.log != self._log:
+            raise InvalidInput(
+                f"the hints of shard {self._hint_store.keys.shard} are of {hints.log}, but its log is {self._log}"
+            )
+        self._player = Player(self._client, hints, self._folder, authority=self._authority)
+        await self._player.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._playing.__aexit__(kind, error, traceback)
+
+    @property
+    def _playing(self) -> Player:
+        if self._player is None:
+            raise InvalidInput("a standby plays within its block: `async with LogStandby(...) as standby:`")
+        return self._player
+
+    async def tailing(self) -> None:
+        """Return once all was read that was in the log at first. Raises the failure of playing."""
+        await self._playing.tailing()
+
+    async def take_over(self, guard: KeyValue | None = None) -> LogOwner:
+        """Take the log over. `guard` is the assignment when it has changed meanwhile, as by a promotion.
+
+        Raises Fenced without the assignment.
+        """
+        if guard is not None:
+            self._hint_store.reassigned(guard)
+            self._authority.reassigned(guard)
+        recovery = await self._playing.hand_off(new_author())
+        recorder = Recorder(self._client, recovery, authority=self._authority)
+        return LogOwner(recorder, recovery, self._hint_store, self._clock)
+
+    async def _check_journal(self) -> None:
+        listing = await self._client.list(f"name={self._log}")
+        if not listing.journals:
+            raise JournalNotFound(f"recovery log {self._log}")
+        found = {label.name: label.value for label in listing.journals[0].spec.labels.labels}
+        if found.get(labels.CONTENT_TYPE) != labels.RECOVERY_LOG:
+            raise InvalidInput(
+                f"{self._log} has the label {labels.CONTENT_TYPE}={found.get(labels.CONTENT_TYPE, '')}; a recovery log "
+                f"has {labels.RECOVERY_LOG}"
+            )
+
+
+class LogOwner:
+    """Records a shard's recovery log, and stores hints to it. Use as `async with`."""
+
+    def __init__(self, recorder: Recorder, recovery: Recovery, hint_store: HintStore, clock: Clock) -> None:
+        self.recorder = recorder
+        self._recovered: Hints = recovery.hints
+        self._hint_store = hint_store
+        self._clock = clock
+        self._storing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LogOwner:
+        await self.recorder.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._storing is not None:
+            self._storing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._storing
+        await self.recorder.close()
+
+    async def opened(self, hints_every_s: float = HINTS_EVERY_S) -> None:
+        """The store was opened and has restored its checkpoint: what was recovered is sound.
+
+        Keeps the recovered hints as a backup, and stores new ones at once and then every `hints_every_s` seconds.
+        """
+        await self._hint_store.store_recovered(self._recovered)
+        await self.store_hints()
+        self._storing = asyncio.create_task(self._store_now_and_then(hints_every_s), name=f"hints {self.recorder.log}")
+
+    async def store_hints(self) -> bool:
+        """Store hints to what is recorded by now, and return whether they were.
+
+        Raises Fenced, or the recorder's failure.
+        """
+        return await self._hint_store.store_recorded(await self.recorder.hints())
+
+    async def _store_now_and_then(self, seconds: float) -> None:
+        while True:
+            await self._clock.sleep(seconds)
+            try:
+                await self.store_hints()
+            except Fenced as error:
+                _log.warning("hints.fenced", log=self.recorder.log, reason=str(error))
+                return
+            except CorantoError as error:
+                _log.warning("hints.not_stored", log=self.recorder.log, reason=str(error))
+                if self.recorder.has_failed:
+                    return
