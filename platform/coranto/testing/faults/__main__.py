@@ -1,0 +1,80 @@
+"""`python -m coranto.testing.faults`: faults of all kinds, chosen by chance, for as long as is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from coranto.errors import ClusterError
+from coranto.testing.faults import nemesis
+from coranto.testing.faults.run import FaultRun, RunOptions
+from coranto.testing.faults.verdict import Verdict
+from coranto.testing.s3_server import S3Server
+
+
+def main(
+    seed: Annotated[int | None, typer.Option(help="Chooses the faults. Default: by chance.")] = None,
+    minutes: Annotated[float, typer.Option(help="How long faults happen.")] = 5.0,
+    brokers: Annotated[int, typer.Option(help="How many brokers there are.", min=3)] = 4,
+    lease: Annotated[float, typer.Option(help="Seconds of the brokers' leases.")] = 3.0,
+    fault: Annotated[list[str] | None, typer.Option(help="Choose among these only; all: see nemesis.py.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where to keep logs and spools. Default: a new one.")] = None,
+) -> None:
+    """Run real brokers under load and faults, then check that nothing acknowledged was lost and no offset changed.
+
+    The same seed does the same faults in the same order; how they meet the load depends on the machine.
+    """
+    chosen = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    known = {each.__name__: each for each in nemesis.FAULTS}
+    if unknown := set(fault or ()) - known.keys():
+        raise typer.BadParameter(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    faults = [known[name] for name in fault] if fault else list(nemesis.FAULTS)
+    where = folder or Path(tempfile.mkdtemp(prefix="coranto-faults-"))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    options = RunOptions(chosen, brokers, replications=(2, min(3, brokers - 1)), lease_seconds=lease)
+    replay = " ".join(
+        [
+            f"python -m coranto.testing.faults --seed {chosen} --minutes {minutes:g} --brokers {brokers}",
+            f"--lease {lease:g}",
+            *(f"--fault {name}" for name in fault or ()),
+        ]
+    )
+    print(f"replay: {replay}", flush=True)  # noqa: T201
+    verdict = asyncio.run(_run(options, where, faults, minutes * 60))
+    print(verdict)  # noqa: T201
+    if verdict.problems:
+        print(f"FAILED. Logs and spools are in {where}; replay: {replay}")  # noqa: T201
+        sys.exit(1)
+    print("sound")  # noqa: T201
+
+
+async def _run(options: RunOptions, folder: Path, faults: list[nemesis.Fault], seconds: float) -> Verdict:
+    chance = random.Random(options.seed)
+    with S3Server(folder / "s3") as server:
+        async with FaultRun(folder / "cluster", server, options) as run:
+            problems: list[str] = []
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not problems:
+                fault = chance.choice(faults)
+                begun = time.monotonic()
+                try:
+                    await fault(run)
+                except ClusterError as error:
+                    problems.append(f"{fault.__name__}: {error}")
+                print(f"{fault.__name__}: {time.monotonic() - begun:.1f} s", flush=True)  # noqa: T201
+            verdict = await run.conclude()
+            verdict.problems[:0] = problems
+            return verdict
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,280 @@
+"""etcd and brokers as processes, with a proxy before each of them, so that every link can be harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from coranto.cluster.brokers import serves
+from coranto.cluster.etcd_server import EtcdServer
+from coranto.cluster.processes import ChildProcess, free_port
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout, MemberId
+from coranto.errors import ClusterError
+from coranto.testing.faults.links import Link, Proxy
+from coranto.wire import protocol_pb2 as pb
+
+PREFIX = "/gazette/cluster"
+CLIENTS = "clients"
+_SECONDS = 60.0
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+    """Return once the condition holds. Raises ClusterError, which says what was waited for."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            raise ClusterError(f"after {seconds:g} s still not so: {what}")
+        await asyncio.sleep(0.02)
+
+
+class Broker:
+    """A broker's place in the cluster: a name, a zone, a folder and ports that outlive its processes."""
+
+    def __init__(self, cluster: FaultyCluster, number: int, zone: str) -> None:
+        self.name = f"broker-{number}"
+        self.zone = zone
+        self.member = MemberId(zone, self.name)
+        self.is_wanted = True
+        """Whether it is to run when all is well."""
+        self._cluster = cluster
+        self._folder = cluster.folder / self.name
+        self._port = free_port(taken=cluster.ports)
+        cluster.ports.add(self._port)
+        self._process: ChildProcess | None = None
+        self._to_me = Proxy(self._port, cluster.link_to(self.name), cluster.sockets / self.name)
+        self.to_etcd = Link()
+        self._etcd = Proxy(cluster.etcd_port, lambda _: self.to_etcd)
+
+    @property
+    def endpoint(self) -> str:
+        """Where everybody else finds it: its proxy."""
+        return self._to_me.endpoint
+
+    @property
+    def own_endpoint(self) -> str:
+        """The broker itself, beside its proxy."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    @property
+    def is_member(self) -> bool:
+        """Whether etcd has it as a member, which ends with its lease."""
+        return self._cluster.keyspace.state.member(self.member) is not None
+
+    async def start(self) -> None:
+        """Start a process, and return once it serves."""
+        self.is_wanted = True
+        if not self._to_me.endpoint:
+            await self._to_me.start()
+            await self._etcd.start()
+        if not self.is_running:
+            self._process = ChildProcess(
+                self.name,
+                self._command(),
+                log=self._cluster.folder / "logs" / f"{self.name}.log",
+                cwd=self._cluster.folder,
+                environment=self._cluster.environment,
+            )
+        while not await asyncio.to_thread(serves, self.own_endpoint):
+            if not self.is_running:
+                assert self._process is not None
+                raise self._process.failure()
+        await until(lambda: self.is_member, f"{self.name} is a member")
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """SIGTERM, and return once it has left. It stays away."""
+        self.is_wanted = False
+        await self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    async def ended(self) -> None:
+        """Return once its process has ended by itself."""
+        await until(lambda: not self.is_running, f"{self.name} has ended")
+
+    async def gone(self) -> None:
+        """Return once its lease has run out."""
+        await until(lambda: not self.is_member, f"etcd has given {self.name} up")
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.alive:
+            await asyncio.to_thread(self._process.kill)
+        await self._to_me.close()
+        await self._etcd.close()
+
+    def last_words(self) -> str:
+        return self._process.last_words(8) if self._process is not None else ""
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.signal(number)
+        if not await asyncio.to_thread(self._process.wait, _SECONDS):
+            raise ClusterError(f"{self.name} did not end by {number.name}:\n{self.last_words()}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
+            *("--etcd", self._etcd.endpoint, "--etcd-prefix", PREFIX),
+            *("--host", "127.0.0.1", "--port", str(self._port), "--advertise", self.endpoint),
+            *("--zone", self.zone, "--id", self.name, "--data-dir", str(self._folder)),
+            *("--file-root", str(self._cluster.folder / "fragments")),
+            *("--lease-seconds", f"{self._cluster.lease_seconds:g}", "--log-level", "info"),
+        ]
+
+
+class FaultyCluster:
+    """etcd and brokers, the zones given to brokers in turn. Use as `async with`, in the main thread.
+
+    `keyspace` mirrors etcd, past all proxies.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        brokers: int = 3,
+        zones: Sequence[str] = ("a", "b"),
+        lease_seconds: float = 3.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder.absolute()
+        self.lease_seconds = lease_seconds
+        self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "10", **(environment or {})}
+        self.brokers: list[Broker] = []
+        # Of its own and short, since paths of sockets are bounded.
+        self.sockets = Path(tempfile.mkdtemp(prefix="coranto-"))
+        self.ports: set[int] = set()
+        self._zones = zones
+        self._count = brokers
+        self._links: dict[tuple[str, str], Link] = {}
+        self._etcd = EtcdServer(self.folder, fsync=False)
+        self._coordinator: EtcdCoordinator | None = None
+        self._keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route] | None = None
+
+    @property
+    def keyspace(self) -> KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+        assert self._keyspace is not None
+        return self._keyspace
+
+    @property
+    def etcd_port(self) -> int:
+        return int(self._etcd.endpoint.rpartition(":")[2])
+
+    @property
+    def endpoint(self) -> str:
+        """All brokers that run, as seeds of a client."""
+        return ",".join(broker.endpoint for broker in self.brokers if broker.is_running)
+
+    async def __aenter__(self) -> FaultyCluster:
+        try:
+            self._etcd.start()
+            self._coordinator = EtcdCoordinator(self._etcd.endpoint)
+            self._keyspace = KeySpace(self._coordinator, Layout(PREFIX), JournalEntities())
+            await self._keyspace.start()
+            await asyncio.gather(*(self.add().start() for _ in range(self._count)))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self.heal()
+        await asyncio.gather(*(broker.close() for broker in self.brokers))
+        if self._keyspace is not None:
+            await self._keyspace.close()
+        if self._coordinator is not None:
+            await self._coordinator.close()
+        await asyncio.to_thread(self._etcd.stop)
+        await asyncio.to_thread(shutil.rmtree, self.sockets)
+
+    def add(self) -> Broker:
+        """Another broker, which is yet to be started."""
+        number = len(self.brokers)
+        broker = Broker(self, number, self._zones[number % len(self._zones)])
+        self.brokers.append(broker)
+        return broker
+
+    def link(self, source: str, target: str) -> Link:
+        """What is between two brokers, by name, where the first one dials; CLIENTS are all clients."""
+        return self._links.setdefault((source, target), Link())
+
+    def between(self, one: Broker, other: Broker) -> tuple[Link, Link]:
+        """Both directions."""
+        return self.link(one.name, other.name), self.link(other.name, one.name)
+
+    def link_to(self, target: str) -> Callable[[int], Link]:
+        def link_of(pid: int) -> Link:
+            names = (broker.name for broker in self.brokers if broker.is_running and broker.pid == pid)
+            return self.link(next(names, CLIENTS), target)
+
+        return link_of
+
+    def heal(self) -> None:
+        """Let everything pass, and everything that is paused go on."""
+        for link in (*self._links.values(), *(broker.to_etcd for broker in self.brokers)):
+            link.heal()
+        for broker in self.brokers:
+            if broker.is_running:
+                broker.resume()
+
+    def is_whole(self, journal: str) -> bool:
+        """Whether a journal has all its replicas, and they are in sync."""
+        state = self.keyspace.state
+        item = state.item(journal)
+        if item is None:
+            return False
+        wanted = self.keyspace.entities.replication(item.spec)
+        return len(state.assignments(journal)) == wanted and state.consistent(journal)
+
+    def members_of(self, journal: str) -> list[Broker]:
+        """The brokers that have a replica of a journal, the primary first."""
+        members = [assignment.member for assignment in self.keyspace.state.assignments(journal)]
+        by_member = {broker.member: broker for broker in self.brokers}
+        return [by_member[member] for member in members if member in by_member]
+
+    def state_of(self, journals: Sequence[str]) -> str:
+        """For messages: who runs, and who has what."""
+        running = ", ".join(f"{b.name}{'' if b.is_running else ' (down)'}" for b in self.brokers)
+        held = "; ".join(
+            f"{journal}: {[b.name for b in self.members_of(journal)]}{'' if self.is_whole(journal) else ' (not whole)'}"
+            for journal in journals
+        )
+        return f"{running}; {held}"

@@ -1,0 +1,110 @@
+"""One run: a cluster, its journals in an S3 server, and a workload, from the start to the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from coranto.client import JournalClient
+from coranto.stores import StoreRegistry
+from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.verdict import Verdict, conclude
+from coranto.testing.faults.workload import Workload
+from coranto.testing.s3_server import ANY_KEY, S3Server
+from coranto.wire import protocol_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is made of: so many brokers, in these zones in turn, and a journal of each replication."""
+
+    seed: int = 0
+    brokers: int = 3
+    zones: tuple[str, ...] = ("a", "b")
+    replications: tuple[int, ...] = (2, 2)
+    """Of each journal. One of as many as there are brokers takes no appends while a broker is gone."""
+    lease_seconds: float = 3.0
+    pace: float = 0.02
+    """Seconds that a writer waits between appends, on average."""
+
+
+class FaultRun:
+    """Use as `async with FaultRun(…) as run:`, do harm, and ask for the verdict: `await run.conclude()`."""
+
+    def __init__(self, folder: Path, server: S3Server, options: RunOptions) -> None:
+        self.options = options
+        self.rng = random.Random(options.seed)
+        self.journals: Sequence[str] = [f"faults/{n}-r{count}" for n, count in enumerate(options.replications)]
+        self.cluster = FaultyCluster(
+            folder,
+            brokers=options.brokers,
+            zones=options.zones,
+            lease_seconds=options.lease_seconds,
+            environment=ANY_KEY.environment,
+        )
+        self.workload = Workload(self.cluster, self.journals, options.zones, self.rng, options.pace)
+        self._server = server
+        self._bucket = f"faults-{os.urandom(4).hex()}"
+        self._exits = contextlib.AsyncExitStack()
+
+    @property
+    def store(self) -> str:
+        return self._server.store_url(self._bucket)
+
+    async def __aenter__(self) -> FaultRun:
+        try:
+            os.environ.update(ANY_KEY.environment)
+            self._server.create_bucket(self._bucket)
+            await self._exits.enter_async_context(self.cluster)
+            self._exits.push_async_callback(self.workload.stop)
+            await self.replicate(dict(zip(self.journals, self.options.replications, strict=True)))
+            self.workload.start()
+            await self.workload.progress()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    async def replicate(self, replications: dict[str, int]) -> None:
+        """Give journals so many replicas each, creating those that are not there, and return once they have them."""
+        async with JournalClient(self.cluster.endpoint) as client:
+            listing = await client.list()
+            known = {journal.name: journal.mod_revision for journal in listing.journals}
+            await client.apply(
+                [
+                    pb.ApplyRequest.Change(
+                        upsert=self._spec(journal, replication), expect_mod_revision=known.get(journal, 0)
+                    )
+                    for journal, replication in replications.items()
+                ]
+            )
+        await self.whole()
+
+    async def whole(self) -> None:
+        """Return once all journals have all their replicas, in sync."""
+        await until(
+            lambda: all(map(self.cluster.is_whole, self.journals)),
+            f"journals are whole; {self.cluster.state_of(self.journals)}",
+        )
+
+    async def conclude(self) -> Verdict:
+        """Heal, see all work again, and judge. The workload has ended then."""
+        return await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
+
+    def _spec(self, journal: str, replication: int) -> pb.JournalSpec:
+        spec = pb.JournalSpec(name=journal, replication=replication)
+        spec.fragment.length = 64 << 10
+        spec.fragment.compression_codec = pb.ZSTANDARD
+        spec.fragment.refresh_interval.seconds = 2
+        spec.fragment.stores.append(self.store)
+        return spec

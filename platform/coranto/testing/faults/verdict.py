@@ -1,0 +1,134 @@
+"""After the faults: proof that all works again, and the check of what was seen and of what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coranto.audit import audit_journal
+from coranto.client import ClientConfig, JournalClient
+from coranto.errors import ClusterError, CorantoError
+from coranto.stores import StoreRegistry
+from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
+from coranto.testing.sim.checker import Final, check
+from coranto.testing.sim.history import Observation, Outcome
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a run. `problems` is empty when nothing was wrong."""
+
+    problems: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    """The length of each journal in the end."""
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
+        lengths = ", ".join(f"{journal} {length} bytes" for journal, length in sorted(self.bytes.items()))
+        return "\n".join([f"{counted}; {lengths}", *(f"  {problem}" for problem in self.problems)])
+
+
+async def conclude(
+    cluster: FaultyCluster, workload: Workload, journals: Sequence[str], stores: StoreRegistry, store: str
+) -> Verdict:
+    """Heal the cluster, see it work, end the workload, and judge. The journals are in the store at the URL `store`."""
+    verdict = Verdict()
+    try:
+        await _heal(cluster, journals)
+        await _prove_alive(cluster, workload, journals)
+        await workload.finish_writing()
+        await _catch_up(cluster, workload, journals)
+    except CorantoError as error:
+        verdict.problems.append(f"not well again after healing: {error}")
+    finally:
+        await workload.stop()
+    verdict.problems += workload.problems
+    verdict.outcomes.update(f"{each.kind.value} {each.outcome.value}" for each in workload.history.operations)
+    finals = {}
+    for journal in journals:
+        try:
+            finals[journal] = await _final(cluster, workload, journal, stores, store, verdict)
+        except CorantoError as error:
+            verdict.problems.append(f"{journal} cannot be read back: {error}")
+    # A replica that was paused or cut off may lag behind until it notices, so heads need not be fresh.
+    verdict.problems += map(str, check(workload.history, finals, fresh_heads=False))
+    verdict.bytes.update({journal: len(final.content) for journal, final in finals.items()})
+    return verdict
+
+
+async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
+    cluster.heal()
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE_SECONDS
+    while True:
+        for broker in cluster.brokers:
+            # One whose lease is gone ends by itself.
+            if broker.is_wanted and broker.is_running and not broker.is_member:
+                await broker.ended()
+            if broker.is_wanted and not broker.is_running:
+                await broker.start()
+        if all(map(cluster.is_whole, journals)):
+            return
+        if loop.time() > end:
+            raise ClusterError(f"journals are not whole; {cluster.state_of(journals)}")
+        await asyncio.sleep(0.05)
+
+
+async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
+    """Every journal takes appends through every broker, asked alone."""
+    for broker in cluster.brokers:
+        if not broker.is_wanted:
+            continue
+        config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
+        async with JournalClient.of(config) as client:
+            for journal in journals:
+                operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
+                if operation.outcome is not Outcome.OK:
+                    raise ClusterError(f"{broker.name} takes no appends: {operation}")
+
+
+async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
+    """Every reader comes to the end."""
+    async with JournalClient.of(ClientConfig(cluster.endpoint, patience=PATIENCE_SECONDS)) as client:
+        heads = {journal: await client.head(journal) for journal in journals}
+
+    def caught_up() -> bool:
+        return all(offset >= heads[journal] for (_, journal), offset in workload.read_to.items())
+
+    await until(caught_up, f"readers are at {heads}, but {workload.read_to}")
+
+
+async def _final(
+    cluster: FaultyCluster, workload: Workload, journal: str, stores: StoreRegistry, store: str, verdict: Verdict
+) -> Final:
+    """What there is of a journal: as its primary has it, as each replica does, and as the store does."""
+    primary, *_ = members = cluster.members_of(journal)
+    final = Final(b"")
+    contents: dict[str, bytes] = {}
+    for broker in members:
+        config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
+        async with JournalClient.of(config) as client:
+            contents[broker.name] = await _content(client, journal, direct=False)
+            if broker is primary:
+                final.content = contents[broker.name]
+                final.registers = (await client.append(journal, b"")).registers
+                final.replicas.append(Observation("a direct reader", journal, 0, await _content(client, journal), 0.0))
+                audit = await audit_journal(client, stores, journal, first_offset=0)
+                verdict.problems += audit.problems
+    final.replicas += [Observation(name, journal, 0, content, 0.0) for name, content in contents.items()]
+    final.replicas.append(Observation("all readers", journal, 0, bytes(workload.seen[journal]), 0.0))
+    for name, content in contents.items():
+        if len(content) != len(final.content):
+            verdict.problems.append(f"{name} has {len(content)} bytes of {journal}, its primary {len(final.content)}")
+    opened = stores.get(store)
+    final.fragments = [(each, await opened.get(each)) async for each in opened.list(journal)]
+    return final
+
+
+async def _content(client: JournalClient, journal: str, *, direct: bool = True) -> bytes:
+    return b"".join([chunk.content async for chunk in client.read(journal, direct=direct, fail_on_jump=True)])

@@ -1,0 +1,254 @@
+"""Clients of the cluster: they append in several ways and read all the while, and all of it becomes history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+
+from coranto.client import AppendService, ClientConfig, JournalClient
+from coranto.client.append_service import Appended
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismatch, StatusError
+from coranto.errors import Outcome as Certainty
+from coranto.labels import label_set
+from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.sim.history import History, Kind, Operation, Outcome, unique_content
+from coranto.wire import protocol_pb2 as pb
+
+PATIENCE_SECONDS = 60.0
+_OUTSTANDING = 6
+_OWNERS = ("ada", "bob", "cleo")
+
+
+class Workload:
+    """Writers and readers in each of `zones`. They run from `start` to `stop`."""
+
+    def __init__(
+        self, cluster: FaultyCluster, journals: Sequence[str], zones: Sequence[str], rng: random.Random, pace: float
+    ) -> None:
+        """`pace` is how many seconds a writer waits between appends, on average."""
+        self.history = History()
+        self.problems: list[str] = []
+        self.acknowledged: Counter[str] = Counter()
+        """Appends that were acknowledged, by journal."""
+        self.read_to: dict[tuple[str, str], int] = {}
+        """How far each reader that follows has come, by its name and journal."""
+        self.seen: dict[str, bytearray] = {journal: bytearray() for journal in journals}
+        """What readers were given, from offset zero on. All were given the same."""
+        self._cluster = cluster
+        self._journals = journals
+        self._zones = zones
+        self._rng = rng
+        self._pace = pace
+        self._stopping = False
+        self._known_end: dict[str, int] = {}
+        self._writers: list[asyncio.Task[None]] = []
+        self._readers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        endpoint = self._cluster.endpoint
+        for zone in self._zones:
+            config = ClientConfig(endpoint, patience=PATIENCE_SECONDS, zone=zone)
+            self._writers.append(asyncio.create_task(self._batches(f"batches-{zone}", config)))
+            self._writers.append(asyncio.create_task(self._calls(f"calls-{zone}", config)))
+            for journal in self._journals:
+                self._readers.append(asyncio.create_task(self._follow(f"follower-{zone}", config, journal)))
+            self._readers.append(asyncio.create_task(self._from_zero(f"rereader-{zone}", config)))
+
+    async def progress(self, appends: int = 20) -> None:
+        """Return once so many more appends were acknowledged of every journal."""
+        goal = {journal: self.acknowledged[journal] + appends for journal in self._journals}
+
+        def reached() -> bool:
+            self.check_alive()
+            return all(self.acknowledged[journal] >= goal[journal] for journal in self._journals)
+
+        await until(reached, f"appends go on; {self._cluster.state_of(self._journals)}")
+
+    def check_alive(self) -> None:
+        """Raises what ended a writer or reader that should still run."""
+        for task in (*self._writers, *self._readers):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def finish_writing(self) -> None:
+        """Return once every writer has got the answer to its last call."""
+        self._stopping = True
+        await asyncio.gather(*self._writers)
+
+    async def stop(self) -> None:
+        """End everybody. The outcome of calls under way is unknown."""
+        for task in (*self._writers, *self._readers):
+            task.cancel()
+        await asyncio.gather(*self._writers, *self._readers, return_exceptions=True)
+
+    async def append_plainly(self, name: str, client: JournalClient, journal: str) -> Operation:
+        """One append, written down like those of the writers."""
+        operation = self._begin_append(name, journal, 20, 100)
+        await self._finish(operation, self._applied(operation, client.append(journal, operation.content)))
+        return operation
+
+    # -- Writers -----------------------------------------------------------------------------------------------------
+
+    async def _batches(self, name: str, config: ClientConfig) -> None:
+        """Through the append service, with several appends of each journal under way."""
+        room = asyncio.Semaphore(_OUTSTANDING)
+        waiting: set[asyncio.Task[None]] = set()
+        async with JournalClient.of(config) as client:
+            service = AppendService(client, retry_unknown=False, patience=PATIENCE_SECONDS)
+            while not self._stopping:
+                await room.acquire()
+                operation = self._begin_append(name, self._rng.choice(self._journals), 20, 2000)
+                done = service.append_nowait(operation.journal, operation.content)
+                task = asyncio.create_task(self._settle(operation, done, service, room))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
+                await asyncio.sleep(self._rng.uniform(0, 2 * self._pace))
+            await asyncio.gather(*waiting)
+
+    async def _settle(
+        self, operation: Operation, done: asyncio.Future[Appended], service: AppendService, room: asyncio.Semaphore
+    ) -> None:
+        async def work() -> None:
+            piece = await done
+            self._took(operation, piece.begin, piece.end, piece.batch.registers)
+
+        await self._finish(operation, work())
+        if operation.outcome is not Outcome.OK:
+            service.reset(operation.journal)
+        room.release()
+
+    async def _calls(self, name: str, config: ClientConfig) -> None:
+        """One call after the other, of all kinds: guarded by registers, at an offset, in pieces, and of nothing."""
+        rng = self._rng
+        async with JournalClient.of(config) as client:
+            while not self._stopping:
+                journal = rng.choice(self._journals)
+                kind = rng.random()
+                if kind < 0.1:
+                    operation = self.history.begin(name, Kind.BARRIER, journal, self._now())
+                    work = self._applied(operation, client.append(journal, b""))
+                elif kind < 0.25:
+                    operation = self._begin_append(name, journal, 20_000, 90_000)
+                    work = self._in_pieces(operation, client)
+                else:
+                    operation = self._begin_append(name, journal, 20, 500)
+                    self._guard(operation)
+                    work = self._applied(operation, self._guarded(operation, client))
+                await self._finish(operation, work)
+                await asyncio.sleep(rng.uniform(0, 2 * self._pace))
+
+    def _guard(self, operation: Operation) -> None:
+        rng = self._rng
+        owner = rng.choice(_OWNERS)
+        operation.union = label_set(owner=owner)
+        if rng.random() < 0.6:
+            operation.check = pb.LabelSelector(include=label_set(owner=rng.choice(_OWNERS)))
+        if rng.random() < 0.2:
+            operation.subtract = label_set(owner=rng.choice(_OWNERS))
+        if rng.random() < 0.2:
+            operation.offset = self._known_end.get(operation.journal, 0)
+
+    def _guarded(self, operation: Operation, client: JournalClient) -> Awaitable[AppendResult]:
+        return client.append(
+            operation.journal,
+            operation.content,
+            offset=operation.offset,
+            check_registers=operation.check,
+            union_registers=operation.union,
+            subtract_registers=operation.subtract,
+        )
+
+    async def _in_pieces(self, operation: Operation, client: JournalClient) -> None:
+        content = operation.content
+        async with client.appender(operation.journal) as append:
+            for begin in range(0, len(content), 16_000):
+                await append.write(content[begin : begin + 16_000])
+            if self._rng.random() < 0.2:
+                operation.outcome, operation.error = Outcome.FAIL, "aborted"
+                return
+            await self._applied(operation, append.commit())
+
+    # -- Readers -----------------------------------------------------------------------------------------------------
+
+    async def _follow(self, name: str, config: ClientConfig, journal: str) -> None:
+        """From the beginning, and then along with the writers."""
+        self.read_to[name, journal] = 0
+        async with JournalClient.of(config) as client:
+            while True:
+                await self._read(name, client, journal, block=True, direct=True)
+
+    async def _from_zero(self, name: str, config: ClientConfig) -> None:
+        """All there is of a journal again and again, each time as a new client: from brokers, or from the store."""
+        while True:
+            journal, direct = self._rng.choice(self._journals), self._rng.random() < 0.5
+            goal = self.acknowledged[journal] + 10
+            async with JournalClient.of(config) as client:
+                await self._read(name, client, journal, block=False, direct=direct)
+            await until(lambda: self.acknowledged[journal] >= goal, "appends go on", math.inf)  # noqa: B023
+
+    async def _read(self, name: str, client: JournalClient, journal: str, *, block: bool, direct: bool) -> None:
+        offset = self.read_to[name, journal] if block else 0
+        try:
+            chunks = client.read(journal, offset, block=block, direct=direct, fail_on_jump=True)
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    self._saw(name, journal, chunk.offset, chunk.content)
+                    if block:
+                        self.read_to[name, journal] = chunk.end
+        except (OffsetJump, CorruptData) as error:
+            self.problems.append(f"{name} of {journal}: {error}")
+            raise
+        except CorantoError:
+            # Brokers could not serve for as long as a client is patient; the next one goes on.
+            await asyncio.sleep(0.2)
+
+    def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:
+        seen = self.seen[journal]
+        known = seen[offset : offset + len(content)]
+        if known != content[: len(known)]:
+            at = offset + next(i for i, (a, b) in enumerate(zip(known, content, strict=False)) if a != b)
+            self.problems.append(f"{name} was given other bytes of {journal} at {at} than were given before")
+        seen += content[len(known) :]
+
+    # -- History -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _begin_append(self, name: str, journal: str, low: int, high: int) -> Operation:
+        operation = self.history.begin(name, Kind.APPEND, journal, self._now())
+        operation.content = unique_content(operation.number, self._rng, low, high)
+        return operation
+
+    async def _applied(self, operation: Operation, work: Awaitable[AppendResult]) -> None:
+        result = await work
+        self._took(operation, result.begin, result.end, result.registers)
+
+    def _took(self, operation: Operation, begin: int, end: int, registers: pb.LabelSet) -> None:
+        operation.begin, operation.end, operation.registers = begin, end, registers
+        operation.outcome = Outcome.OK
+        journal = operation.journal
+        self._known_end[journal] = max(self._known_end.get(journal, 0), end)
+        self.acknowledged[journal] += 1
+
+    async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
+        """Await an operation and write down what became of it."""
+        try:
+            await work
+        except CorruptData as error:
+            operation.outcome, operation.error = Outcome.INFO, str(error)
+            self.problems.append(f"{operation}: {error}")
+        except CorantoError as error:
+            unknown = error.outcome is Certainty.UNKNOWN
+            operation.outcome = Outcome.INFO if unknown else Outcome.FAIL
+            operation.error = f"{type(error).__name__}: {error}"
+            if isinstance(error, StatusError):
+                operation.refusal = error.status
+            if isinstance(error, RegisterMismatch):
+                operation.registers = error.registers
+        operation.returned = self._now()

@@ -1,0 +1,49 @@
+"""Real brokers in two zones, a real etcd and an S3 server, under load: each fault by itself, and what is left of it.
+
+`python -m coranto.testing.faults --minutes 30` does them all in any order for as long as is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from coranto.testing.faults import nemesis
+from coranto.testing.faults.run import FaultRun, RunOptions
+from coranto.testing.s3_server import S3Server
+
+pytestmark = [pytest.mark.system, pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def options(fault: nemesis.Fault) -> RunOptions:
+    return RunOptions() if fault in nemesis.LASTING else RunOptions(replications=(2, 3))
+
+
+@pytest.fixture
+async def run(server: S3Server, tmp_path: Path, options: RunOptions) -> AsyncIterator[FaultRun]:
+    async with FaultRun(tmp_path, server, options) as run:
+        yield run
+
+
+@pytest.mark.parametrize("fault", nemesis.FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_fault(run: FaultRun, fault: nemesis.Fault) -> None:
+    await fault(run)
+    verdict = await run.conclude()
+    assert verdict.problems == []
+    assert verdict.outcomes["append ok"] > 60
+
+
+@pytest.mark.parametrize("options", [RunOptions(brokers=1, replications=(1, 1))], ids=["from one broker"])
+async def test_scale_up_and_down(run: FaultRun) -> None:
+    await nemesis.scale(run)
+    verdict = await run.conclude()
+    assert verdict.problems == []
