@@ -33,6 +33,11 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
+    # A replica that is paused or cut off answers nothing, and its connection stands: an append that waits for it would
+    # keep the spool, and so the journal, long after others took its place. Gazette's brokers allow two such pings
+    # between messages, and gRPC sends no more.
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
 ]
 
 
