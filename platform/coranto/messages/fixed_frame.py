@@ -1,8 +1,8 @@
 """Fixed framing: binary payloads, each behind a magic word and its length.
 
 A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
-Where a frame should begin but the magic word is missing, the reader reports the place and goes on at the next magic
-word. One newline at the very end of the content is tolerated.
+Where a frame should begin but the magic word is missing, or the length is absurd, the reader reports the place and goes
+on at the next magic word. One newline at the very end of the content is tolerated.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts
 M = TypeVar("M")
 
 MAGIC: Final = b"\x66\x33\x93\x36"
+
+DEFAULT_PAYLOAD_BYTES: Final = 256 << 20
+"""A longer payload is taken for a corrupt header, lest a reader gather four gigabytes for a frame that never ends."""
+
 _HEADER: Final = struct.Struct("<4sI")
 
 
@@ -49,12 +53,22 @@ class PayloadCodec(Protocol[M]):
 class FixedFrame(Generic[M]):
     """The `Framing` of binary payloads."""
 
-    def __init__(self, codec: PayloadCodec[M], content_type: str = "application/x-protobuf-fixed") -> None:
+    def __init__(
+        self,
+        codec: PayloadCodec[M],
+        content_type: str = "application/x-protobuf-fixed",
+        *,
+        max_payload_bytes: int = DEFAULT_PAYLOAD_BYTES,
+    ) -> None:
         self._codec = codec
         self.content_type = content_type
+        self.max_payload_bytes = max_payload_bytes
 
     def marshal(self, message: M, uuid: str | UUID) -> bytes:
-        return encode_frame(self._codec.encode(message, _as_uuid(uuid)))
+        payload = self._codec.encode(message, _as_uuid(uuid))
+        if len(payload) > self.max_payload_bytes:
+            raise InvalidInput(f"a payload of {len(payload)} bytes is longer than the {self.max_payload_bytes} allowed")
+        return encode_frame(payload)
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
         payload = self._codec.encode(None, _as_uuid(uuid))
@@ -109,7 +123,7 @@ class FixedFrameDecoder(Generic[M]):
     def _take_frames(self) -> Iterator[Envelope[M]]:
         while len(self._buffer) >= _HEADER.size:
             magic, length = _HEADER.unpack_from(self._buffer)
-            if magic != MAGIC:
+            if magic != MAGIC or length > self._framing.max_payload_bytes:
                 raise self._resynchronise()
             size = _HEADER.size + length
             if len(self._buffer) < size:

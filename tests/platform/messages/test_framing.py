@@ -273,6 +273,19 @@ def test_frames_that_are_cut_off_desynchronised_or_without_uuid() -> None:
     assert [e.message for e in decoder.feed(FRAMES.acknowledgement(uuid_text(32, 2)))] == [""]
 
 
+def test_a_frame_of_absurd_length_is_passed_over() -> None:
+    small = FixedFrame(Prefixed(), max_payload_bytes=30)
+    frame = small.marshal("x", uuid_text(16))
+    broken = MAGIC + b"\xff\xff\xff\xff" + b"content"
+    decoder = small.decoder("j", 0)
+    with pytest.raises(CorruptMessage, match="no frame begins here; 15 bytes") as caught:
+        list(decoder.feed(broken + frame))
+    assert caught.value.offset == 0
+    assert [e.begin for e in decoder.feed(b"")] == [len(broken)]
+    with pytest.raises(InvalidInput, match="31 bytes is longer than the 30 allowed"):
+        small.marshal("x" * 15, uuid_text(16))
+
+
 def test_a_magic_word_split_over_chunks_is_found() -> None:
     frame = FRAMES.marshal("x", uuid_text(16))
     decoder = FRAMES.decoder("j", 0)
@@ -293,8 +306,8 @@ def test_frames_across_holes() -> None:
         list(decoder.feed(frame, 0))
 
 
-def test_messages_can_be_imported_without_numpy() -> None:
-    code = "import sys; sys.modules['numpy'] = None; import coranto.messages"
+def test_messages_can_be_imported_without_numpy_and_pyarrow() -> None:
+    code = "import sys; sys.modules.update(numpy=None, pyarrow=None); import coranto.messages"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
