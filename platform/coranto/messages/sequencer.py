@@ -290,7 +290,7 @@ class Sequencer(Generic[M]):
         """Take back the message handed out last, because it was not consumed: it does not count as delivered.
 
         A consumer that defers a message to its next transaction calls this before it takes its checkpoint. The next
-        `step` hands the message out again. One that came from a replay must be given to `replay` again.
+        `step` hands the message out again. One of a replay that has not ended must be given to `replay` again.
 
         Raises InvalidInput when no message was handed out since the last `queue`, `checkpoint` or `put_back`.
         """

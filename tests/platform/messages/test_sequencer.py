@@ -145,6 +145,18 @@ def test_only_the_message_handed_out_last_can_be_put_back() -> None:
         feed.sequencer.put_back()
 
 
+def test_the_last_replayed_message_can_be_put_back_also_when_the_replay_has_ended() -> None:
+    feed = Feed(ring_size=1)
+    for clock in (1, 2, 3):
+        feed.queue(A, clock, CONTINUE)
+    feed.queue(A, 4, ACK)
+    assert [feed.sequencer.replay(row) for row in feed.rows[:2]] == [True, True]
+    feed.sequencer.end_replay()
+    feed.sequencer.put_back()
+    assert feed.state(A) == ProducerState(1, 10)
+    assert feed.drain() == [2, 3, 4]
+
+
 def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
     feed = Feed()
     feed.queue(B, hours(30), OUTSIDE)
