@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -249,3 +250,30 @@ def _play(chance: random.Random) -> None:
                     break  # It is not acknowledged, and the pipeline is broken.
                 acknowledged = list(spools[route[0]].content)
             check_final()
+
+
+def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_caught() -> bool:
+        for seed in range(1000):
+            try:
+                _play(random.Random(seed))
+            except AssertionError:
+                return True
+        return False
+
+    real = in_sync.recorded
+
+    def only_the_last_epoch(*given: Any) -> Record:
+        return replace(real(*given), epochs=(Epoch(given[2], given[4]),))
+
+    module = globals()
+    for home, name, planted in (
+        (module, "takeover", lambda *_: Takeover.CLEAN),
+        (module, "judge", lambda *_: Judgement.FINAL),
+        (module, "is_complete", lambda record, _, me: record is None or me in record.members),
+        (vars(in_sync), "recorded", only_the_last_epoch),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(home, name, planted)
+            assert is_caught(), name
+    assert not is_caught()

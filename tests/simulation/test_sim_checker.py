@@ -155,7 +155,8 @@ def _stale_head(told: Told) -> None:
 
 
 def _future_head(told: Told) -> None:
-    told.look(Kind.HEAD, len(told.content) + 1)
+    # Further than appends that came to nothing could have brought a single replica.
+    told.look(Kind.HEAD, 2 * len(told.content) + 10_000)
 
 
 def _wrong_refusal(told: Told) -> None:
@@ -194,6 +195,20 @@ def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
     told = good()
     harm(told)
     assert name in told.anomalies()
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_read_of_what_one_replica_had_is_no_anomaly_if_it_came_to_nothing(certain: bool) -> None:
+    told = good()
+    operation = told.append(Outcome.INFO, there=False)
+    kept = len(told.content) - 10
+    seen = bytes(told.content[kept:]) + operation.content
+    told.append(Outcome.OK)
+    told.history.observations.append(Observation("reader", operation.journal, kept, seen, 9.0, certain))
+    assert told.anomalies() == (["inconsistent-offsets"] if certain else [])
+    # What was acknowledged must never be taken back, whoever had it.
+    operation.outcome = Outcome.OK
+    assert "inconsistent-offsets" in told.anomalies()
 
 
 def test_a_head_may_lag_where_brokers_do_not_know_better() -> None:

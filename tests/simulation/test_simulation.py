@@ -15,8 +15,9 @@ import pytest
 from coranto import labels
 from coranto.coordination.etcd import Delete
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import append_fsm, preconditions, replica
+from coranto_broker import append_fsm, in_sync, preconditions, taking_up
 from coranto_broker.append_fsm import AppendFsm
+from coranto_broker.in_sync import Judgement, Takeover
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.preconditions import Known, Verdict
 from coranto_broker.shared_file import SharedFile
@@ -44,13 +45,18 @@ INTERESTING = {
     "append: Unavailable",
     "append: WrongAppendOffset",
     "the allocator removed an assignment",
+    "a reader saw an append that came to nothing",
     "log: allocator.conflict",
+    "log: fragment was set aside: others went on without it",
     "log: fragment could not be stored; trying again",
     "log: journal pulse failed; trying again",
     "log: keyspace.reload",
     "log: lease.lost",
     "log: lease.resumed",
+    "log: rescued a journal",
+    "log: spool was set aside",
     "log: stores could not be listed; trying again",
+    "log: took up leftover spool",
     "log: took up spool",
 }
 """Paths that some run must have taken, lest the others prove nothing."""
@@ -115,12 +121,12 @@ def is_caught(*names: str, **options: Any) -> bool:
     return any(
         anomaly.name in names
         for seed in range(12)
-        for anomaly in run(options_of(seed, seconds=10.0, appends=15, **options)).anomalies
+        for anomaly in run(options_of(seed, **{"seconds": 10.0, "appends": 15} | options)).anomalies
     )
 
 
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A broker that forgets its spool when it is killed, and does not ask the store where the journal ends.
+    # A broker that forgets its spool when it is killed, tells nobody, and does not ask the store for the journal's end.
     real = preconditions.check
 
     def forget(folder: SpoolFolder) -> Recovered:
@@ -131,8 +137,9 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
     ) -> Verdict:
         return real(request, spec, spool, Known(), now)
 
-    monkeypatch.setattr(replica, "recover", forget)
+    monkeypatch.setattr(taking_up, "recover", forget)
     monkeypatch.setattr(append_fsm.preconditions, "check", check_nothing)
+    monkeypatch.setattr(in_sync, "is_complete", lambda *_: True)
     assert is_caught("inconsistent-offsets", "duplicate", brokers=1, replication=1, faults=("kill",))
 
 
@@ -188,6 +195,27 @@ def test_a_replica_that_diverges_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(SharedFile, "write_at", misremember)
     assert is_caught("diverged-replica", "under-replicated-ack", brokers=3, replication=3, faults=())
+
+
+def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Brokers that trust, serve and store whatever they find on their disks.
+    def final(*_: object) -> Judgement:
+        return Judgement.FINAL
+
+    monkeypatch.setattr(in_sync, "judge", final)
+    monkeypatch.setattr(taking_up, "judge", final)
+    faults = ("kill", "long pause", "long outage", "cut brokers", "cut one way", "cut etcd", "break calls")
+    options: dict[str, Any] = {"brokers": 3, "replication": 2, "journals": 1, "lease_seconds": 3.0, "congestion": 0.1}
+    assert is_caught(
+        "inconsistent-offsets", "diverged-fragment", "diverged-replica", faults=faults, **options | {"seconds": 20.0}
+    )
+
+
+def test_routes_that_go_on_without_what_was_acknowledged_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Primaries that go on whoever is with them. Two then write at the same offsets, or readers wait at a gap.
+    monkeypatch.setattr(in_sync, "takeover", lambda *_: Takeover.CLEAN)
+    options: dict[str, Any] = {"brokers": 3, "replication": 1, "lease_seconds": 3.0}
+    assert is_caught("lost-write", "stuck", "unseen", faults=("long outage", "long pause"), **options)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:

@@ -324,11 +324,14 @@ def _check_heads(
     found: list[Anomaly] = []
     acknowledged = [(each.operation.returned, each.end) for each in placed if each.operation.outcome is Outcome.OK]
     begun = [(each.operation.invoked, each.end) for each in placed]
+    # A single replica may tell of appends that came to nothing, behind any of the others.
+    vain = [(each.invoked, len(each.content)) for each in _vain(placed, operations).values()]
     for operation in operations:
         if operation.kind is not Kind.HEAD or operation.outcome is not Outcome.OK:
             continue
         low = max((end for at, end in acknowledged if at < operation.invoked), default=0)
         high = max((end for at, end in begun if at <= operation.returned), default=0)
+        high += sum(length for at, length in vain if at <= operation.returned)
         if fresh and operation.begin < low:
             found.append(Anomaly("stale-head", journal, f"{operation}, but {low} had been acknowledged"))
         if operation.begin > high:
