@@ -83,7 +83,7 @@ class Broker:
         keys = keys_of(settings)
         self.authorizer = Authorizer(keys, clock)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
-        self.fragments = FragmentCache(stores, settings.cache_bytes)
+        self.fragments = FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.ahead = Ahead(settings.group_append_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk
@@ -155,6 +155,7 @@ class Broker:
 
     async def close(self) -> None:
         """Close the connections to peers."""
+        await self.fragments.close()
         await self.peers.close()
 
     def unrouted_header(self, state: JournalState) -> pb.Header:

@@ -59,7 +59,9 @@ class BrokerSettings(BaseSettings):
     chunk_bytes: int = Field(
         default=1 << 20, ge=1 << 10, le=3 << 20, description="Most content per message to readers."
     )
-    cache_bytes: int = Field(default=256 << 20, ge=0, description="Memory for content read from fragment stores.")
+    cache_bytes: int = Field(
+        default=2 << 30, ge=0, description="Disk space below data_dir for content read from fragment stores."
+    )
     retention: bool = Field(
         default=True, description="Remove stored fragments that are older than their journal's retention."
     )

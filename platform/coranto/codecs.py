@@ -10,6 +10,7 @@ little data claims to hold however much, and anything else than exactly that len
 
 from __future__ import annotations
 
+import mmap
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -117,22 +118,51 @@ def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
     if codec is Codec.NONE:
         _check_length(len(data), expected_length)
         return bytes(data)
-    if expected_length > len(data) * _MAX_RATIO[codec]:
-        raise CorruptFragment(
-            f"{len(data)} bytes of {codec.name} cannot hold the {expected_length} bytes of content that the name says"
-        )
+    check_plausible(codec, len(data), expected_length)
     if not data:
         return b""
-    module: Any = {Codec.GZIP: cramjam.gzip, Codec.ZSTANDARD: cramjam.zstd, Codec.SNAPPY: cramjam.snappy}[codec]
     output = bytearray(expected_length)
+    _decompress_into(codec, data, output)
+    return bytes(output)
+
+
+def check_plausible(codec: Codec, file_length: int, expected_length: int) -> None:
+    """Raises CorruptFragment when a file of that length cannot hold that much content, whatever is in it."""
+    if expected_length > file_length * _MAX_RATIO[codec]:
+        raise CorruptFragment(
+            f"{file_length} bytes of {codec.name} cannot hold the {expected_length} bytes of content that the name says"
+        )
+
+
+def decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
+    """As `decompress`, of content that must fill `output`. Both may be mapped files, which then take no memory."""
+    if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+        if bytes(data[:2]) == _GZIP_MAGIC:
+            try:
+                decompress_into(Codec.GZIP, data, output)
+            except CorruptFragment:
+                if len(data) != len(output):
+                    raise
+            else:
+                return
+        codec = Codec.NONE
+    if codec is Codec.NONE:
+        _check_length(len(data), len(output))
+        for start in range(0, len(data), _OUTPUT_BYTES):
+            output[start : start + _OUTPUT_BYTES] = data[start : start + _OUTPUT_BYTES]
+        return
+    _decompress_into(codec, data, output)
+
+
+def _decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
+    module: Any = {Codec.GZIP: cramjam.gzip, Codec.ZSTANDARD: cramjam.zstd, Codec.SNAPPY: cramjam.snappy}[codec]
     try:
         length = module.decompress_into(data, output)
     except cramjam.DecompressionError as err:
         if "write whole buffer" in str(err):
-            raise CorruptFragment(f"{codec.name} content is longer than the {expected_length} bytes expected") from err
+            raise CorruptFragment(f"{codec.name} content is longer than the {len(output)} bytes expected") from err
         raise CorruptFragment(f"{codec.name} content cannot be decompressed: {err}") from err
-    _check_length(length, expected_length)
-    return bytes(output)
+    _check_length(length, len(output))
 
 
 class Decompressor:

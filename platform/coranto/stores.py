@@ -45,6 +45,7 @@ _log = structlog.get_logger(__name__)
 
 _PARTIAL = ".partial-"
 _EXIT_SECONDS: Final = 0.05
+_STREAM_BYTES: Final = 1 << 20
 _IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
 
 Content = bytes | AsyncIterable[bytes]
@@ -81,6 +82,10 @@ class FragmentStore(ABC):
     @abstractmethod
     async def get(self, fragment: Fragment) -> bytes:
         """The fragment's file as stored. Raises FragmentNotFound or StoreError."""
+
+    async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        """The fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
+        yield await self.get(fragment)
 
     @abstractmethod
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
@@ -178,6 +183,12 @@ class ObjectStoreFragments(FragmentStore):
         with self._errors("get", fragment.content_path):
             result = await obstore.get_async(self._store, self._key(fragment))
             return bytes(await result.bytes_async())
+
+    async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        with self._errors("get", fragment.content_path):
+            result = await obstore.get_async(self._store, self._key(fragment))
+            async for piece in result.stream(min_chunk_size=_STREAM_BYTES):
+                yield bytes(piece)
 
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
         with self._errors("sign", fragment.content_path):

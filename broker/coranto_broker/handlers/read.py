@@ -14,6 +14,7 @@ from coranto.errors import FragmentNotFound
 from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.fragment_cache import Content
 from coranto_broker.fragment_index import Entry
 from coranto_broker.handlers.errors import Sink, concerns
 
@@ -86,12 +87,18 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
 
 async def _send(broker: Broker, entry: Entry, offset: int, stop: int, context: Sink) -> None:
     """Send the content of [offset, stop) in chunks."""
+    if entry.content is not None:
+        await _send_from(broker, entry.content, entry, offset, stop, context)
+        return
+    async with broker.fragments.open(entry.fragment) as content:
+        await _send_from(broker, content, entry, offset, stop, context)
+
+
+async def _send_from(broker: Broker, content: Content, entry: Entry, offset: int, stop: int, context: Sink) -> None:
     size = broker.settings.chunk_bytes
-    content = entry.content
-    stored = b"" if content is not None else await broker.fragments.content(entry.fragment)
     while offset < stop:
         position, length = offset - entry.begin, min(size, stop - offset)
-        data = content.read_at(position, length) if content is not None else stored[position : position + length]
+        data = content.read_at(position, length)
         if len(data) != length:
             raise OSError(f"fragment {entry.fragment.content_name} ends before offset {offset + length}")
         await context.write(pb.ReadResponse(offset=offset, content=data))
