@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import allocator, append, messages, spark_source
+from benchmarks import allocator, append, endurance, latency, messages, read, spark_source
 from benchmarks.runner import report
 
 BENCHMARKS = {
     "allocator": allocator.run,
     "append": append.run,
+    "append_replicated": append.run_replicated,
+    "endurance": endurance.run,
+    "latency": latency.run,
     "messages": messages.run,
+    "read": read.run,
     "spark_source": spark_source.run,
 }
 
@@ -18,7 +22,7 @@ BENCHMARKS = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; default all")
-    parser.add_argument("--rounds", type=int, default=5, help="counted pairs of each measure (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="counted pairs of each measure (default 3)")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - BENCHMARKS.keys())
     if unknown:

@@ -1,7 +1,12 @@
 """Appends against a bare `grpc.aio` stream that carries the same messages.
 
 Both sides are driven by the same client code: one channel, the raw `Append` method, the same chunks. What differs is
-the server, so the ratio says what the broker costs: spool, SHA-1, commit log, state machine, response.
+the server, so the ratio says what the broker costs: spool, SHA-1, commit log, state machine, response. With three
+replicas the floor is a bare server that passes the messages on to two others and awaits an answer of each: on one
+machine the cost of the copies is paid by the same cores, and no broker could avoid it.
+
+Before each turn the journal is made anew. Otherwise the growing files of the journal would be measured together with
+how fast this machine finds memory for them that was never used.
 """
 
 from __future__ import annotations
@@ -9,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -26,11 +32,18 @@ JOURNAL = "bench/append"
 BULK_BYTES = 256 << 20
 BULK_CHUNK = 512 << 10
 SMALL_BYTES = 200
-SMALL_APPENDS = 3000
+SMALL_SECONDS = 1.2
+CLIENTS = (1, 16, 64)
+FLOORS = {
+    1: "the same messages to a bare grpc.aio server",
+    3: "the same messages to a bare grpc.aio server that relays them to two",
+}
 
 CHUNK = pb.AppendRequest(content=bytes(range(256)) * (BULK_CHUNK // 256))
 SMALL = pb.AppendRequest(content=b"x" * SMALL_BYTES)
 COMMIT = pb.AppendRequest()
+
+Measure = Callable[["pb_grpc.JournalAsyncStub"], Awaitable[float]]
 
 
 async def _bulk_messages() -> AsyncIterator[pb.AppendRequest]:
@@ -49,52 +62,110 @@ async def _bulk(stub: pb_grpc.JournalAsyncStub) -> float:
     return BULK_BYTES / 1e6 / seconds
 
 
-def _small(clients: int) -> Callable[[pb_grpc.JournalAsyncStub], Awaitable[float]]:
-    async def messages() -> AsyncIterator[pb.AppendRequest]:
-        yield pb.AppendRequest(journal=JOURNAL)
-        yield SMALL
-        yield COMMIT
+async def small_messages(journal: str = JOURNAL) -> AsyncIterator[pb.AppendRequest]:
+    """One small append."""
+    yield pb.AppendRequest(journal=journal)
+    yield SMALL
+    yield COMMIT
 
+
+def _small(clients: int) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
         """Appends per second of `clients` that each append, wait for the answer, and append again."""
+        done = 0
+        begun = time.perf_counter()
+        until = begun + SMALL_SECONDS
 
         async def client() -> None:
-            for _ in range(SMALL_APPENDS // clients):
-                response = await stub.Append(messages())
+            nonlocal done
+            while time.perf_counter() < until:
+                response = await stub.Append(small_messages())
                 assert response.commit.end - response.commit.begin == SMALL_BYTES, response
+                done += 1
 
-        begun = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(clients)))
-        return (SMALL_APPENDS // clients) * clients / (time.perf_counter() - begun)
+        return done / (time.perf_counter() - begun)
 
     return run
 
 
-def _rate(endpoint: str, measure: Callable[[pb_grpc.JournalAsyncStub], Awaitable[float]]) -> Callable[[], float]:
+class Journal:
+    """The journal of a cluster, and where its primary is."""
+
+    def __init__(self, client: SyncJournalClient, name: str, replication: int) -> None:
+        self._client = client
+        self._name = name
+        self._replication = replication
+        self._exists = False
+
+    def renew(self) -> str:
+        """Delete it, create it, wait until all replicas take part. Returns the primary's endpoint, `host:port`."""
+        if self._exists:
+            revision = self._client.list(f"name={self._name}").journals[0].mod_revision
+            self._client.apply([pb.ApplyRequest.Change(delete=self._name, expect_mod_revision=revision)])
+        spec = pb.JournalSpec(
+            name=self._name, replication=self._replication, labels=label_set(), flags=pb.JournalSpec.O_RDWR
+        )
+        # No store: what is measured is the append path, not the compression of fragments behind it.
+        spec.fragment.length = 1 << 31
+        spec.fragment.compression_codec = pb.NONE
+        spec.fragment.refresh_interval.FromSeconds(3600)
+        self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        self._exists = True
+        # The second append completes the first one's fragment.
+        for _ in range(2):
+            self._client.append(self._name, b"warm\n")
+        route = self._client.list(f"name={self._name}").journals[0].route
+        return route.endpoints[route.primary].removeprefix("http://")
+
+
+@contextmanager
+def cluster_of(
+    brokers: int, *, lease_seconds: float = 5.0, supervise: bool = True, **environment: str
+) -> Iterator[tuple[EmbeddedCluster, SyncJournalClient]]:
+    """A cluster of its own and a client of it."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedCluster(Path(folder), brokers, lease_seconds, supervise=supervise, environment=environment) as cluster,
+        SyncJournalClient(cluster.info.endpoint, file_root=cluster.info.file_root) as client,
+    ):
+        yield cluster, client
+
+
+def rate(endpoint: Callable[[], str], measure: Measure) -> Callable[[], float]:
+    """What `measure` gives at an endpoint that is asked for each time anew, outside of the measured time."""
+
     async def once() -> float:
-        async with grpc.aio.insecure_channel(endpoint) as channel:
+        async with grpc.aio.insecure_channel(endpoint()) as channel:
             return await measure(pb_grpc.JournalStub(channel))
 
     return lambda: asyncio.run(once())
 
 
+def _figures(rounds: int, replication: int) -> Iterator[Figure]:
+    copies = f"R={replication}"
+    with (
+        raw_server(relays=replication - 1) as raw,
+        cluster_of(replication) as (_, client),
+        cluster_of(replication, CORANTO_BROKER_GROUP_APPEND_BYTES="0") as (_, ungrouped_client),
+    ):
+        grouped = Journal(client, JOURNAL, replication)
+        ungrouped = Journal(ungrouped_client, JOURNAL, replication)
+
+        def figure(name: str, unit: str, measure: Measure, journal: Journal) -> Figure:
+            subjects, floors = in_turns(rounds, rate(lambda: raw, measure), rate(journal.renew, measure))
+            return Figure(f"{name}, {copies}", unit, subjects, floors, FLOORS[replication])
+
+        yield figure(f"bulk append, one RPC of {BULK_BYTES >> 20} MiB", "MB/s", _bulk, grouped)
+        for clients in CLIENTS:
+            name = f"{SMALL_BYTES} B appends, {clients} client{'s' if clients > 1 else ''}"
+            yield figure(name, "appends/s", _small(clients), grouped)
+            yield figure(f"{name}, no group commit", "appends/s", _small(clients), ungrouped)
+
+
 def run(rounds: int) -> list[Figure]:
-    figures: list[Figure] = []
-    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder)) as cluster, raw_server() as raw:
-        info = cluster.info
-        spec = pb.JournalSpec(name=JOURNAL, replication=1, labels=label_set(), flags=pb.JournalSpec.O_RDWR)
-        # No store: what is measured is the append path, not the compression of fragments behind it.
-        spec.fragment.length = 1 << 30
-        spec.fragment.compression_codec = pb.NONE
-        spec.fragment.refresh_interval.FromSeconds(3600)
-        with SyncJournalClient(info.endpoint, file_root=info.file_root) as client:
-            client.apply([pb.ApplyRequest.Change(upsert=spec)])
-            client.append(JOURNAL, b"first write\n")
-        for name, unit, measure in (
-            (f"bulk append, one RPC of {BULK_BYTES >> 20} MiB", "MB/s", _bulk),
-            (f"{SMALL_BYTES} B appends, 1 client", "appends/s", _small(1)),
-            (f"{SMALL_BYTES} B appends, 16 clients", "appends/s", _small(16)),
-        ):
-            subjects, floors = in_turns(rounds, _rate(raw, measure), _rate(info.endpoint, measure))
-            figures.append(Figure(name, unit, subjects, floors, "the same messages to a bare grpc.aio server"))
-    return figures
+    return list(_figures(rounds, 1))
+
+
+def run_replicated(rounds: int) -> list[Figure]:
+    return list(_figures(rounds, 3))
