@@ -400,6 +400,7 @@ class AppendFsm:
             if self._pipeline is not None:
                 # Those that come meanwhile go along.
                 await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
+                await replica.line.gathered()
         except TakenAlong:
             return State.FOLLOW
         except Invalidated:

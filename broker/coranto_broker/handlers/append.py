@@ -38,7 +38,9 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
     inbox = broker.ahead.open(context)
     try:
         if await fsm.run(until=State.ACQUIRE_PIPELINE):
-            fsm.whole = await inbox.receive(request, broker.settings.min_append_rate, broker.clock)
+            assert fsm.resolution is not None
+            line = fsm.resolution.require_replica.line
+            fsm.whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
         if await fsm.run():
             await fsm.prepare_stream()
             if fsm.whole is not None:

@@ -15,7 +15,7 @@ from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import has_parameters, registers_change
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
-from coranto_broker.group_commit import Whole
+from coranto_broker.group_commit import Line, Whole
 from coranto_broker.handlers.errors import Source, next_message
 
 LATE_SECONDS = 0.25
@@ -62,11 +62,15 @@ class Inbox:
             raise found
         return found
 
-    async def receive(self, request: pb.AppendRequest, min_rate: int, clock: Clock) -> Whole | None:
-        """Receive ahead. Returns an append that is whole, and follows the rules that do not depend on its journal."""
+    async def receive(self, request: pb.AppendRequest, line: Line, min_rate: int, clock: Clock) -> Whole | None:
+        """Receive ahead what may soon stand in `line`.
+
+        Returns an append that is whole, and follows the rules that do not depend on its journal.
+        """
         if not self._ahead.has_room:
             return None
         self._hold(self._ahead.each)
+        line.coming += 1
         flow = FlowControl()
         flow.start(min_rate, 0, clock.monotonic())
         watchdog = Watchdog(flow, clock)
@@ -95,6 +99,7 @@ class Inbox:
             self._messages.append(problem)
             return None
         finally:
+            line.coming -= 1
             watchdog.close()
         self._hold(size - self._held)
         if not size and registers_change(request):
