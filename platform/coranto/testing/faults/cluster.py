@@ -174,8 +174,8 @@ class FaultyCluster:
         self.lease_seconds = lease_seconds
         self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "10", **(environment or {})}
         self.brokers: list[Broker] = []
-        # Of its own and short, since paths of sockets are bounded.
-        self.sockets = Path(tempfile.mkdtemp(prefix="coranto-"))
+        self.sockets = Path()
+        """Where proxies listen: a folder with a short name, since paths of sockets are bounded."""
         self.ports: set[int] = set()
         self._zones = zones
         self._count = brokers
@@ -199,6 +199,7 @@ class FaultyCluster:
         return ",".join(broker.endpoint for broker in self.brokers if broker.is_running)
 
     async def __aenter__(self) -> FaultyCluster:
+        self.sockets = Path(tempfile.mkdtemp(prefix="coranto-"))
         try:
             self._etcd.start()
             self._coordinator = EtcdCoordinator(self._etcd.endpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from coranto.client import ClientConfig, JournalClient
@@ -129,8 +130,7 @@ async def scale(run: FaultRun, up_to: int = 5) -> None:
     before = sum(broker.is_wanted for broker in run.cluster.brokers)
     replications = dict(zip(run.journals, run.options.replications, strict=True))
     joined = [run.cluster.add() for _ in range(up_to - before)]
-    for broker in joined:
-        await broker.start()
+    await asyncio.gather(*(broker.start() for broker in joined))
     await run.replicate(dict.fromkeys(run.journals, min(3, up_to)))
     await run.workload.progress()
     await run.replicate(replications)

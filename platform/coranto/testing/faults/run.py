@@ -29,7 +29,7 @@ class RunOptions:
     replications: tuple[int, ...] = (2, 2)
     """Of each journal. One of as many as there are brokers takes no appends while a broker is gone."""
     lease_seconds: float = 3.0
-    pace: float = 0.02
+    pace: float = 0.05
     """Seconds that a writer waits between appends, on average."""
 
 

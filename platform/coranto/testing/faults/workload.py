@@ -132,8 +132,8 @@ class Workload:
                 if kind < 0.1:
                     operation = self.history.begin(name, Kind.BARRIER, journal, self._now())
                     work = self._applied(operation, client.append(journal, b""))
-                elif kind < 0.25:
-                    operation = self._begin_append(name, journal, 20_000, 90_000)
+                elif kind < 0.18:
+                    operation = self._begin_append(name, journal, 20_000, 60_000)
                     work = self._in_pieces(operation, client)
                 else:
                     operation = self._begin_append(name, journal, 20, 500)
