@@ -172,11 +172,14 @@ class Broker:
         """The in-sync record, if our spool may take part in a pipeline; else raises Stranded, and takes it up anew."""
         replica = resolution.require_replica
         try:
-            return await self.in_sync.verify(replica.journal, replica.folder.create_revision, spool.stamp, spool.end)
+            reading = await self.in_sync.verify(replica.journal, replica.folder.create_revision, spool.stamp, spool.end)
         except Stranded:
             replica.stranded = True
             self.resolver.restart(replica)
             raise
+        if reading.record is not None:
+            replica.index.note_head(reading.record.floor)
+        return reading
 
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading | None = None) -> Pipeline:
         route = resolution.header.route

@@ -88,7 +88,7 @@ async def _reset(client: JournalClient, info: JournalInfo) -> str:
         try:
             await client.append(info.name, b"", offset=head, suspend=Suspend.KEEP)
             return f"reset to {head}"
-        except WrongAppendOffset:
+        except (WrongAppendOffset, IndexHasGreaterOffset):
             continue
     raise CorantoError(f"the head of {info.name} moved {_RESET_ATTEMPTS} times meanwhile; run reset-head again")
 
