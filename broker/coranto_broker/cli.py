@@ -66,6 +66,8 @@ def serve(configuration: Configuration) -> None:
         configure_logging(settings.log_level, json_lines=settings.log_json)
     except CorantoError as error:
         raise typer.BadParameter(str(error)) from error
+    for warning in configuration.warnings:
+        structlog.get_logger(__name__).warning(warning)
     try:
         code = asyncio.run(run(settings))
     except CorantoError as error:
@@ -77,6 +79,8 @@ def serve(configuration: Configuration) -> None:
 def settings(configuration: Configuration) -> None:
     """Print the settings in effect, as a configuration file, and where each comes from. Secrets are not shown."""
     typer.echo(render(configuration))
+    for warning in configuration.warnings:
+        typer.echo(warning, err=True)
 
 
 app.command("serve")(_with_settings(serve))

@@ -11,12 +11,11 @@ import enum
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import structlog
 import yaml
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
@@ -25,7 +24,7 @@ from coranto.errors import InvalidInput
 from coranto_broker.settings import SECRETS, BrokerSettings
 
 FILE_VARIABLE = "CORANTO_BROKER_CONFIG"
-_log = structlog.get_logger(__name__)
+_PREFIX = "coranto_broker_"
 
 
 class Origin(enum.Enum):
@@ -39,10 +38,11 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, and where those come from that are not defaults."""
+    """Settings, where those come from that are not defaults, and what is odd about them."""
 
     settings: BrokerSettings
     origins: Mapping[str, Origin]
+    warnings: tuple[str, ...] = ()
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
@@ -63,7 +63,7 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     try:
-        return Configuration(BrokerSettings(**values), origins)
+        return Configuration(BrokerSettings(**values), origins, (*_unknown_variables(), *_readable_keys(file, origins)))
     except ValidationError as error:
         problems = (_problem(dict(each), origins, file) for each in error.errors(include_url=False))
         raise InvalidInput("; ".join(problems), field="settings") from None
@@ -85,11 +85,7 @@ def read_file(path: Path) -> dict[str, Any]:
     known = BrokerSettings.model_fields
     result = {str(key).replace("-", "_"): value for key, value in content.items()}
     for key in result.keys() - known.keys():
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {nearest[0]}?" if nearest else "`coranto broker settings` shows all that there are"
-        raise InvalidInput(f"{path}: there is no setting {key!r}; {hint}", field="config")
-    if result.keys() & SECRETS and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        _log.warning("a file with keys can be read by others than its owner; chmod 600 it", file=str(path))
+        raise InvalidInput(f"{path}: there is no setting {key!r}; {_hint(key)}", field="config")
     return result
 
 
@@ -107,6 +103,25 @@ def render(configuration: Configuration) -> str:
         else:
             lines.append(f"{name} = {_toml(value)}  # {origin}")
     return "\n".join(lines)
+
+
+def _hint(name: str) -> str:
+    nearest = difflib.get_close_matches(name, BrokerSettings.model_fields, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else "`coranto broker settings` shows all that there are"
+
+
+def _unknown_variables() -> Iterator[str]:
+    """The environment is shared with others, so that an unknown variable is no error."""
+    for variable in sorted(os.environ):
+        name = variable.lower().removeprefix(_PREFIX)
+        if variable.lower() != name and variable != FILE_VARIABLE and name not in BrokerSettings.model_fields:
+            yield f"${variable} is no setting; {_hint(name)}"
+
+
+def _readable_keys(file: Path | None, origins: Mapping[str, Origin]) -> Iterator[str]:
+    has_keys = any(origins.get(name) is Origin.FILE for name in SECRETS)
+    if file is not None and has_keys and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        yield f"{file} holds keys, and can be read by others than its owner; chmod 600 it"
 
 
 def _environment() -> dict[str, Any]:

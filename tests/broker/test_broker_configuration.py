@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -94,13 +93,18 @@ def test_a_wrong_variable_and_a_wrong_flag_are_named(monkeypatch: pytest.MonkeyP
 def test_keys_in_a_file_that_others_can_read_are_warned_of(tmp_path: Path) -> None:
     file = written(tmp_path / "broker.toml", f'auth_keys = "{SECRET}"')
     file.chmod(0o644)
-    with structlog.testing.capture_logs() as logs:
-        assert load({}, file).settings.auth_keys.get_secret_value() == SECRET
-    assert [entry["file"] for entry in logs] == [str(file)]
+    loaded = load({}, file)
+    assert loaded.settings.auth_keys.get_secret_value() == SECRET
+    assert [str(file) in warning for warning in loaded.warnings] == [True]
     file.chmod(0o600)
-    with structlog.testing.capture_logs() as logs:
-        load({}, file)
-    assert logs == []
+    assert load({}, file).warnings == ()
+
+
+def test_a_variable_that_is_no_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORANTO_BROKER_LEASE_SECS", "5")
+    result = CliRunner().invoke(app, ["settings"])
+    assert result.exit_code == 0
+    assert result.stderr == "$CORANTO_BROKER_LEASE_SECS is no setting; did you mean lease_seconds?\n"
 
 
 def test_settings_are_printed_without_secrets_and_can_be_read_again(
