@@ -1,0 +1,203 @@
+"""Leftover spool folders: which are kept, which are stored, which journals are rescued, and which folders go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Op, Put, TxnResult
+from coranto.coordination.layout import Layout, MemberId
+from coranto.effects import LocalDisk, SystemClock
+from coranto.fragments import Fragment
+from coranto.labels import label_set
+from coranto.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker import in_sync, leftovers
+from coranto_broker.in_sync import Epoch, Record
+from coranto_broker.in_sync_records import InSyncRecords
+from coranto_broker.leftovers import Leftovers
+from coranto_broker.metrics import Metrics
+from coranto_broker.persister import FragmentPersister
+from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.testing import eventually
+
+J = "test/journal"
+ME, OTHER = "local#me", "local#other"
+MINE = label_set(author="me")
+
+
+class World:
+    """One broker with one spool folder; etcd, the key space and an observer of spools in one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "spools"
+        self.spec: pb.JournalSpec | None = pb.JournalSpec(
+            name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///frags/"])
+        )
+        self.route = [ME, OTHER]
+        self.used: set[Path] = set()
+        self.record: Record | None = None
+        self.revision = 100
+        self.disk = LocalDisk()
+        self.clock = SystemClock()
+        self.folder = SpoolFolder(folder_of(self.root, J, 7), J, 7, self.disk, self.clock)
+        coordinator: Any = self
+        self.records = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "me"))
+        self.stores = StoreRegistry(folder / "root")
+        self.persister = FragmentPersister(
+            lambda journal, revision: self.spec, self.stores, self.clock, Metrics(), judge=self._judge
+        )
+        journals: Any = self
+        self.leftovers = Leftovers(self.root, self.disk, self.clock, journals, self.records, self.persister)
+
+    def write(self, content: bytes, revision: int) -> None:
+        spool = DurableSpool(self.folder, self, Fsync.NEVER)
+        spool.write(0, content)
+        spool.propose(spool.next_fragment(), MINE, primary=True, revision=revision)
+        spool.close()
+
+    @property
+    def stored(self) -> list[bytes]:
+        root = self.stores.file_root
+        assert root is not None
+        return [path.read_bytes() for path in sorted(root.rglob("0*-*")) if path.is_file()]
+
+    async def looked(self, times: int) -> None:
+        """Return once the leftovers were looked at so many times more."""
+        real, counted = self.clock.sleep, 0
+
+        async def sleep(seconds: float) -> None:
+            nonlocal counted
+            counted += 1
+            await real(seconds)
+
+        self.clock.sleep = sleep  # type: ignore[method-assign]
+        await eventually(lambda: counted >= times)
+
+    async def _judge(self, sealed: Any) -> in_sync.Judgement:
+        if sealed.settled:
+            return in_sync.Judgement.FINAL
+        return await self.records.judge(J, 7, sealed.stamp, sealed.fragment.end)
+
+    def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
+        assert (journal, create_revision) == (J, 7)
+        return self.spec
+
+    def route_of(self, journal: str) -> list[str]:
+        return self.route
+
+    def is_used(self, folder: Path) -> bool:
+        return folder in self.used
+
+    def exclusively(self, journal: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(work())
+
+    async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        value = in_sync.encode(self.record) if self.record is not None else b""
+        kv = KeyValue(key, value, mod_revision=self.revision) if value else None
+        return EtcdHeader(1, 1, self.revision, 1), kv
+
+    async def txn(self, compares: list[Compare], ops: list[Op]) -> TxnResult:
+        (compare,), (op,) = compares, ops
+        assert isinstance(op, Put)
+        succeeded = compare.operand == (self.revision if self.record is not None else 0)
+        if succeeded:
+            self.revision += 1
+            self.record = in_sync.decode(op.value)
+        return TxnResult(succeeded, EtcdHeader(1, 1, self.revision, 1))
+
+    def spool_commit(self, fragment: Fragment, content: Any) -> None: ...
+    def spool_complete(self, sealed: Any, *, primary: bool) -> None: ...
+    def spool_skip(self, offset: int) -> None: ...
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(leftovers, "PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr("coranto_broker.persister._BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr("coranto_broker.persister._LATER_SECONDS", 0.02)
+    world = World(tmp_path)
+    running: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(world, "run", lambda: running.append(asyncio.create_task(world.leftovers.run())), raising=False)
+    yield world
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await world.persister.close(0.0)
+
+
+async def test_the_spool_of_a_deleted_journal_goes(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec = None
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.stored == []
+
+
+async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert len(world.stored) == 1
+
+
+async def test_what_others_went_on_without_is_kept_aside(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 2)))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
+    assert len(world.disk.list(world.folder.path / "set-aside")) == 2
+    assert world.stored == []
+
+
+async def test_a_journal_without_stores_is_left_alone(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.route = [OTHER]
+    assert world.spec is not None
+    del world.spec.fragment.stores[:]
+    before = world.disk.list(world.folder.path)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert world.disk.list(world.folder.path) == before
+    world.spec.fragment.stores.append("file:///frags/")
+    await eventually(lambda: world.record is not None and world.record.closed)
+
+
+async def test_a_journal_that_has_lost_its_members_is_rescued(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert len(world.stored) == 1
+
+
+@pytest.mark.parametrize("route", [[], [OTHER, "local#new"]])
+async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(world: World, route: list[str]) -> None:
+    world.write(b"abc", 10)
+    world.record = record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.route = route
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.persister.pending)
+    await world.looked(10)
+    assert world.record == record
+    assert world.stored == []
+
+
+async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.used.add(world.folder.path)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert len(world.disk.list(world.folder.path)) == 2
+    world.used.clear()
+    world.leftovers.add(world.folder.path)
+    await eventually(lambda: not world.folder.path.exists())
