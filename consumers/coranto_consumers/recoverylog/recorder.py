@@ -170,6 +170,7 @@ class Recorder:
     def create(self, path: str) -> Fnode:
         """A new, empty file is at `path`, in place of what was there."""
         path = self._tracked(path)
+        self._check_place(path)
         with self.together():
             earlier = self._fsm.paths.get(path)
             if earlier is not None:
@@ -195,6 +196,7 @@ class Recorder:
         target = self._tracked(target)
         if target in self._fsm.paths:
             raise InvalidInput(f"{target} exists in {self.log}", field="target")
+        self._check_place(target)
         self._record(Link(self.fnode_of(source), target))
 
     def rename(self, source: str, target: str) -> None:
@@ -206,8 +208,9 @@ class Recorder:
         fnode, earlier = self.fnode_of(source), self._fsm.paths.get(target)
         if earlier == fnode:
             return  # As in a file system: two paths of one file stay.
+        self._check_place(target, leaving=source)
         with self.together():
-            if target in PROPERTY_PATHS:
+            if self._is_property(target):
                 self._record(SetProperty(target, (self.directory / source[1:]).read_text()))
             else:
                 if earlier is not None:
@@ -277,9 +280,18 @@ class Recorder:
 
     def _tracked(self, path: str) -> str:
         path = _normal(path)
-        if path in PROPERTY_PATHS:
+        if self._is_property(path):
             raise InvalidInput(f"{path} is a property: files are only renamed to it", field="path")
         return path
+
+    def _is_property(self, path: str) -> bool:
+        return path in PROPERTY_PATHS or path in self._fsm.properties
+
+    def _check_place(self, path: str, leaving: str = "") -> None:
+        """No file may be where others have a folder, or below a file: no player could lay such files out."""
+        for other in self._fsm.paths:
+            if other != leaving and (other.startswith(f"{path}/") or path.startswith(f"{other}/")):
+                raise InvalidInput(f"{path} and {other} cannot both be files in {self.log}", field="path")
 
     def _check_usable(self) -> None:
         if self._failure is not None:

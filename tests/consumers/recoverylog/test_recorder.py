@@ -118,6 +118,11 @@ async def test_a_property_is_set_by_a_rename_and_kept_in_hints(owners: Owners, c
         lambda recorder: recorder.create("../outside"),
         lambda recorder: recorder.create(""),
         lambda recorder: recorder.create(".fnodes/5"),
+        lambda recorder: recorder.create("a/below"),
+        lambda recorder: recorder.link("a", "a/below"),
+        lambda recorder: recorder.create("deep"),
+        lambda recorder: recorder.rename("a", "deep"),
+        lambda recorder: recorder.rename("deep/er", "a/below"),
     ],
 )
 async def test_what_cannot_be_is_refused_and_harms_nothing(
@@ -125,11 +130,20 @@ async def test_what_cannot_be_is_refused_and_harms_nothing(
 ) -> None:
     directory = await owners.take_over()
     directory.create("a").close()
+    directory.create("deep/er").close()
     with pytest.raises(InvalidInput):
         operation(directory.recorder)
     directory.create("b").close()
     await directory.recorder.barrier()
-    assert content_of((await owners.peek()).directory) == {"a": b"", "b": b""}
+    assert content_of((await owners.peek()).directory) == {"a": b"", "b": b"", "deep/er": b""}
+
+
+async def test_a_file_may_be_renamed_to_below_its_former_name(owners: Owners, content_of: ContentOf) -> None:
+    directory = await owners.take_over()
+    directory.create("a").close()
+    directory.recorder.rename("a", "a/b")
+    await directory.recorder.barrier()
+    assert content_of((await owners.peek()).directory) == {"a/b": b""}
 
 
 async def test_what_is_recorded_together_is_one_append(broker: FakeBroker, owners: Owners) -> None:
