@@ -23,6 +23,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
+BRIEF = (nemesis.pause_briefly, nemesis.hold_brokers, nemesis.delay_brokers)
+"""These leave everything standing, and share a cluster."""
+
+
 @pytest.fixture
 def options(fault: nemesis.Fault) -> RunOptions:
     return RunOptions() if fault in nemesis.LASTING else RunOptions(replications=(2, 3))
@@ -34,12 +38,23 @@ async def run(server: S3Server, tmp_path: Path, options: RunOptions) -> AsyncIte
         yield run
 
 
-@pytest.mark.parametrize("fault", nemesis.FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", [fault for fault in nemesis.FAULTS if fault not in BRIEF], ids=lambda fault: fault.__name__
+)
 async def test_a_fault(run: FaultRun, fault: nemesis.Fault) -> None:
     await fault(run)
     verdict = await run.conclude()
     assert verdict.problems == []
     assert verdict.outcomes["append ok"] > 60
+
+
+@pytest.mark.parametrize("options", [RunOptions(replications=(2, 3))], ids=["three brokers"])
+async def test_brief_faults(run: FaultRun) -> None:
+    for fault in BRIEF:
+        await fault(run)
+    verdict = await run.conclude()
+    assert verdict.problems == []
+    assert verdict.outcomes["append ok"] > 100
 
 
 @pytest.mark.parametrize("options", [RunOptions(brokers=1, replications=(1, 1))], ids=["from one broker"])

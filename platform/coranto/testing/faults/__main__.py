@@ -25,7 +25,7 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Chooses the faults. Default: by chance.")] = None,
     minutes: Annotated[float, typer.Option(help="How long faults happen.")] = 5.0,
     brokers: Annotated[int, typer.Option(help="How many brokers there are.", min=3)] = 4,
-    lease: Annotated[float, typer.Option(help="Seconds of the brokers' leases.")] = 3.0,
+    lease: Annotated[float, typer.Option(help="Seconds of the brokers' leases.")] = 4.0,
     fault: Annotated[list[str] | None, typer.Option(help="Choose among these only; all: see nemesis.py.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Where to keep logs and spools. Default: a new one.")] = None,
 ) -> None:

@@ -167,7 +167,7 @@ class FaultyCluster:
         *,
         brokers: int = 3,
         zones: Sequence[str] = ("a", "b"),
-        lease_seconds: float = 3.0,
+        lease_seconds: float = 4.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder.absolute()

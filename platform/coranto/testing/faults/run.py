@@ -28,7 +28,7 @@ class RunOptions:
     zones: tuple[str, ...] = ("a", "b")
     replications: tuple[int, ...] = (2, 2)
     """Of each journal. One of as many as there are brokers takes no appends while a broker is gone."""
-    lease_seconds: float = 3.0
+    lease_seconds: float = 4.0
     pace: float = 0.05
     """Seconds that a writer waits between appends, on average."""
 
