@@ -421,6 +421,7 @@ class AppendFsm:
             self.status = answer.status
             return State.ERROR
         self.commit = member.commit
+        self.total_chunks = member.whole.chunks
         return State.FINISHED
 
     async def _start_pipeline(self) -> State:
