@@ -243,6 +243,11 @@ class Broker:
 
     async def _stop(self, replica: Replica, drop: bool) -> None:
         await replica.stop(drop=drop)
+        if drop:
+            try:
+                await self.in_sync.remove(replica.journal, replica.folder.create_revision)
+            except CorantoError as error:
+                _log.info("in-sync record of a deleted journal stays", journal=replica.journal, error=str(error))
         folder = replica.folder.path
         if all(other.folder.path != folder for other in self.resolver.local_replicas):
             self._used_folders.discard(folder)

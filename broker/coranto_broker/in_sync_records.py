@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Op, Put, TxnResult, absent, unmodified
+from coranto.coordination.etcd import Compare, Coordinator, Delete, KeyValue, Op, Put, TxnResult, absent, unmodified
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import InvalidInput, Unavailable
 from coranto_broker import in_sync
@@ -70,6 +70,12 @@ class InSyncRecords:
             kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
             return result, Reading(reading.key, kv, reading.create_revision, record)
         return result, await self.read(_journal_of(reading.key), reading.create_revision)
+
+    async def remove(self, journal: str, create_revision: int) -> None:
+        """Remove the record of a journal that was deleted, unless it is of a later one of the name."""
+        reading = await self.read(journal, create_revision)
+        if reading.record is not None:
+            await self._coordinator.txn([reading.unchanged], [Delete(reading.key)])
 
     async def verify(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False

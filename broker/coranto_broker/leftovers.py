@@ -149,6 +149,7 @@ class Leftovers:
         if spec is None:
             _log.info("removed the spool of a deleted journal", journal=journal, folder=str(path))
             self._remove(path)
+            await self._records.remove(journal, folder.create_revision)
             return
         if not spec.fragment.stores:
             return  # It stays for when the journal is assigned to us again, or gets a store.

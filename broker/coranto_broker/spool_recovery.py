@@ -8,8 +8,8 @@ go back to the persister.
 Files that contradict each other (which a killed process cannot cause, but power loss or a failing disk can) are never
 served. They are set aside under `set-aside/`. If they were the newest, the journal's head is beyond anything that can
 still be shown here: that offset is kept in `lost.json`, and until the spool has reached it appends are refused with
-INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append with that explicit
-offset confirms the loss.
+INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append of nothing with that
+explicit offset confirms the loss.
 
 Whether others went on without what is found here is for `in_sync` to say. What they went on without is set aside, too.
 """

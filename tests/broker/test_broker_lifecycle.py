@@ -140,8 +140,10 @@ async def test_a_damaged_spool_is_not_served_and_needs_an_operator(
             assert await client.content(J) == b"first"
             (head,) = await client.read(J, -1)
             assert head.write_head == 11
-            confirmed = await client.append(J, b"third", offset=11)
+            assert (await client.append(J, b"third", offset=11)).status == pb.INDEX_HAS_GREATER_OFFSET
+            confirmed = await client.append(J, offset=11)
             assert (confirmed.status, confirmed.commit.begin) == (pb.OK, 11)
+            assert (await client.append(J, b"third")).commit.begin == 11
             assert await client.content(J, 11) == b"third"
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["spool is corrupt and was set aside"]
 

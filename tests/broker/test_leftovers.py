@@ -103,11 +103,10 @@ class World:
 
     async def txn(self, compares: list[Compare], ops: list[Op]) -> TxnResult:
         (compare,), (op,) = compares, ops
-        assert isinstance(op, Put)
         succeeded = compare.operand == (self.revision if self.record is not None else 0)
         if succeeded:
             self.revision += 1
-            self.record = in_sync.decode(op.value)
+            self.record = in_sync.decode(op.value) if isinstance(op, Put) else None
         return TxnResult(succeeded, EtcdHeader(1, 1, self.revision, 1))
 
     def spool_commit(self, fragment: Fragment, content: Any) -> None: ...
@@ -133,9 +132,20 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_the_spool_of_a_deleted_journal_goes(world: World) -> None:
     world.write(b"abc", 10)
     world.spec = None
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists() and world.record is None)
+    assert world.stored == []
+
+
+async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec = None
+    world.record = record = Record(8, (ME,), (Epoch(10, 0),))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
-    assert world.stored == []
+    await world.looked(2)
+    assert world.record == record
 
 
 async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) -> None:
