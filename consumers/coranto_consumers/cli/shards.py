@@ -19,11 +19,14 @@ from coranto.client import ClientConfig, JournalClient
 from coranto.client.loop import shared_loop
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.errors import ClusterError, CorantoError, EtcdTransactionFailed, InvalidInput
+from coranto.telemetry import amount
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.cli.loading import CONSUMERS_PREFIX
+from coranto_consumers.recoverylog import Player, Recovery
+from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.shard_set import parse_shards, render_shards
-from coranto_consumers.runtime.specs import most_advanced
+from coranto_consumers.runtime.specs import most_advanced, recovery_log
 
 T = TypeVar("T")
 
@@ -141,6 +144,65 @@ def unassign(
 
     for shard in _with_consumer(consumer, work):
         typer.echo(f"{'would unassign' if dry_run else 'unassigned'} {shard}")
+
+
+@app.command("prune")
+def prune(
+    selector: Annotated[
+        str,
+        typer.Option("--selector", "-l", help="Which shards: all that ever recorded into the same logs. Empty: all."),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and do nothing.")] = False,
+    consumer: Consumer = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Remove fragments of recovery logs that no hints lead to, neither a primary's nor a backup.
+
+    Nothing of a log is removed while one of its shards has not stored all of its hints yet. Works from here, with the
+    stores' credentials of this process.
+    """
+
+    async def work(client: ShardClient) -> list[Pruned]:
+        found = [
+            ShardHints(shard.spec.id, recovery_log(shard.spec), await client.hints(shard.spec.id))
+            for shard in await client.list(selector)
+            if shard.spec.recovery_log_prefix
+        ]
+        async with JournalClient.of(find_cluster(endpoint)) as journals:
+            return await prune_logs(journals, found, dry_run=dry_run)
+
+    word = "would remove" if dry_run else "removed"
+    for pruned in _with_consumer(consumer, work):
+        if pruned.kept:
+            typer.echo(f"{pruned.log}: {word} nothing, because {pruned.kept}")
+        else:
+            size = amount(pruned.removed_bytes, "bytes")
+            typer.echo(f"{pruned.log}: {word} {len(pruned.removed)} fragments with {size}; {pruned.remaining} remain")
+
+
+@app.command("recover")
+def recover(
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="The shard.", show_default=False)],
+    folder: Annotated[Path, typer.Option("--dir", help="Where its files go: a new or an empty folder.")],
+    consumer: Consumer = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Rebuild the files of a shard's store from its recovery log, and leave the shard as it is."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput(f"{folder} is not empty", field="--dir")
+
+    async def work(client: ShardClient) -> Recovery:
+        listed = [each.spec for each in await client.list(f"id={shard}")]
+        log = recovery_log(listed[0]) if listed else ""
+        if not log:
+            raise InvalidInput(f"there is no shard {shard} with a recovery log", field="SHARD")
+        hints = (await client.hints(shard)).pick(log)
+        async with JournalClient.of(find_cluster(endpoint)) as journals:
+            async with Player(journals, hints, folder) as player:
+                return await player.finish()
+
+    recovery = _with_consumer(consumer, work)
+    typer.echo(f"recovered {amount(recovery.recovered_bytes, 'bytes')} of {recovery.log} into {folder}")
 
 
 async def _apply(

@@ -12,6 +12,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, value_of
 from coranto.messages import Envelope, Framing, JsonLines
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.stores.base import Store
 
@@ -22,6 +23,7 @@ class Shard:
     """The shard that a call of the application is about, while it is assigned to this process."""
 
     def __init__(self, spec: pc.ShardSpec, client: JournalClient) -> None:
+        self.log_recorder: Recorder | None = None
         self.spec = spec
         """As it is now: changes of the spec show here."""
         self.client = client
@@ -30,6 +32,16 @@ class Shard:
     @property
     def id(self) -> str:
         return self.spec.id
+
+    @property
+    def recorder(self) -> Recorder:
+        """Of the shard's recovery log, for a store whose files live there. Raises InvalidInput when it has no log."""
+        if self.log_recorder is None:
+            raise InvalidInput(
+                f"shard {self.id} has no recovery log: give its spec recovery_log_prefix and hint_prefix",
+                field="recovery_log_prefix",
+            )
+        return self.log_recorder
 
 
 class Application(ABC, Generic[StoreT]):

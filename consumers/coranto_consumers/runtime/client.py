@@ -16,6 +16,8 @@ from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, Rp
 from coranto.labels import label_selector, parse_selector
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog import Hints
+from coranto_consumers.recoverylog.hint_store import StoredHints
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.specs import validate_change
 
@@ -62,6 +64,17 @@ class ShardClient:
         response: pc.ApplyResponse = await self._call("Apply", Capability.APPLY, scope, request)
         _check(response.status, f"apply of {len(changes)} changes")
         return response.header.etcd.revision
+
+    async def hints(self, shard: str) -> StoredHints:
+        """The hints of a shard's recovery log."""
+        request = pc.GetHintsRequest(shard=shard)
+        response: pc.GetHintsResponse = await self._call("GetHints", Capability.READ, _scope([shard]), request)
+        _check(response.status, f"hints of {shard}")
+        primary, *backups = (
+            Hints.from_wire(each.hints) if each.HasField("hints") else None
+            for each in (response.primary_hints, *response.backup_hints)
+        )
+        return StoredHints(primary, tuple(backups))
 
     async def unassign(
         self, shards: Sequence[str], *, only_failed: bool = False, dry_run: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -67,12 +67,15 @@ class Primary:
         producer: ProducerId,
         progress: Progress,
         metrics: ConsumerMetrics,
+        restored: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`restored` is awaited once the store has restored its checkpoint."""
         self._app = app
         self._shard = shard
         self._client: JournalClient = shard.client
         self._clock = clock
         self._progress = progress
+        self._restored = restored
         self._metrics = metrics
         self._publisher = ShardPublisher(producer, MessageClock(lambda: int(clock.now() * 1e9)))
         self._appends = OrderedAppends(self._append)
@@ -100,6 +103,8 @@ class Primary:
             if not isinstance(store, Store):
                 raise InvalidInput(f"new_store returned {store!r}, which is no Store", field="new_store")
             checkpoint = await store.restore_checkpoint(self._shard.id)
+            if self._restored is not None:
+                await self._restored()
             ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
             self._intake = Intake(checkpoint.sources, ring_size)
             offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}

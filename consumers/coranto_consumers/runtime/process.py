@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -18,7 +20,7 @@ from prometheus_client import start_http_server
 from coranto.call_tokens import CallTokens
 from coranto.client import JournalClient
 from coranto.coordination.allocator import AllocatorLoop, may_drain
-from coranto.coordination.etcd import EtcdCoordinator, Put, unmodified
+from coranto.coordination.etcd import EtcdCoordinator, KeyValue, Put, unmodified
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
@@ -90,6 +92,7 @@ class ConsumerProcess:
         self._exits = contextlib.AsyncExitStack()
         self._stopping: set[asyncio.Task[None]] = set()
         self._allocation: asyncio.Task[None]
+        self.recovery_folder: Path
         self.coordinator: EtcdCoordinator
         self.keyspace: KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
         self.session: MemberSession
@@ -164,7 +167,7 @@ class ConsumerProcess:
 
     def _start_replica(self, spec: pc.ShardSpec) -> ShardReplica:
         _log.info("starting shard", shard=spec.id)
-        replica = ShardReplica(self._app, spec, self._client, self._set_status, clock=self.clock, metrics=self.metrics)
+        replica = ShardReplica(self._app, spec, self._client, self, clock=self.clock, metrics=self.metrics)
         replica.start()
         return replica
 
@@ -179,7 +182,11 @@ class ConsumerProcess:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("shard did not stop cleanly", task=task.get_name(), exc_info=error)
 
-    async def _set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
+    def assignment_of(self, shard: str) -> KeyValue | None:
+        """This process's assignment to a shard."""
+        return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
+
+    async def set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
         """Write a replica's status into its assignment, for as long as there is one."""
         value = status.SerializeToString(deterministic=True)
         while True:
@@ -198,6 +205,8 @@ class ConsumerProcess:
 
     async def _start(self) -> None:
         settings = self.settings
+        folder = tempfile.TemporaryDirectory(prefix="coranto-consumer-", dir=settings.data_dir)
+        self.recovery_folder = Path(self._exits.enter_context(folder))
         self._exits.push_async_callback(self.peers.close)
         self.coordinator = EtcdCoordinator(settings.etcd, clock=self.clock, tls=etcd_tls(settings))
         self._exits.push_async_callback(self.coordinator.close)

@@ -5,30 +5,37 @@
     IDLE ──> BACKFILL ──> STANDBY ──promoted──> PRIMARY
       └──────────┴───────────┴────────────────────┴──> FAILED
 
-A shard without a recovery log has nothing to play, and is STANDBY at once. A primary that meets a transient error
-starts anew from its checkpoint; one that does not get on, or meets any other error, is FAILED until it is unassigned.
-The status is kept in the assignment's value, where the allocator and everybody else see it.
+A shard with a recovery log plays it, and goes on to follow it as a standby until it is promoted. One without has
+nothing to play, and is STANDBY at once. A primary that meets a transient error starts anew from its checkpoint; one
+that does not get on, or meets any other error, is FAILED until it is unassigned. The status is kept in the assignment's
+value, where the allocator and everybody else see it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import structlog
 
 from coranto.client import JournalClient
 from coranto.client.retry import backoff
+from coranto.coordination.etcd import Coordinator, KeyValue
 from coranto.effects import Clock
-from coranto.errors import CorantoError, InvalidInput
+from coranto.errors import CorantoError
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.recoverylog.hint_store import HintKeys
+from coranto_consumers.recoverylog.standby import LogStandby
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.progress import Progress
+from coranto_consumers.runtime.specs import recovery_log
 
 _log = structlog.get_logger(__name__)
 
@@ -38,7 +45,25 @@ RESTARTS: Final = 5
 STOP_SECONDS: Final = 5.0
 """How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
 
-SetStatus = Callable[[str, pc.ReplicaStatus], Coroutine[Any, Any, None]]
+
+class Host(Protocol):
+    """The process, as its replicas need it."""
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    @property
+    def recovery_folder(self) -> Path:
+        """Where recovery logs are played into folders."""
+        ...
+
+    async def set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
+        """Write a replica's status into its assignment, for as long as there is one."""
+        ...
+
+    def assignment_of(self, shard: str) -> KeyValue | None:
+        """This process's assignment to a shard."""
+        ...
 
 
 class ShardReplica:
@@ -49,7 +74,7 @@ class ShardReplica:
         app: Application[Any],
         spec: pc.ShardSpec,
         client: JournalClient,
-        set_status: SetStatus,
+        host: Host,
         *,
         clock: Clock,
         metrics: ConsumerMetrics,
@@ -59,7 +84,7 @@ class ShardReplica:
         self.stopped = asyncio.Event()
         """It processes nothing any more."""
         self._app = app
-        self._set_status = set_status
+        self._host = host
         self._clock = clock
         self._metrics = metrics
         self._promoted = asyncio.Event()
@@ -115,10 +140,7 @@ class ShardReplica:
 
     async def _run(self) -> None:
         try:
-            self._check_supported()
-            await self._status(pc.ReplicaStatus.STANDBY)
-            await self._promoted.wait()
-            await self._run_primary()
+            await self._keep_running()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
@@ -129,34 +151,19 @@ class ShardReplica:
         finally:
             self.stopped.set()
 
-    def _check_supported(self) -> None:
-        if self.spec.recovery_log_prefix:
-            raise InvalidInput(
-                "this consumer keeps its stores elsewhere than in recovery logs; remove recovery_log_prefix and "
-                "hint_prefix from the shard",
-                field="recovery_log_prefix",
-            )
-
-    async def _run_primary(self) -> None:
+    async def _keep_running(self) -> None:
+        """Run the shard, and start anew after transient errors."""
         failures = 0
         while not self._stopping:
             completed = dict(self.progress.read_through)
-            primary = self._primary = Primary(
-                self._app,
-                self.shard,
-                clock=self._clock,
-                producer=new_producer_id(os.urandom),
-                progress=self.progress,
-                metrics=self._metrics,
-            )
-            announcing = asyncio.create_task(self._announce(primary))
+            self._primary = None
             try:
-                await primary.run()
+                await self._run_once()
             except Exception as error:
                 if self.progress.read_through != completed:
                     failures = 0
                 failures += 1
-                if failures > RESTARTS or not self._is_transient(primary, error):
+                if failures > RESTARTS or not self._is_transient(self._primary, error):
                     raise
                 pause = backoff(failures)
                 _log.warning(
@@ -164,12 +171,54 @@ class ShardReplica:
                 )
                 self._metrics.restarts.labels(self.spec.id).inc()
                 await self._clock.sleep(pause)
-            finally:
-                announcing.cancel()
+
+    async def _run_once(self) -> None:
+        log = recovery_log(self.spec)
+        if not log:
+            await self._run_primary()
+            return
+        keys = HintKeys(self.spec.hint_prefix, self.spec.id, self.spec.hint_backups)
+        folder = Path(tempfile.mkdtemp(prefix=f"{self.spec.id}-", dir=self._host.recovery_folder))
+        guard = self._host.assignment_of(self.spec.id)
+        async with LogStandby(
+            self.shard.client, self._host.coordinator, keys, log, folder, guard=guard, clock=self._clock
+        ) as standby:
+            if not self._serving.is_set():
+                await self._status(pc.ReplicaStatus.BACKFILL)
+            await standby.tailing()
+            if not self._serving.is_set():
+                await self._status(pc.ReplicaStatus.STANDBY)
+            await self._promoted.wait()
+            # A promotion makes another assignment of it.
+            async with await standby.take_over(self._host.assignment_of(self.spec.id)) as owner:
+                self.shard.log_recorder = owner.recorder
+                try:
+                    await self._run_primary(owner.opened)
+                finally:
+                    self.shard.log_recorder = None
+
+    async def _run_primary(self, restored: Callable[[], Awaitable[None]] | None = None) -> None:
+        if restored is None and not self._serving.is_set():
+            await self._status(pc.ReplicaStatus.STANDBY)
+        await self._promoted.wait()
+        primary = self._primary = Primary(
+            self._app,
+            self.shard,
+            clock=self._clock,
+            producer=new_producer_id(os.urandom),
+            progress=self.progress,
+            metrics=self._metrics,
+            restored=restored,
+        )
+        announcing = asyncio.create_task(self._announce(primary))
+        try:
+            await primary.run()
+        finally:
+            announcing.cancel()
 
     @staticmethod
-    def _is_transient(primary: Primary, error: Exception) -> bool:
-        if primary.store is not None:
+    def _is_transient(primary: Primary | None, error: Exception) -> bool:
+        if primary is not None and primary.store is not None:
             return primary.store.is_transient(error)
         return isinstance(error, CorantoError) and error.retriable
 
@@ -180,4 +229,4 @@ class ShardReplica:
 
     async def _status(self, code: pc.ReplicaStatus.Code.ValueType, *errors: str) -> None:
         self._metrics.status.labels(self.spec.id).set(code)
-        await self._set_status(self.spec.id, pc.ReplicaStatus(code=code, errors=errors))
+        await self._host.set_status(self.spec.id, pc.ReplicaStatus(code=code, errors=errors))

@@ -28,6 +28,8 @@ from coranto.specs import ANY_REVISION, validate_header
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog import Hints
+from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.runtime.resolver import covers
 from coranto_consumers.runtime.specs import validate_change, with_meta
 
@@ -159,16 +161,14 @@ class ShardService(pc_grpc.ShardServicer):
                 validate_change(change)
             except InvalidInput as error:
                 raise error.within(f"ApplyRequest.changes[{index}]") from None
-            if change.HasField("primary_hints"):
-                raise InvalidInput(
-                    "hints cannot be set: shards of this consumer have no recovery logs",
-                    field=f"ApplyRequest.changes[{index}].primary_hints",
-                )
             shard = change.upsert.id or change.delete
             key = process.keyspace.layout.item_key(shard)
             compares.extend(self._authorized(change, shard, key, claims))
             if change.HasField("upsert"):
                 ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
+                if change.HasField("primary_hints"):
+                    hints = Hints.from_wire(change.primary_hints)
+                    ops.append(Put(_hint_keys(change.upsert).primary, hints.to_json()))
             else:
                 ops.append(Delete(key))
             if change.expect_mod_revision != ANY_REVISION:
@@ -201,11 +201,21 @@ class ShardService(pc_grpc.ShardServicer):
 
     async def _hints(self, request: pc.GetHintsRequest, claims: Claims) -> pc.GetHintsResponse:
         """The hints of a shard's recovery log: none, for a shard that has no recovery log."""
+        process = self._process
         validate_shard_id(request.shard)
-        found = await self._process.resolver.resolve(request.shard, claims)
-        header = self._process.unrouted_header()
-        status = pc.SHARD_NOT_FOUND if found.spec is None else pc.OK
-        return pc.GetHintsResponse(status=status, header=header)
+        spec = (await process.resolver.resolve(request.shard, claims)).spec
+        response = pc.GetHintsResponse(status=pc.OK, header=process.unrouted_header())
+        if spec is None:
+            response.status = pc.SHARD_NOT_FOUND
+        elif spec.recovery_log_prefix:
+            stored = await HintStore(process.coordinator, _hint_keys(spec)).fetch()
+            if stored.primary is not None:
+                response.primary_hints.hints.CopyFrom(stored.primary.to_wire())
+            for backup in stored.backups:
+                each = response.backup_hints.add()
+                if backup is not None:
+                    each.hints.CopyFrom(backup.to_wire())
+        return response
 
     async def _unassign(self, request: pc.UnassignRequest, claims: Claims) -> pc.UnassignResponse:
         """Remove failed assignments of shards and, unless only those are asked for, their primaries'. The allocator
@@ -234,3 +244,7 @@ class ShardService(pc_grpc.ShardServicer):
             await process.keyspace.wait_for_revision(result.header.revision)
             return response
         return pc.UnassignResponse(status=pc.ETCD_TRANSACTION_FAILED)
+
+
+def _hint_keys(spec: pc.ShardSpec) -> HintKeys:
+    return HintKeys(spec.hint_prefix, spec.id, spec.hint_backups)

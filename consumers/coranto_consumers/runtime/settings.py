@@ -29,6 +29,9 @@ class ConsumerSettings(BaseSettings):
     lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead process goes unnoticed.")
     shard_limit: int = Field(default=32, ge=0, le=131072, description="Most shards that this process takes.")
     max_hot_standbys: int = Field(default=3, ge=0, description="Caps the hot standbys of every shard.")
+    data_dir: Path | None = Field(
+        default=None, description="Folder for what recovery logs are played into. Default: that of temporary files."
+    )
     exit_seconds: float = Field(default=20.0, gt=0, description="Most time to hand shards over on exit.")
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."

@@ -110,14 +110,6 @@ def recovery_log(spec: pc.ShardSpec) -> str:
     return f"{spec.recovery_log_prefix}/{spec.id}" if spec.recovery_log_prefix else ""
 
 
-def hint_keys(spec: pc.ShardSpec) -> list[str]:
-    """The keys of the shard's hints in etcd: of the primary, then of the backups."""
-    if not spec.hint_prefix:
-        return []
-    stem = f"{spec.hint_prefix}/{spec.id}"
-    return [f"{stem}.primary", *(f"{stem}.backup.{number}" for number in range(spec.hint_backups))]
-
-
 def with_meta(spec: pc.ShardSpec) -> pb.LabelSet:
     """The shard's labels, and `id` for selectors."""
     return labels.add_value(spec.labels, "id", spec.id)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import structlog
 from sqlalchemy import create_engine, text
 
-from coranto.client import SyncJournalClient
+from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import InvalidInput
-from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
+from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.cli.loading import load_application
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.process import ConsumerProcess
+from coranto_consumers.runtime.settings import ConsumerSettings
 
 pytestmark = pytest.mark.integration
 
@@ -63,16 +72,20 @@ shards:
 """
 
 
+def journal(name: str, content_type: str) -> pb.JournalSpec:
+    spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: content_type}))
+    spec.fragment.length = 1 << 20
+    spec.fragment.compression_codec = pb.NONE
+    spec.fragment.stores.append("file:///")
+    spec.fragment.refresh_interval.FromSeconds(60)
+    return spec
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), etcd_fsync=False) as running:
-        spec = pb.JournalSpec(name="numbers/part-000", replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
-        spec.fragment.length = 1 << 20
-        spec.fragment.compression_codec = pb.NONE
-        spec.fragment.stores.append("file:///")
-        spec.fragment.refresh_interval.FromSeconds(60)
         with SyncJournalClient(running.info.endpoint) as client:
-            client.apply([pb.ApplyRequest.Change(upsert=spec)])
+            client.apply([pb.ApplyRequest.Change(upsert=journal("numbers/part-000", JSON_LINES))])
         yield running
 
 
@@ -162,3 +175,73 @@ def test_applications_are_named_by_module_and_name(environment, monkeypatch):
     ):
         with pytest.raises(InvalidInput, match=problem):
             load_application(target)
+
+
+LOCAL_APPLICATION = """
+from coranto_consumers.runtime.application import Application
+from coranto_consumers.stores.json_file import JsonFileStore
+
+
+class Local(Application):
+    def new_store(self, shard):
+        return JsonFileStore(shard.recorder, [])
+
+    def consume_message(self, shard, store, message, publisher):
+        store.state.append(message.message["n"])
+"""
+
+LOCAL_SHARDS = """
+shards:
+- id: local-000
+  sources: [{journal: numbers/part-000}]
+  recovery_log_prefix: recovery
+  hint_prefix: /local-hints
+  hint_backups: 1
+  max_txn_duration: 1s
+"""
+
+
+@pytest.fixture
+def command(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+    """Runs the command line in this process."""
+    yield CommandLine(capfdbinary.readouterr)
+    structlog.reset_defaults()
+
+
+async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monkeypatch, command, tmp_path):
+    """The consumer runs here, and the commands beside it."""
+    log = journal("recovery/local-000", RECOVERY_LOG)
+    (Path(environment["PWD"]) / "local.py").write_text(LOCAL_APPLICATION)
+    monkeypatch.chdir(environment["PWD"])
+    monkeypatch.syspath_prepend(environment["PWD"])
+    monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
+    info = cluster.info
+    settings = ConsumerSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a")
+    async with JournalClient(info.endpoint, file_root=info.file_root) as client:
+        await client.apply([pb.ApplyRequest.Change(upsert=log)])
+        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        builder.outside("numbers/part-000", {"n": 123_456})
+        ((_, content),) = builder.take_batches(1 << 20)
+        head = (await client.append("numbers/part-000", content)).end
+        async with ConsumerProcess(settings, load_application("local:Local"), client) as process:
+            monkeypatch.setenv("CORANTO_CONSUMER", process.endpoint)
+
+            async def run_here(*words: str, input: str = "") -> str:
+                done = await asyncio.to_thread(command, *words, input=input.encode())
+                assert done.code == 0, done.errors
+                return done.output
+
+            assert await run_here("shards", "apply", "--specs", "-", input=LOCAL_SHARDS) == "create local-000\n"
+            async with ShardClient(ClientConfig(process.endpoint)) as shards:
+                async with asyncio.timeout(30):
+                    while not (await shards.list())[0].status:
+                        await process.keyspace.wait_for_change(process.keyspace.state)
+                await shards.stat("local-000", {"numbers/part-000": head})
+            recovered = await run_here("shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
+            assert recovered.endswith(f"of recovery/local-000 into {tmp_path}/files\n")
+            assert "123456" in (tmp_path / "files" / "state.json").read_text()
+            again = await asyncio.to_thread(command, "shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
+            assert (again.code, "is not empty" in again.errors) == (1, True)
+            assert await run_here("shards", "prune", "--selector", "") == (
+                "recovery/local-000: removed nothing, because shard local-000 has not stored all of its hints yet\n"
+            )

@@ -204,13 +204,6 @@ async def test_what_cannot_be_applied_is_refused(consumer, sums):
     assert "changes[0].upsert.max_txn_duration" in refusal.value.details()
 
 
-async def test_a_shard_with_a_recovery_log_is_refused_clearly(consumer, sums):
-    process = await consumer.start(sums)
-    await consumer.apply(process, spec(recovery_log_prefix="recovery/logs", hint_prefix="/hints"))
-    await consumer.status(process, "FAILED")
-    assert "recovery_log_prefix" in (await consumer.shard(process)).status[0].errors[0]
-
-
 async def test_tokens_decide_who_may_do_what_to_which_shards(consumer, sums):
     process = await consumer.start(sums, auth_keys=KEY)
     stub = consumer.stub(process)

@@ -11,7 +11,6 @@ from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.shard_set import parse_shards, render_shards
 from coranto_consumers.runtime.specs import (
     ShardEntities,
-    hint_keys,
     most_advanced,
     recovery_log,
     replication,
@@ -83,13 +82,9 @@ def test_replication_counts_the_primary_and_standbys_up_to_the_cap():
     assert replication(shard(hot_standbys=9, disable=True)) == 0
 
 
-def test_names_that_follow_from_a_spec():
-    spec = shard(recovery_log_prefix="recovery/logs", hint_prefix="/hints", hint_backups=2)
-
-    assert recovery_log(spec) == "recovery/logs/shard-one"
-    assert hint_keys(spec) == ["/hints/shard-one.primary", "/hints/shard-one.backup.0", "/hints/shard-one.backup.1"]
+def test_the_recovery_log_is_named_after_the_shard():
+    assert recovery_log(shard(recovery_log_prefix="recovery/logs", hint_prefix="/hints")) == "recovery/logs/shard-one"
     assert recovery_log(shard()) == ""
-    assert hint_keys(shard()) == []
 
 
 def test_the_most_advanced_replica_stands_for_all():

@@ -1,0 +1,153 @@
+"""Shards whose stores live in recovery logs: played, followed by standbys, and taken over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_set
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.testing import shard_spec
+from coranto_consumers.stores.json_file import JsonFileStore
+from coranto_consumers.stores.sqlite_file import SqliteStore
+
+pytestmark = pytest.mark.integration
+
+
+class JsonSums(Application[JsonFileStore[dict[str, int]]]):
+    """Sums in a JSON file."""
+
+    def new_store(self, shard: Any) -> JsonFileStore[dict[str, int]]:
+        return JsonFileStore(shard.recorder, {})
+
+    def consume_message(self, shard: Any, store: Any, message: Any, publisher: Any) -> None:
+        content = message.message
+        if content["key"] == "fail":
+            raise ZeroDivisionError("boom")
+        store.state[content["key"]] = store.state.get(content["key"], 0) + content["n"]
+        publisher.publish("out/one", {"total": store.state[content["key"]]})
+
+
+class SqliteSums(Application[SqliteStore]):
+    """Sums in a local database."""
+
+    def new_store(self, shard: Any) -> SqliteStore:
+        return SqliteStore(shard.recorder, "CREATE TABLE IF NOT EXISTS sums (key TEXT PRIMARY KEY, total INTEGER)")
+
+    def consume_message(self, shard: Any, store: SqliteStore, message: Any, publisher: Any) -> None:
+        content = message.message
+        store.connection.execute(
+            "INSERT INTO sums VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET total = total + excluded.total",
+            (content["key"], content["n"]),
+        )
+        (total,) = store.connection.execute("SELECT total FROM sums WHERE key = ?", (content["key"],)).fetchone()
+        publisher.publish("out/one", {"total": total})
+
+
+@pytest.fixture(params=[JsonSums, SqliteSums])
+def app(request: pytest.FixtureRequest) -> Application[Any]:
+    return request.param()
+
+
+@pytest.fixture
+def spec(journals: Any) -> pc.ShardSpec:
+    journals.fake.create("recovery/shard-sums", labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
+    return shard_spec(
+        "shard-sums", ["in/one"], recovery_log_prefix="recovery", hint_prefix="/test/hints", hint_backups=1
+    )
+
+
+@pytest.fixture(autouse=True)
+def own_hints(spec: pc.ShardSpec, consumer: Any) -> None:
+    """Hints of this test alone: etcd outlives it."""
+    spec.hint_prefix = f"{consumer.settings.etcd_prefix}-hints"
+
+
+async def totals(journals: Any) -> list[int]:
+    return [each["total"] for each in journals.committed("out/one")]
+
+
+async def test_a_log_is_played_by_the_next_owner(journals, consumer, app, spec):
+    process = await consumer.start(app)
+    await consumer.apply(process, spec)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    await consumer.status(process, "PRIMARY")
+
+    for n in (10, 100):
+        assert (await consumer.stub(process).Unassign(pc.UnassignRequest(shards=["shard-sums"]))).status == pc.OK
+        await consumer.status(process, "PRIMARY")
+        head = await journals.publish("in/one", {"key": "a", "n": n})
+        assert (await consumer.stat(process, one=head)).status == pc.OK
+    assert await totals(journals) == [1, 11, 111]
+
+    hints = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="shard-sums"))
+    assert hints.status == pc.OK
+    assert hints.primary_hints.hints.log == "recovery/shard-sums"
+    assert len(hints.backup_hints) == 1
+    assert hints.backup_hints[0].hints.live_nodes
+
+
+async def test_a_standby_follows_the_log_and_takes_over(journals, consumer, app, spec):
+    first = await consumer.start(app, zone="zone-a")
+    second = await consumer.start(app, "process-b", zone="zone-b")
+    spec.hot_standbys = 1
+    await consumer.apply(first, spec)
+    await consumer.status(first, "PRIMARY", "STANDBY")
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(first, one=head)
+
+    primary = next(each for each in first.keyspace.state.assignments("shard-sums") if each.slot == 0).member
+    leaving, staying = (first, second) if primary == first.member else (second, first)
+    await leaving.exit_gracefully()
+    await leaving.session.close()
+    await consumer.status(staying, "PRIMARY")
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    await consumer.stat(staying, one=head)
+    assert await totals(journals) == [1, 3]
+
+
+async def test_a_failed_transaction_leaves_nothing_in_the_log(journals, consumer, spec):
+    app = JsonSums()
+    process = await consumer.start(app)
+    await consumer.apply(process, spec)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    await journals.publish("in/one", {"key": "a", "n": 1000}, {"key": "fail", "n": 0})
+    await consumer.status(process, "FAILED")
+    app.consume_message = lambda shard, store, message, publisher: publisher.publish(
+        "out/one", {"total": dict(store.state)}
+    )
+    await consumer.stub(process).Unassign(pc.UnassignRequest(shards=["shard-sums"], only_failed=True))
+    await consumer.stat(process, one=journals.head("in/one"))
+    assert await totals(journals) == [1, {"a": 1}, {"a": 1}]
+
+
+async def test_a_log_that_is_none_fails_the_shard(journals, consumer, app, spec):
+    spec.recovery_log_prefix = "in"
+    journals.fake.create("in/shard-sums", labels=label_set([(CONTENT_TYPE, "text/plain")]))
+    process = await consumer.start(app)
+    await consumer.apply(process, spec)
+    await consumer.status(process, "FAILED")
+    assert "text/plain" in (await consumer.shard(process)).status[0].errors[0]
+
+
+async def test_without_a_log_there_is_no_recorder(consumer, app):
+    process = await consumer.start(app)
+    await consumer.apply(process, shard_spec("shard-sums", ["in/one"]))
+    await consumer.status(process, "FAILED")
+    assert "has no recovery log" in (await consumer.shard(process)).status[0].errors[0]
+
+
+async def test_hints_can_be_set(consumer, app, spec):
+    process = await consumer.start(app, shard_limit=0)
+    change = pc.ApplyRequest.Change(upsert=spec)
+    change.primary_hints.log = "recovery/shard-sums"
+    change.primary_hints.properties.add(path="/IDENTITY", content="x")
+    assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[change]))).status == pc.OK
+    async with asyncio.timeout(20):
+        hints = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="shard-sums"))
+    assert hints.primary_hints.hints == change.primary_hints
