@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -117,50 +117,59 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def run(environment: dict[str, str], *words: str, input: str = "", code: int = 0) -> str:
-    done = subprocess.run(
-        [*COMMAND, *words], env=environment, input=input, capture_output=True, timeout=60, check=False, text=True
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+@pytest.fixture
+def command(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+    """Runs the command line in this process."""
+    yield CommandLine(capfdbinary.readouterr)
+    structlog.reset_defaults()
 
 
-def test_from_serve_to_lag_to_interrupt(environment, served):
-    assert run(environment, "shards", "apply", "--specs", "-", input=SHARDS) == "create counting-000\n"
+@pytest.fixture
+def run(command: CommandLine, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a command that must end with an exit code, and returns what it wrote: its output, or else its errors."""
+    monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
+    monkeypatch.delenv("CORANTO_ENDPOINT", raising=False)
+
+    def call(*words: str, input: str = "", code: int = 0) -> str:
+        done = command(*words, input=input.encode())
+        assert done.code == code, done.errors
+        return done.output if code == 0 else done.errors
+
+    return call
+
+
+def test_from_serve_to_lag_to_interrupt(environment, served, run, monkeypatch):
+    assert run("shards", "apply", "--specs", "-", input=SHARDS) == "create counting-000\n"
     template = '{"_meta":{"uuid":"{uuid}"},"n":{line}}'
     lines = "".join(f"{n}\n" for n in range(1000))
-    messages = run(environment, "attach-uuids", "--template", template, input=lines)
-    run(environment, "journals", "append", "numbers/part-000", input=messages)
-    run(environment, "journals", "append", "numbers/part-000", input=messages)
+    messages = run("attach-uuids", "--template", template, input=lines)
+    run("journals", "append", "numbers/part-000", input=messages)
+    run("journals", "append", "numbers/part-000", input=messages)
 
-    while not (listing := run(environment, "shards", "list", "--lag")).rstrip().endswith("numbers/part-000: 0"):
+    while not (listing := run("shards", "list", "--lag")).rstrip().endswith("numbers/part-000: 0"):
         assert served.poll() is None
     shown = ["counting-000", "primary", "consumer-a", "numbers/part-000", "app=counting", "numbers/part-000:", "0"]
     assert listing.splitlines()[1].split() == shown
     with create_engine(environment["STORE"]).connect() as connection:
         assert connection.execute(text("SELECT count(*), sum(n) FROM seen")).one() == (1000, sum(range(1000)))
 
-    assert run(environment, "shards", "apply", "--specs", "-", input=SHARDS) == "unchanged counting-000\n"
-    assert run(environment, "shards", "unassign", "--selector", "app=counting", "--dry-run") == (
-        "would unassign counting-000\n"
-    )
-    assert run(environment, "shards", "unassign", "counting-000") == "unassigned counting-000\n"
-    editor = f"{sys.executable} {environment['PWD']}/edit.py"
-    assert run({**environment, "CORANTO_EDITOR": editor}, "shards", "edit") == "update counting-000\n"
-    text_of = run(environment, "shards", "list", "-o", "yaml")
+    assert run("shards", "apply", "--specs", "-", input=SHARDS) == "unchanged counting-000\n"
+    assert run("shards", "unassign", "--selector", "app=counting", "--dry-run") == ("would unassign counting-000\n")
+    assert run("shards", "unassign", "counting-000") == "unassigned counting-000\n"
+    monkeypatch.setenv("CORANTO_EDITOR", f"{sys.executable} {environment['PWD']}/edit.py")
+    assert run("shards", "edit") == "update counting-000\n"
+    text_of = run("shards", "list", "-o", "yaml")
     assert "max_txn_duration: 2s" in text_of
     deletion = text_of.replace("- id: counting-000", "- id: counting-000\n  delete: true")
-    assert run(environment, "shards", "apply", "--specs", "-", "--dry-run", input=deletion) == (
-        "would delete counting-000\n"
-    )
+    assert run("shards", "apply", "--specs", "-", "--dry-run", input=deletion) == ("would delete counting-000\n")
     served.send_signal(signal.SIGTERM)
     assert served.wait(30) == 0
 
 
-def test_what_cannot_be_applied_is_said(environment, cluster):
+def test_what_cannot_be_applied_is_said(cluster, run):
     """Without a consumer the commands say so; see the test before for what they do with one."""
-    assert "say which consumer" in run(environment, "shards", "list", code=1)
-    assert "names no shards" in run(environment, "shards", "apply", "--specs", "-", code=1)
+    assert "say which consumer" in run("shards", "list", code=1)
+    assert "names no shards" in run("shards", "apply", "--specs", "-", code=1)
 
 
 def test_applications_are_named_by_module_and_name(environment, monkeypatch):
@@ -199,13 +208,6 @@ shards:
   hint_backups: 1
   max_txn_duration: 1s
 """
-
-
-@pytest.fixture
-def command(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
-    """Runs the command line in this process."""
-    yield CommandLine(capfdbinary.readouterr)
-    structlog.reset_defaults()
 
 
 async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monkeypatch, command, tmp_path):
