@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,8 @@ from coranto.testing.faults import nemesis
 from coranto.testing.faults.run import FaultRun, RunOptions
 from coranto.testing.faults.verdict import Verdict
 from coranto.testing.s3_server import S3Server
+
+_FAULTS_OF_A_ROUND = 5
 
 
 def main(
@@ -49,31 +53,45 @@ def main(
         ]
     )
     print(f"replay: {replay}", flush=True)  # noqa: T201
-    verdict = asyncio.run(_run(options, where, faults, minutes * 60))
-    print(verdict)  # noqa: T201
-    if verdict.problems:
+    problems = asyncio.run(_run(options, where, faults, minutes * 60))
+    if problems:
         print(f"FAILED. Logs and spools are in {where}; replay: {replay}")  # noqa: T201
         sys.exit(1)
     print("sound")  # noqa: T201
 
 
-async def _run(options: RunOptions, folder: Path, faults: list[nemesis.Fault], seconds: float) -> Verdict:
+async def _run(options: RunOptions, folder: Path, faults: list[nemesis.Fault], seconds: float) -> list[str]:
+    """Rounds of a few faults each, every one with a new cluster, until the time is over. Returns what was wrong."""
     chance = random.Random(options.seed)
+    end, number, problems = time.monotonic() + seconds, 0, list[str]()
     with S3Server(folder / "s3") as server:
-        async with FaultRun(folder / "cluster", server, options) as run:
-            problems: list[str] = []
-            end = time.monotonic() + seconds
-            while time.monotonic() < end and not problems:
-                fault = chance.choice(faults)
-                begun = time.monotonic()
-                try:
-                    await fault(run)
-                except ClusterError as error:
-                    problems.append(f"{fault.__name__}: {error}")
-                print(f"{fault.__name__}: {time.monotonic() - begun:.1f} s", flush=True)  # noqa: T201
-            verdict = await run.conclude()
-            verdict.problems[:0] = problems
-            return verdict
+        while not problems and time.monotonic() < end:
+            number += 1
+            where = folder / f"round-{number}"
+            chosen = [chance.choice(faults) for _ in range(_FAULTS_OF_A_ROUND)]
+            verdict = await _round(replace(options, seed=chance.randrange(1 << 32)), where, server, chosen)
+            problems = verdict.problems
+            print(f"round {number}: {verdict}", flush=True)  # noqa: T201
+            if not problems:
+                await asyncio.to_thread(shutil.rmtree, where)
+    return problems
+
+
+async def _round(options: RunOptions, folder: Path, server: S3Server, faults: list[nemesis.Fault]) -> Verdict:
+    async with FaultRun(folder, server, options) as run:
+        problems: list[str] = []
+        for fault in faults:
+            begun = time.monotonic()
+            try:
+                await fault(run)
+            except ClusterError as error:
+                problems.append(f"{fault.__name__}: {error}")
+                break
+            finally:
+                print(f"  {fault.__name__}: {time.monotonic() - begun:.1f} s", flush=True)  # noqa: T201
+        verdict = await run.conclude()
+        verdict.problems[:0] = problems
+        return verdict
 
 
 if __name__ == "__main__":
