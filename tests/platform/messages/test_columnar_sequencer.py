@@ -106,15 +106,24 @@ histories = anything | dense | transactions()
 
 
 @settings(max_examples=300)
-@given(histories, st.lists(st.integers(0, 60), max_size=8), st.integers(0, 12), st.booleans())
+@given(
+    histories,
+    st.lists(st.integers(1, 5), min_size=1, max_size=8),
+    st.sampled_from([0, 2, 5, 100]),
+    st.lists(st.booleans(), max_size=4),
+)
 def test_columns_have_the_same_answers_as_messages(
-    rows: list[tuple[ProducerId, int, int]], cuts: list[int], ring_rows: int, restore: bool
+    rows: list[tuple[ProducerId, int, int]], sizes: list[int], ring_rows: int, restores: list[bool]
 ) -> None:
     """Committed rows in the same order, and equal states after each batch, restored in between or not."""
     journals = Journals(history(rows))
     by_message: Sequencer[JsonObject] = Sequencer()
     by_column = ColumnarSequencer(journals.replay, ring_rows=ring_rows)
-    for part in batches(journals.rows.get("j", []), cuts):
+    left = journals.rows.get("j", [])
+    for size, restore in zip(itertools.cycle(sizes), itertools.cycle([*restores, False])):
+        if not left:
+            break
+        part, left = left[:size], left[size:]
         expected = [(row.journal, row.begin) for row in read_committed(part, by_message, journals.rows_of)]
         assert offsets(by_column.feed(envelope_batch(part))) == expected
         sources = by_column.checkpoint()
@@ -216,6 +225,35 @@ def test_rows_are_held_and_replayed_only_when_they_no_longer_are() -> None:
         ReplayRange("j", rows[0].begin, rows[3].end),
         ReplayRange("j", rows[1].begin, rows[4].end),
     ]
+
+
+def test_a_batch_of_which_some_is_decided_keeps_the_rest() -> None:
+    rows = history([(A, 1, CONTINUE), (B, 2, CONTINUE), (A, 3, ACK), (C, 4, OUTSIDE), (B, 5, ACK)])
+    journals = Journals(rows)
+    sequencer = ColumnarSequencer(journals.replay)
+    found = [feed(sequencer, part) for part in (rows[:2], rows[2:3], rows[3:4], rows[4:])]
+    assert found == [[], [rows[0].begin], [rows[3].begin], [rows[1].begin]]
+    assert journals.replays == []
+
+
+def test_what_was_pending_in_a_checkpoint_is_read_again_with_what_came_later() -> None:
+    rows = history([(A, 1, CONTINUE), (A, 2, CONTINUE), (B, 3, OUTSIDE), (A, 4, ACK)])
+    journals = Journals(rows)
+    first = ColumnarSequencer(journals.replay)
+    feed(first, rows[:1])
+    sequencer = ColumnarSequencer(journals.replay, first.checkpoint())
+    assert feed(sequencer, rows[1:2]) == []
+    assert sequencer.held_rows == 0
+    assert feed(sequencer, rows[2:3]) == [rows[2].begin]
+    assert feed(sequencer, rows[3:]) == [rows[0].begin, rows[1].begin]
+
+
+def test_pending_messages_begin_behind_duplicates() -> None:
+    rows = history([(A, 5, OUTSIDE), (A, 3, CONTINUE), (A, 6, CONTINUE), (A, 7, CONTINUE)])
+    sequencer = ColumnarSequencer(Journals(rows).replay)
+    assert feed(sequencer, rows) == [rows[0].begin]
+    assert sequencer.checkpoint() == {"j": Source(rows[-1].end, {A: ProducerState(5, rows[2].begin)})}
+    assert sequencer.held_rows == 2
 
 
 def test_other_columns_come_along() -> None:
