@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from coranto.auth import Claims
@@ -66,6 +67,11 @@ class State(enum.Enum):
     PROXY = "proxy"
     FINISHED = "finished"
 
+
+HASH_ASIDE_BYTES = 1 << 17
+"""Content of at least this size is hashed by another thread, while this one receives what follows."""
+
+_HASHERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="hash")  # Its own: appends wait for no upload.
 
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
@@ -212,6 +218,7 @@ class AppendFsm:
         self._synchronizing = False
         self._begin = self._end = 0
         self._sum: Hash | None = None
+        self._hashing: asyncio.Future[None] | None = None
         self._committing = False
         self._proposal: Fragment | None = None
         self._asks_loss = False  # Only if this turns out to be an append of nothing it confirms a loss.
@@ -266,6 +273,12 @@ class AppendFsm:
     def client_failed(self, problem: CorantoError) -> bool:
         """In STREAM_CONTENT, the client broke a rule or the stream. Returns False; then `finish`."""
         return self._end_of_input(problem)
+
+    async def hashed(self) -> None:
+        """In STREAM_CONTENT, before the client's next message is passed on: let its last one be hashed."""
+        hashing, self._hashing = self._hashing, None
+        if hashing is not None:
+            await hashing
 
     async def drain(self) -> None:
         """Let slow replicas catch up with what was sent to them."""
@@ -704,7 +717,11 @@ class AppendFsm:
     def _write(self, content: bytes) -> None:
         assert self._sum is not None
         self._owned.write(self._end - self._begin, content)
-        self._sum.update(content)
+        if len(content) >= HASH_ASIDE_BYTES and self.whole is None:
+            # The spool hashes it too, and writes it: all of that lets go of the interpreter.
+            self._hashing = asyncio.get_running_loop().run_in_executor(_HASHERS, self._sum.update, content)
+        else:
+            self._sum.update(content)
         self._end += len(content)
 
     def _end_of_input(self, problem: CorantoError | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -145,3 +146,12 @@ async def test_groups_can_be_turned_off(broker_settings: BrokerSettings, spec: M
         responses = await asyncio.gather(*(client.append(J, b"x") for _ in range(10)))
         assert sorted(response.commit.begin for response in responses) == list(range(10))
         assert process.broker.metrics.group_appends._sum.get() == 0
+
+
+async def test_large_messages_between_small_ones_are_hashed_in_order(client: RawClient, spec: MakeSpec) -> None:
+    await create(client, spec())
+    rng = random.Random(1)
+    chunks = [rng.randbytes(size) for size in (10, 300_000, 5, 200_000, 500_000, 131_072, 1)]
+    response = await client.append(J, *chunks)
+    assert sum_from_wire(response.commit.sum) == sum_of(b"".join(chunks))
+    assert await client.content(J) == b"".join(chunks)

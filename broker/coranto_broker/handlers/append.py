@@ -117,6 +117,7 @@ async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
     try:
         while True:
             message = await watchdog.read(inbox)
+            await fsm.hashed()
             if message is None:
                 fsm.client_ended()
                 return
