@@ -56,16 +56,11 @@ class _Watcher:
 
 
 class SimEtcd:
-    """The server.
-
-    `allow_removal` is asked, with the keys to delete and those to put, before a lease or a transaction deletes any. A
-    lease that may not go lives on, as it may when etcd changes its leader; a transaction fails as if by a conflict.
-    """
+    """The server."""
 
     def __init__(self, loop: SimLoop, network: Network) -> None:
         self.revision = 1
         self.kvs: dict[str, KeyValue] = {}
-        self.allow_removal: Callable[[Sequence[str], Sequence[str]], bool] = lambda deleted, put: True
         self.before_txn: list[Callable[[Sequence[Op]], None]] = []
         """Called with the operations of each transaction that is about to be applied."""
         self.on_expiry: list[Callable[[int], None]] = []
@@ -115,9 +110,6 @@ class SimEtcd:
                 raise CoordinationError("etcdserver: requested lease not found")
             if isinstance(op, Put) and op.keep_lease and op.key not in self.kvs:
                 raise CoordinationError("etcdserver: key not found")
-        deleted = [op.key for op in ops if isinstance(op, Delete)]
-        if deleted and not self.allow_removal(deleted, [op.key for op in ops if isinstance(op, Put)]):
-            return TxnResult(False, self.header, tuple(self.kvs.get(key) for key in otherwise))
         for hook in self.before_txn:
             hook(ops)
         events: list[Event] = []
@@ -152,18 +144,12 @@ class SimEtcd:
         remaining = max(0, math.ceil(lease.expires - self._loop.time()))
         return LeaseStatus(remaining, lease.ttl, tuple(lease.keys))
 
-    def revoke(self, lease_id: int) -> bool:
-        """Whether the lease is gone, or may not go yet."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            return True
-        if lease.keys and not self.allow_removal(tuple(lease.keys), ()):
-            return False
-        del self._leases[lease_id]
-        if lease.keys:
+    def revoke(self, lease_id: int) -> None:
+        """Delete a lease with its keys; nothing happens when it is gone."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None and lease.keys:
             revision = self.revision + 1
             self._commit(revision, [self._delete(key, revision) for key in list(lease.keys)])
-        return True
 
     def watch(self, prefix: str, from_revision: int, lane: Lane) -> _Watcher:
         """Raises WatchReset when that revision is compacted."""
@@ -247,12 +233,13 @@ class SimEtcd:
         if lease.id not in self._leases:
             return
         left = lease.expires - self._loop.time()
-        if left <= 0 and self.revoke(lease.id):
+        if left <= 0:
+            self.revoke(lease.id)
             self._loop.note(f"lease {lease.id:#x} ran out")
             for hook in self.on_expiry:
                 hook(lease.id)
             return
-        self._loop.later(max(left, 0.5), self._expire, lease)
+        self._loop.later(left, self._expire, lease)
 
 
 class SimCoordinator:
@@ -305,8 +292,7 @@ class SimCoordinator:
         return await self._call(lambda: self._etcd.status(lease))
 
     async def lease_revoke(self, lease: int) -> None:
-        if not await self._call(functools.partial(self._etcd.revoke, lease)):
-            raise Unavailable("etcd is changing its leader, and keeps the lease")
+        await self._call(functools.partial(self._etcd.revoke, lease))
 
     async def close(self) -> None:
         """Nothing is held."""
