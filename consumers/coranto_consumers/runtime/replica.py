@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -144,8 +145,9 @@ class ShardReplica:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
-            expected = isinstance(error, CorantoError)
-            _log.error("shard failed", shard=self.spec.id, error=str(error) or repr(error), exc_info=not expected)
+            # Rendered plainly: an elaborate traceback can take longer than a lease, while everything else waits.
+            stack = {} if isinstance(error, CorantoError) else {"stack": "".join(traceback.format_exception(error))}
+            _log.error("shard failed", shard=self.spec.id, error=str(error) or repr(error), **stack)
             self.stopped.set()
             await self._status(pc.ReplicaStatus.FAILED, f"{type(error).__name__}: {error}")
         finally:

@@ -158,7 +158,7 @@ class Consumer:
 
     def __init__(self, etcd: str, client: JournalClient) -> None:
         self.settings = ConsumerSettings(
-            etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=5, exit_seconds=5
+            etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=30, exit_seconds=5
         )
         self.client = client
         self._exits = contextlib.AsyncExitStack()
