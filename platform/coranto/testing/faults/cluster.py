@@ -47,6 +47,9 @@ class Broker:
         self.member = MemberId(zone, self.name)
         self.is_wanted = True
         """Whether it is to run when all is well."""
+        self.is_harmed = False
+        """Whether a fault has it, so that it is not started again when it ends."""
+        self._changing = asyncio.Lock()
         self._cluster = cluster
         self._folder = cluster.folder / self.name
         self._port = free_port(taken=cluster.ports)
@@ -81,7 +84,11 @@ class Broker:
 
     async def start(self) -> None:
         """Start a process, and return once it serves."""
-        self.is_wanted = True
+        async with self._changing:
+            await self._start()
+            self.is_wanted, self.is_harmed = True, False
+
+    async def _start(self) -> None:
         if not self._to_me.endpoint:
             await self._to_me.start()
             await self._etcd.start()
@@ -101,6 +108,7 @@ class Broker:
 
     async def kill(self) -> None:
         """SIGKILL."""
+        self.is_harmed = True
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
@@ -110,6 +118,7 @@ class Broker:
 
     def pause(self) -> None:
         """SIGSTOP."""
+        self.is_harmed = True
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -134,11 +143,12 @@ class Broker:
         return self._process.last_words(8) if self._process is not None else ""
 
     async def _end(self, number: signal.Signals) -> None:
-        if self._process is None:
-            return
-        self._process.signal(number)
-        if not await asyncio.to_thread(self._process.wait, _SECONDS):
-            raise ClusterError(f"{self.name} did not end by {number.name}:\n{self.last_words()}")
+        async with self._changing:
+            if self._process is None:
+                return
+            self._process.signal(number)
+            if not await asyncio.to_thread(self._process.wait, _SECONDS):
+                raise ClusterError(f"{self.name} did not end by {number.name}:\n{self.last_words()}")
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -247,6 +257,14 @@ class FaultyCluster:
             return self.link(next(names, CLIENTS), target)
 
         return link_of
+
+    async def supervise(self) -> None:
+        """Start brokers again that end by themselves, as those do whose lease runs out on a busy machine."""
+        while True:
+            for broker in self.brokers:
+                if broker.is_wanted and not broker.is_harmed and broker.pid and not broker.is_running:
+                    await broker.start()
+            await asyncio.sleep(0.2)
 
     def heal(self) -> None:
         """Let everything pass, and everything that is paused go on."""

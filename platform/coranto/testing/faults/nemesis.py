@@ -47,6 +47,7 @@ async def pause_briefly(run: FaultRun) -> None:
     broker.pause()
     await asyncio.sleep(run.options.lease_seconds / 4)
     broker.resume()
+    broker.is_harmed = False
     await run.workload.progress()
 
 
@@ -141,6 +142,7 @@ async def scale(run: FaultRun, up_to: int = 5) -> None:
 
 async def _without_etcd(run: FaultRun, harm: Callable[[Broker], None]) -> None:
     broker = victim_of(run)
+    broker.is_harmed = True
     harm(broker)
     await broker.gone()
     await broker.ended()

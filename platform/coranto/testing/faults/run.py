@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -51,6 +52,7 @@ class FaultRun:
         self._server = server
         self._bucket = f"faults-{os.urandom(4).hex()}"
         self._exits = contextlib.AsyncExitStack()
+        self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def store(self) -> str:
@@ -63,6 +65,8 @@ class FaultRun:
             await self._exits.enter_async_context(self.cluster)
             self._exits.push_async_callback(self.workload.stop)
             await self.replicate(dict(zip(self.journals, self.options.replications, strict=True)))
+            self._supervisor = asyncio.create_task(self.cluster.supervise())
+            self._exits.push_async_callback(self._end_supervision)
             self.workload.start()
             await self.workload.progress()
         except BaseException:
@@ -99,7 +103,13 @@ class FaultRun:
 
     async def conclude(self) -> Verdict:
         """Heal, see all work again, and judge. The workload has ended then."""
+        await self._end_supervision()
         return await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
+
+    async def _end_supervision(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
 
     def _spec(self, journal: str, replication: int) -> pb.JournalSpec:
         spec = pb.JournalSpec(name=journal, replication=replication)

@@ -67,9 +67,9 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
     end = loop.time() + PATIENCE_SECONDS
     while True:
         for broker in cluster.brokers:
-            # One whose lease is gone ends by itself.
+            # One whose lease is gone ends by itself; one that was just started is about to join.
             if broker.is_wanted and broker.is_running and not broker.is_member:
-                await broker.ended()
+                await until(lambda: broker.is_member or not broker.is_running, f"{broker.name} ends or joins")  # noqa: B023
             if broker.is_wanted and not broker.is_running:
                 await broker.start()
         if all(map(cluster.is_whole, journals)):
