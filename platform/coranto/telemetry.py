@@ -23,6 +23,7 @@ from coranto.errors import InvalidInput
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _PLAIN_SECONDS = 5.0
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
 class Log(Protocol):
@@ -44,14 +45,17 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
     if json_lines:
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=0)
+        # Plain tracebacks: richer ones take seconds to draw, and show the values of variables, secrets among them.
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([structlog.processors.dict_tracebacks] if json_lines else []),
+            *([_TRACEBACKS] if json_lines else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),

@@ -48,6 +48,22 @@ def test_lines_for_people() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_tracebacks_do_not_show_the_values_of_variables(json_lines: bool) -> None:
+    def fail(secret: str) -> None:
+        raise ValueError(f"of {len(secret)} characters")
+
+    stream = io.StringIO()
+    configure_logging("info", json_lines=json_lines, stream=stream)
+    try:
+        fail("hunter" + "2")
+    except ValueError:
+        structlog.get_logger().exception("it failed")
+    assert "ValueError" in stream.getvalue()
+    assert "of 7 characters" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
 def test_a_level_that_is_none() -> None:
     with pytest.raises(InvalidInput, match="loud"):
         configure_logging("loud")
