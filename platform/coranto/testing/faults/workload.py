@@ -16,7 +16,7 @@ from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismat
 from coranto.errors import Outcome as Certainty
 from coranto.labels import label_set
 from coranto.testing.faults.cluster import FaultyCluster, until
-from coranto.testing.sim.history import History, Kind, Operation, Outcome, unique_content
+from coranto.testing.sim.history import History, Kind, Observation, Operation, Outcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 
 PATIENCE_SECONDS = 60.0
@@ -38,7 +38,7 @@ class Workload:
         self.read_to: dict[tuple[str, str], int] = {}
         """How far each reader that follows has come, by its name and journal."""
         self.seen: dict[str, bytearray] = {journal: bytearray() for journal in journals}
-        """What readers were given, from offset zero on. All were given the same."""
+        """What readers were given first, from offset zero on."""
         self._cluster = cluster
         self._journals = journals
         self._zones = zones
@@ -210,10 +210,11 @@ class Workload:
     def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:
         seen = self.seen[journal]
         known = seen[offset : offset + len(content)]
-        if known != content[: len(known)]:
-            at = offset + next(i for i, (a, b) in enumerate(zip(known, content, strict=False)) if a != b)
-            self.problems.append(f"{name} was given other bytes of {journal} at {at} than were given before")
-        seen += content[len(known) :]
+        if len(known) == len(content) and known == content:
+            return  # Written down already.
+        self.history.observations.append(Observation(name, journal, offset, content, self._now()))
+        if known == content[: len(known)]:
+            seen += content[len(known) :]
 
     # -- History -----------------------------------------------------------------------------------------------------
 
