@@ -79,6 +79,7 @@ class Broker:
         self.keyspace = keyspace
         self.stores = stores
         self.member = MemberId(settings.zone, settings.id)
+        self.session: MemberSession | None = None
         self.metrics = Metrics()
         keys = keys_of(settings)
         self.authorizer = Authorizer(keys, clock)
@@ -108,8 +109,9 @@ class Broker:
         self._allocation: asyncio.Task[None] | None = None
         self._looking_after: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Serve the journals that are assigned to us, and take part in assigning."""
+    def start(self, session: MemberSession) -> None:
+        """Serve the journals that are assigned to us, and take part in assigning, for as long as `session` lives."""
+        self.session = session
         self.resolver.start()
         self._allocation = self.spawn(self._allocate())
         self._looking_after = self.spawn(self._leftovers.run())

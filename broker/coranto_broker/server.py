@@ -173,7 +173,7 @@ class BrokerProcess:
         await self.session.announce(key, spec.SerializeToString(deterministic=True))
         await keyspace.start()
         self._exits.push_async_callback(keyspace.close)
-        self.broker.start()
+        self.broker.start(self.session)
         self._exits.push_async_callback(self.broker.stop)
         await server.start()
         self._exits.push_async_callback(server.stop, GRACE_SECONDS)

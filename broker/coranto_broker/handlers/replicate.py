@@ -57,7 +57,7 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     except BaseException:
         replica.spool.put(spool)
         raise
-    driving = asyncio.ensure_future(_drive(spool, request, resolution.header, context))
+    driving = asyncio.ensure_future(_drive(broker, spool, request, resolution.header, context))
     demoted = asyncio.ensure_future(_demoted(broker, resolution))
     try:
         await asyncio.wait((driving, demoted), return_when=asyncio.FIRST_COMPLETED)
@@ -91,11 +91,17 @@ def _primary(resolution: Resolution) -> pb.ProcessSpec.ID | None:
     return route.members[route.primary] if 0 <= route.primary < len(route.members) else None
 
 
-async def _drive(spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context) -> None:
+async def _drive(
+    broker: Broker, spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context
+) -> None:
     first: pb.Header | None = header
     revision = request.header.etcd.revision
     while True:
         if request.HasField("proposal"):
+            if broker.session is not None:
+                # What has waited here while this process was paused may be something that the others gave up since.
+                # Committing it would do them no harm, but our readers would see it.
+                await broker.session.confirmed()
             decision = spool.propose(
                 Fragment.from_wire(request.proposal),
                 request.registers,

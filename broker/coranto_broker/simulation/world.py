@@ -242,7 +242,7 @@ class Machine:
         )
         await session.announce(LAYOUT.member_key(MemberId(self.zone, self.name)), spec.SerializeToString())
         await keyspace.start()
-        broker.start()
+        broker.start(session)
         world.rpc.endpoints.listen(self.endpoint, self.name, process, JournalService(broker))
         self.broker, self.session = broker, session
         waits = [

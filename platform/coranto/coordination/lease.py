@@ -88,6 +88,7 @@ class MemberSession:
         self._record = record
         self._clock = clock
         self._alive_until = alive_until
+        self._renewed = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep_alive(), name="lease.keep_alive")
 
     async def announce(self, key: str, value: bytes) -> int:
@@ -127,6 +128,16 @@ class MemberSession:
             if revision:
                 self.revision = revision
                 return revision
+
+    async def confirmed(self) -> None:
+        """Return once the lease is sure to be alive, which it nearly always is. Raises LeaseLost when it is gone.
+
+        It is in doubt after this process did not run for a while, or did not reach etcd. Others may go on without us by
+        then, so what only matters to members waits here, instead of becoming true just before `lost` is noticed.
+        """
+        while self._clock.monotonic() >= self._alive_until:
+            self._renewed.clear()
+            await self._unless_lost(self._renewed.wait())
 
     async def close(self, *, revoke: bool = True) -> None:
         """Stop keeping the lease alive, and revoke it: the member and its assignments go at once.
@@ -190,7 +201,8 @@ class MemberSession:
             await self._clock.sleep(pause)
             sent = self._clock.monotonic()
             try:
-                async with asyncio.timeout(max(0.1, self._alive_until - sent)):
+                # Also after a pause beyond the time to live: etcd may have kept the lease, and then nothing was lost.
+                async with asyncio.timeout(max(min(1.0, self.ttl_seconds / 3), self._alive_until - sent)):
                     remaining = await self._coordinator.lease_keepalive(self.lease)
             except (Unavailable, TimeoutError) as error:
                 if self._clock.monotonic() >= self._alive_until:
@@ -207,6 +219,7 @@ class MemberSession:
                 self._lose("etcd says that it is gone")
                 return
             self._alive_until = sent + remaining
+            self._renewed.set()
             pause = self.ttl_seconds / 3
 
     def _lose(self, reason: str) -> None:

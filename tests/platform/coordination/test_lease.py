@@ -12,6 +12,7 @@ from coranto.cluster import EtcdServer
 from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LEASE_FILE, LeaseRecord, open_session
+from coranto.effects import SystemClock
 from coranto.errors import LeaseLost
 
 MEMBER = MemberId("zone", "broker-1")
@@ -122,6 +123,34 @@ async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoor
         await asyncio.wait_for(announcing, 5)
     await session.close()
     await holder.close()
+
+
+class _PausedClock(SystemClock):
+    """Of a process that did not run for `paused` seconds."""
+
+    paused = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.paused
+
+
+@pytest.mark.integration
+async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinator: EtcdCoordinator) -> None:
+    clock = _PausedClock()
+    session = await open_session(coordinator, ttl_seconds=2, clock=clock)
+    await session.confirmed()
+    clock.paused += 100
+    confirmed = asyncio.ensure_future(session.confirmed())
+    await asyncio.sleep(0)
+    assert not confirmed.done()
+    await asyncio.wait_for(confirmed, 10)
+    assert not session.lost.is_set()
+
+    await coordinator.lease_revoke(session.lease)
+    clock.paused += 100
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(session.confirmed(), 10)
+    await session.close(revoke=False)
 
 
 @pytest.mark.integration
