@@ -24,6 +24,14 @@ from coranto_broker.pipeline import ReplicationFailed
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20
 """Content waiting to be sent to one peer, above which an append is made to wait."""
+PATIENCE_SECONDS = 10.0
+"""How long a peer that neither answers nor takes anything is waited for.
+
+One that is paused or cut off does neither, and its connection stands. An append that waited for it would keep the
+spool, and so the journal, long after others took its place.
+"""
+FIRST_PATIENCE_SECONDS = 30.0
+"""The same before its first answer. It may have to take up a spool, or to learn of the Route."""
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,11 +41,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A replica that is paused or cut off answers nothing, and its connection stands: an append that waits for it would
-    # keep the spool, and so the journal, long after others took its place. Gazette's brokers allow two such pings
-    # between messages, and gRPC sends no more.
-    ("grpc.keepalive_time_ms", 6_000),
-    ("grpc.keepalive_timeout_ms", 4_000),
+    # Gazette's brokers close connections with pings that are more frequent than every five minutes, and all streams on
+    # them. Replicas that are paused or cut off are found sooner, by what they do not answer.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
@@ -126,6 +133,8 @@ class PeerStream:
         self._less = asyncio.Event()
         self._closing = False
         self._failed = False
+        self._patience = FIRST_PATIENCE_SECONDS
+        self._moved_at = 0.0  # When something was last sent, by the event loop's time.
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
 
     def write(self, content_delta: int, content: bytes) -> None:
@@ -146,12 +155,15 @@ class PeerStream:
     async def drain(self) -> None:
         while self._queued_bytes > HIGH_WATER_BYTES and not self._failed:
             self._less.clear()
-            await self._less.wait()
+            with self._waiting():
+                await self._less.wait()
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
-        response = await self._read()
+        with self._waiting():
+            response = await self._read()
         if response is None:
             raise ReplicationFailed("the peer ended the stream")
+        self._patience = PATIENCE_SECONDS
         return response
 
     def close_send(self) -> None:
@@ -172,6 +184,27 @@ class PeerStream:
         self._writer.cancel()
         self._call.cancel()
         self._less.set()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Abort the stream if this takes longer than our patience, and nothing can be sent meanwhile either."""
+        loop = asyncio.get_running_loop()
+        self._moved_at = loop.time()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            due = self._moved_at + self._patience
+            if loop.time() >= due:
+                self.abort()
+            else:
+                timer = loop.call_at(due, look)
+
+        timer = loop.call_at(self._moved_at + self._patience, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _send(self, request: pb.ReplicateRequest, size: int) -> None:
         if self._failed:
@@ -204,6 +237,7 @@ class PeerStream:
                 while self._queue:
                     request = self._queue.popleft()
                     await self._call.write(request)
+                    self._moved_at = asyncio.get_running_loop().time()
                     self._queued_bytes -= len(request.content)
                     if self._queued_bytes <= HIGH_WATER_BYTES:
                         self._less.set()
