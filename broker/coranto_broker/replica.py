@@ -229,6 +229,8 @@ class Replica:
             return
         fragment = spool.fragment
         if fragment.length and not self.stranded and self._has_stores():
+            # What completes is visible at once, and its end may be what only we have: no reader shall see that here.
+            self.index.close()
             spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
         await spool.flush()
         spool.close()

@@ -1,14 +1,21 @@
-"""When a replica pulses: now and then, sooner after a failure, and at once when its journal's Route has changed."""
+"""When a replica pulses: now and then, sooner after a failure, and at once when its journal's Route has changed.
+
+And what its readers see of its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
+from coranto.errors import Unavailable
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync_records import InSyncRecords
@@ -28,6 +35,20 @@ class _Etcd:
         return EtcdHeader(1, 1, 1, 1), None
 
 
+def _replica(folder: Path, spec: pb.JournalSpec, pulse: Callable[[Replica], Awaitable[Signal | None]]) -> Replica:
+    etcd: Any = _Etcd()
+    clock, stores = SystemClock(), StoreRegistry(folder)
+    return Replica(
+        SpoolFolder(folder / "spool", J, 1, LocalDisk(), clock),
+        fsync=Fsync.NEVER,
+        spec=lambda: spec,
+        stores=stores,
+        persister=FragmentPersister(lambda journal, revision: None, stores, clock, Metrics()),
+        records=InSyncRecords(etcd, Layout("/cluster"), MemberId("a", "b")),
+        pulse=pulse,
+    )
+
+
 async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> None:
     routes = [Signal() for _ in range(7)]
     for changed_meanwhile in routes[:5]:
@@ -41,17 +62,7 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> 
         # Those whose Route has changed meanwhile are repeated at once. The sixth pauses for 8 seconds.
         raise PulseFailed("no luck", route)
 
-    etcd: Any = _Etcd()
-    clock, stores = SystemClock(), StoreRegistry(tmp_path)
-    replica = Replica(
-        SpoolFolder(tmp_path / "spool", J, 1, LocalDisk(), clock),
-        fsync=Fsync.NEVER,
-        spec=lambda: pb.JournalSpec(name=J),
-        stores=stores,
-        persister=FragmentPersister(lambda journal, revision: None, stores, clock, Metrics()),
-        records=InSyncRecords(etcd, Layout("/cluster"), MemberId("a", "b")),
-        pulse=pulse,
-    )
+    replica = _replica(tmp_path, pb.JournalSpec(name=J), pulse)
     replica.start()
     try:
         async with asyncio.timeout(4):
@@ -61,3 +72,25 @@ async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path) -> 
             assert await pulses.get() == 7
     finally:
         await replica.stop(drop=True)
+
+
+async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_stops(tmp_path: Path) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    spec = pb.JournalSpec(name=J)
+    spec.fragment.stores.append("file:///")
+    replica = _replica(tmp_path, spec, pulse)
+    replica.start()
+    spool = await replica.spool.take()
+    spool.write(0, b"only here")
+    spool.propose(spool.next_fragment(), pb.LabelSet(), primary=True, revision=1, settled=False)
+    replica.spool.put(spool)
+    await replica.index.wait_refreshed()
+    reading = asyncio.ensure_future(replica.index.query(0, block=True))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    await replica.stop(drop=False)
+    with pytest.raises(Unavailable):
+        await reading
+    assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
