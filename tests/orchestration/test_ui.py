@@ -39,6 +39,7 @@ def why_not() -> str:
     return f"needs Debian's Chromium at {CHROMIUM}; `make browser` installs it for root on Debian"
 
 
+expect.set_options(timeout=60_000)  # What is loaded piece by piece appears late on a busy machine.
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
@@ -136,8 +137,8 @@ def test_a_materialisation_started_by_a_click_succeeds_and_tells_what_was_read(u
 def test_after_the_run_the_graph_shows_all_assets_materialised(ui: DagsterUi, page: Page) -> None:
     open_graph(page, ui)
     for name in ("journal_specs", "events", "carrier_delays", "alerts"):
-        expect(node(page, name)).to_contain_text("Materialized", timeout=60_000)
-    expect(node(page, "alerts")).to_contain_text("1 / 1 Passed", timeout=60_000)
+        expect(node(page, name)).to_contain_text("Materialized")
+    expect(node(page, "alerts")).to_contain_text("1 / 1 Passed")
     if os.environ.get("CORANTO_SCREENSHOTS") == "1":
         target = ROOT / "docs" / "images" / "dagster-lineage.png"
         target.parent.mkdir(parents=True, exist_ok=True)

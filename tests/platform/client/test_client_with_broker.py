@@ -189,6 +189,7 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
     name = "blocking/client"
     with SyncJournalClient(cluster.info.endpoint, file_root=cluster.info.file_root) as client:
         client.apply([change(name)])
+        client.append(name, b"")  # A barrier is repeated until the journal has its primary; an appender is not.
         content = os.urandom(5 << 20)
         with client.appender(name) as append:
             append.write(content)
