@@ -17,6 +17,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from coranto.auth import Claims
@@ -294,7 +295,8 @@ class AppendFsm:
         """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
         await self._roll_if_due()
         self._begin = self._end = self._owned.spool.end
-        self._sum = new_sum()
+        # At the begin of a fragment, what the spool works out for the fragment is the append's sum as well.
+        self._sum = new_sum() if self._owned.spool.fragment.length else None
 
     def commit_whole(self, tokens: Tokens) -> None:
         """In STREAM_CONTENT: write all that the client has sent, and what goes along with it, and propose to commit.
@@ -715,12 +717,13 @@ class AppendFsm:
             pipeline.propose(proposal, spool.registers, acknowledge=False)
 
     def _write(self, content: bytes) -> None:
-        assert self._sum is not None
         self._owned.write(self._end - self._begin, content)
         if len(content) >= HASH_ASIDE_BYTES and self.whole is None:
-            # The spool hashes it too, and writes it: all of that lets go of the interpreter.
-            self._hashing = asyncio.get_running_loop().run_in_executor(_HASHERS, self._sum.update, content)
-        else:
+            jobs = [self._owned.spool.hashing()]
+            if self._sum is not None:
+                jobs.append(partial(self._sum.update, content))
+            self._hashing = asyncio.get_running_loop().run_in_executor(_HASHERS, _do_all, jobs)
+        elif self._sum is not None:
             self._sum.update(content)
         self._end += len(content)
 
@@ -729,12 +732,15 @@ class AppendFsm:
         pipeline = self._owned
         spool = pipeline.spool
         if problem is None and self.status == pb.OK and pipeline.error is None:
-            assert self._sum is not None
-            # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
-            digest = self._sum.digest()
+            proposal = spool.next_fragment()
+            if self._sum is None and self._end > self._begin:
+                digest = proposal.sum
+            else:
+                # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
+                digest = (self._sum or new_sum()).digest()
             self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
             self.registers = preconditions.next_registers(spool.registers, self.request)
-            self._propose(spool.next_fragment(), self.registers)
+            self._propose(proposal, self.registers)
         else:
             self.error = problem
             self.registers = spool.registers
@@ -775,6 +781,11 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
     State.UPDATE_SUSPEND: AppendFsm._update_suspend,
     State.READ_ACKNOWLEDGEMENTS: AppendFsm._read_acknowledgements,
 }
+
+
+def _do_all(jobs: list[Callable[[], object]]) -> None:
+    for job in jobs:
+        job()
 
 
 def registers_change(request: pb.AppendRequest) -> bool:

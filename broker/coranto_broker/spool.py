@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from coranto.errors import InvalidInput
@@ -94,6 +96,7 @@ class Spool:
         self._committed = Committed(_empty(journal, 0, Codec.NONE), pb.LabelSet())
         self._committed_sum = new_sum()
         self._running_sum = new_sum()
+        self._unhashed = b""  # The last content of the delta, while `_running_sum` lacks it.
         self._delta = 0
 
     @classmethod
@@ -140,13 +143,23 @@ class Spool:
 
     def extend(self, content: bytes) -> None:
         """Add content after the delta. `check_content` has passed and the content is where it belongs."""
-        self._running_sum.update(content)
+        self._catch_up()
+        self._unhashed = content
         self._delta += len(content)
+
+    def hashing(self) -> Callable[[], object]:
+        """Work that hashes the content of the last `extend`, for another thread.
+
+        Until it is done nothing may be asked of this spool but to roll back. Without it, hashing waits for its need.
+        """
+        content, self._unhashed = self._unhashed, b""
+        return partial(self._running_sum.update, content)
 
     def next_fragment(self) -> Fragment:
         """The fragment that commits everything received: ours, extended by the delta."""
         if not self._delta:
             return self._committed.fragment
+        self._catch_up()
         current = self._committed.fragment
         return replace(current, end=current.end + self._delta, sum=self._running_sum.digest())
 
@@ -181,14 +194,21 @@ class Spool:
             self._committed_sum = new_sum()
         elif decision.outcome is Outcome.MISMATCH:
             return  # The delta stays: the primary may still commit or roll it back.
-        self._running_sum = self._committed_sum.copy()
-        self._delta = 0
+        self._forget_delta()
 
     def roll_back(self) -> None:
         """Forget the delta, as when the stream that sent it has broken."""
         if self._delta:
-            self._running_sum = self._committed_sum.copy()
-            self._delta = 0
+            self._forget_delta()
+
+    def _forget_delta(self) -> None:
+        self._running_sum, self._unhashed = self._committed_sum.copy(), b""
+        self._delta = 0
+
+    def _catch_up(self) -> None:
+        if self._unhashed:
+            self._running_sum.update(self._unhashed)
+            self._unhashed = b""
 
 
 def empty_at(fragment: Fragment, offset: int, codec: Codec) -> Fragment:

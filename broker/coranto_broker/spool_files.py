@@ -26,6 +26,7 @@ import asyncio
 import enum
 import hashlib
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,6 +198,10 @@ class DurableSpool:
 
     def next_fragment(self) -> Fragment:
         return self._spool.next_fragment()
+
+    def hashing(self) -> Callable[[], object]:
+        """Work that hashes the content of the last `write`, for another thread. See `Spool.hashing`."""
+        return self._spool.hashing()
 
     def write(self, content_delta: int, content: bytes) -> None:
         """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends."""

@@ -247,3 +247,22 @@ TestSpoolMachine = SpoolMachine.TestCase
 TestSpoolMachine.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_content_may_be_hashed_elsewhere_or_when_it_is_needed() -> None:
+    plain, helped = Spool(JOURNAL), Spool(JOURNAL)
+    for number, content in enumerate((b"one", b"two", b"three")):
+        for spool in (plain, helped):
+            spool.check_content(spool.delta)
+            spool.extend(content)
+        if number != 1:
+            helped.hashing()()
+    assert helped.next_fragment() == plain.next_fragment()
+    assert helped.next_fragment().sum == hashlib.sha1(b"onetwothree").digest()
+
+    helped.extend(b"never committed")
+    late = helped.hashing()
+    helped.roll_back()
+    late()  # Of content that was rolled back meanwhile.
+    helped.extend(b"four")
+    assert helped.next_fragment().sum == hashlib.sha1(b"four").digest()
