@@ -112,9 +112,8 @@ class Journal:
         spec.fragment.refresh_interval.FromSeconds(3600)
         self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
         self._exists = True
-        # The second append completes the first one's fragment.
-        for _ in range(2):
-            self._client.append(self._name, b"warm\n")
+        # The next append completes this one's fragment, and begins one of its own as appends of that size always do.
+        self._client.append(self._name, b"warm\n")
         route = self._client.list(f"name={self._name}").journals[0].route
         return route.endpoints[route.primary].removeprefix("http://")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from coranto.memory import keep_freed_memory
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -108,4 +109,5 @@ def raw_server(relays: int = 0) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     asyncio.run(serve(sys.argv[1:]))

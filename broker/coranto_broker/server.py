@@ -17,6 +17,7 @@ from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
 from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk, SystemClock
 from coranto.errors import ClusterError
+from coranto.memory import keep_freed_memory
 from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
@@ -35,6 +36,7 @@ _log = structlog.get_logger(__name__)
 async def run(settings: BrokerSettings) -> int:
     """Run a broker until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
     raise_file_limit()
+    keep_freed_memory()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
