@@ -10,8 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+Entropy: TypeAlias = Callable[[int], bytes]
+"""Gives so many random bytes that nobody can foresee, as `os.urandom` does."""
 
 
 class Clock(Protocol):

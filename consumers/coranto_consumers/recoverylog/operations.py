@@ -7,12 +7,13 @@ of the operation that created them, which stays with a file through its links an
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass
 from typing import Final, NewType
 
 from google.protobuf.message import DecodeError
 
+from coranto.effects import Entropy
 from coranto.errors import InvalidInput
 from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
@@ -28,9 +29,11 @@ AUTHOR_REGISTER: Final = "author"
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
 
 
-def new_author() -> Author:
+def new_author(entropy: Entropy = os.urandom) -> Author:
     """A random author; never 0."""
-    return Author(secrets.randbelow((1 << 32) - 1) + 1)
+    while (drawn := int.from_bytes(entropy(4))) == 0:
+        pass
+    return Author(drawn)
 
 
 def fence_of(author: Author) -> pb.LabelSet:

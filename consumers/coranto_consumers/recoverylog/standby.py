@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -25,7 +26,7 @@ import structlog
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Coordinator, KeyValue
-from coranto.effects import Clock, SystemClock
+from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import CorantoError, Fenced, InvalidInput, JournalNotFound
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore
 from coranto_consumers.recoverylog.hints import Hints
@@ -54,6 +55,7 @@ class LogStandby:
         *,
         guard: KeyValue | None = None,
         clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
     ) -> None:
         """`folder` is emptied; it is this standby's alone."""
         self._client = client
@@ -62,6 +64,7 @@ class LogStandby:
         self._hint_store = HintStore(coordinator, keys, guard=guard)
         self._authority = EtcdAuthority(coordinator, keys, log, guard=guard)
         self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
         self._player: Player | None = None
 
     async def __aenter__(self) -> LogStandby:
@@ -99,8 +102,8 @@ class LogStandby:
         if guard is not None:
             self._hint_store.reassigned(guard)
             self._authority.reassigned(guard)
-        recovery = await self._playing.hand_off(new_author())
-        recorder = Recorder(self._client, recovery, authority=self._authority)
+        recovery = await self._playing.hand_off(new_author(self._entropy))
+        recorder = Recorder(self._client, recovery, authority=self._authority, clock=self._clock)
         return LogOwner(recorder, recovery, self._hint_store, self._clock)
 
     async def _check_journal(self) -> None:

@@ -14,7 +14,6 @@ value, where the allocator and everybody else see it.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
@@ -26,7 +25,7 @@ import structlog
 from coranto.client import JournalClient
 from coranto.client.retry import backoff
 from coranto.coordination.etcd import Coordinator, KeyValue
-from coranto.effects import Clock
+from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
@@ -52,6 +51,9 @@ class Host(Protocol):
 
     @property
     def coordinator(self) -> Coordinator: ...
+
+    @property
+    def entropy(self) -> Entropy: ...
 
     @property
     def recovery_folder(self) -> Path:
@@ -183,7 +185,14 @@ class ShardReplica:
         folder = Path(tempfile.mkdtemp(prefix=f"{self.spec.id}-", dir=self._host.recovery_folder))
         guard = self._host.assignment_of(self.spec.id)
         async with LogStandby(
-            self.shard.client, self._host.coordinator, keys, log, folder, guard=guard, clock=self._clock
+            self.shard.client,
+            self._host.coordinator,
+            keys,
+            log,
+            folder,
+            guard=guard,
+            clock=self._clock,
+            entropy=self._host.entropy,
         ) as standby:
             if not self._serving.is_set():
                 await self._status(pc.ReplicaStatus.BACKFILL)
@@ -207,7 +216,7 @@ class ShardReplica:
             self._app,
             self.shard,
             clock=self._clock,
-            producer=new_producer_id(os.urandom),
+            producer=new_producer_id(self._host.entropy),
             progress=self.progress,
             metrics=self._metrics,
             restored=restored,

@@ -137,7 +137,7 @@ class ShardResolver:
         if self._stopped:
             return
         assigned = {each.item: each for each in state.by_member.get(self._member, [])}
-        for shard in self._locals.keys() - assigned.keys():
+        for shard in sorted(self._locals.keys() - assigned.keys()):
             self._stop(self._locals.pop(shard).replica)
         for shard, mine in assigned.items():
             item = state.item(shard)

@@ -34,7 +34,7 @@ from coranto_consumers.runtime.resolver import covers
 from coranto_consumers.runtime.specs import validate_change, with_meta
 
 if TYPE_CHECKING:
-    from coranto_consumers.runtime.process import ConsumerProcess
+    from coranto_consumers.runtime.consumer import Consumer
 
 _log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -53,7 +53,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 class ShardService(pc_grpc.ShardServicer):
     """Calls of clients, and of other processes of the consumer."""
 
-    def __init__(self, process: ConsumerProcess) -> None:
+    def __init__(self, process: Consumer) -> None:
         self._process = process
 
     async def Stat(self, request: pc.StatRequest, context: Context) -> pc.StatResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
-from coranto.client.dispatch import Dispatcher
+from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
@@ -31,7 +32,7 @@ from coranto.client.values import (
     Suspend,
 )
 from coranto.client.watch import Watch
-from coranto.effects import Clock, SystemClock
+from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
     ApplyOutcomeUnknown,
@@ -71,10 +72,13 @@ class JournalClient:
         route_cache: int = DEFAULT_ROUTE_CACHE,
         clock: Clock | None = None,
         connection: Connection | None = None,
+        connect: Connect = Connection,
+        entropy: Entropy = os.urandom,
     ) -> None:
+        """A simulation passes a `connection` for all calls, or what makes connections, in place of real ones."""
         self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
         self._clock: Clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(self.config, self._clock, connection)
+        self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
         self._direct = DirectReader(file_root)
         self._applied_revision = 0
 

@@ -12,10 +12,11 @@ from TLS to an endpoint without, nor a token to an endpoint where others could r
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 from zlib import crc32
 
 import grpc
@@ -26,7 +27,7 @@ from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientConfig, Target, parse_endpoint
 from coranto.client.connection import Connection
 from coranto.client.routes import KnownRoute, RouteCache
-from coranto.effects import Clock
+from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -74,15 +75,27 @@ class Way:
         return self.connection.failure(subject, error)
 
 
+Connect: TypeAlias = Callable[[ClientConfig, Clock, CallTokens], Connection]
+
+
 class Dispatcher:
     """The connections of a client, and the routes that it has learnt.
 
-    With `connection` all goes through that one alone.
+    With `connection` all goes through that one alone. `connect` makes the others.
     """
 
-    def __init__(self, config: ClientConfig, clock: Clock, connection: Connection | None = None) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        clock: Clock,
+        connection: Connection | None = None,
+        *,
+        connect: Connect = Connection,
+        entropy: Entropy = os.urandom,
+    ) -> None:
         self._config = config
         self._clock = clock
+        self._connect_to = connect
         self.tokens = connection.tokens if connection is not None else CallTokens(config.auth, clock)
         self._seeds = [connection] if connection is not None else [self._connect(seed) for seed in config.seeds]
         self._secure = parse_endpoint(config.seeds[0]).secure
@@ -94,7 +107,7 @@ class Dispatcher:
         self._refused: set[str] = set()
         self._draining: set[asyncio.Task[None]] = set()
         # Clients of one journal spread over its replicas, and each keeps to its own.
-        self._salt = random.getrandbits(32)
+        self._salt = int.from_bytes(entropy(4))
 
     # -- Ways --------------------------------------------------------------------------------------------------------
 
@@ -210,7 +223,7 @@ class Dispatcher:
         """Raises InvalidInput for an endpoint to which our tokens must not be sent."""
         secure = parse_endpoint(endpoint).secure
         config = replace(self._config, endpoint=endpoint, tls=self._config.tls if secure else None)
-        return Connection(config, self._clock, self.tokens)
+        return self._connect_to(config, self._clock, self.tokens)
 
     def _drain_beyond_limit(self) -> None:
         while len(self._others) > _MAX_CONNECTIONS:

@@ -80,7 +80,8 @@ class Checkpoint:
     def from_wire(cls, wire: consumer_pb2.Checkpoint) -> Checkpoint:
         """The checkpoint of a message. Raises CorruptData for values that no checkpoint holds."""
         sources = {}
-        for journal, entry in wire.sources.items():
+        # Maps of protobuf come in another order in each process.
+        for journal, entry in sorted(wire.sources.items()):
             producers: dict[ProducerId, ProducerState] = {}
             for item in entry.producers:
                 if len(item.id) != 6:
@@ -93,7 +94,7 @@ class Checkpoint:
             if entry.read_through < 0:
                 raise CorruptData(f"checkpoint of {journal}: read through offset {entry.read_through}")
             sources[journal] = Source(entry.read_through, producers)
-        return cls(sources, dict(wire.ack_intents))
+        return cls(sources, dict(sorted(wire.ack_intents.items())))
 
     def to_bytes(self) -> bytes:
         """The serialised message; equal checkpoints have equal bytes within one version of protobuf."""

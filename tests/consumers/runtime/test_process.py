@@ -185,7 +185,7 @@ async def test_disabled_and_deleted_shards_are_not_processed(consumer, sums):
     await consumer.status(process, "PRIMARY")
     disabled = await consumer.apply(process, spec(disable=True), revision=revision)
     await process.keyspace.wait_until(lambda state: not state.assignments("shard-sums"), timeout=20)
-    assert not process.resolver.replicas
+    assert not process.consumer.resolver.replicas
 
     change = pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=disabled.header.etcd.revision)
     assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[change]))).status == pc.OK

@@ -1,0 +1,179 @@
+"""A consumer's process, put together from the effects that it is given: its shards, and how it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from coranto.call_tokens import CallTokens
+from coranto.client import JournalClient
+from coranto.coordination.allocator import AllocatorLoop, may_drain
+from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
+from coranto.coordination.layout import MemberId
+from coranto.coordination.lease import MemberSession
+from coranto.effects import Clock, Entropy
+from coranto.errors import CorantoError, TxnOutcomeUnknown, Unavailable
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.peers import ShardPeers
+from coranto_consumers.runtime.replica import ShardReplica
+from coranto_consumers.runtime.resolver import ShardKeySpace, ShardResolver
+from coranto_consumers.runtime.security import Authorizer, keys_of, peer_tls
+from coranto_consumers.runtime.settings import ConsumerSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class Consumer:
+    """The effects and long-lived parts of one consumer process. It closes none of the effects but its channels."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        app: Application[Any],
+        client: JournalClient,
+        *,
+        member: MemberId,
+        clock: Clock,
+        entropy: Entropy,
+        coordinator: Coordinator,
+        keyspace: ShardKeySpace,
+        recovery_folder: Path,
+        metrics: ConsumerMetrics,
+        peers: ShardPeers | None = None,
+    ) -> None:
+        """`recovery_folder` is where recovery logs are played into folders."""
+        self.settings = settings
+        self.member = member
+        self.clock = clock
+        self.entropy = entropy
+        self.coordinator = coordinator
+        self.keyspace = keyspace
+        self.recovery_folder = recovery_folder
+        self.metrics = metrics
+        keys = keys_of(settings)
+        self.authorizer = Authorizer(keys, clock)
+        self.tokens = CallTokens(keys, clock)
+        self.peers = peers if peers is not None else ShardPeers(peer_tls(settings))
+        self._app = app
+        self._client = client
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._allocator = AllocatorLoop(keyspace, coordinator, member, clock=clock)
+        self._allocation: asyncio.Task[None] | None = None
+        self.session: MemberSession
+        self.resolver: ShardResolver
+
+    def start(self, session: MemberSession) -> None:
+        """Run the shards that are assigned to us, and take part in assigning, for as long as `session` lives.
+
+        The key space has been loaded.
+        """
+        self.session = session
+        self.resolver = ShardResolver(self.keyspace, self.member, self._start_replica, self._stop_replica)
+        self._allocation = asyncio.create_task(self._allocator.run(), name="allocator")
+
+    async def close(self) -> None:
+        """Stop all shards in bounded time, and what goes on in the background."""
+        if self._allocation is not None:
+            await self.stop_shards()
+            self._allocation.cancel()
+            await asyncio.gather(self._allocation, return_exceptions=True)
+        await self.peers.close()
+
+    async def serve_until(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` (hands over, 0), or until lease, key space or the allocator are lost (1)."""
+        assert self._allocation is not None
+        waits = [
+            asyncio.ensure_future(stop.wait()),
+            asyncio.ensure_future(self.session.lost.wait()),
+            asyncio.ensure_future(self.keyspace.wait_failed()),
+        ]
+        try:
+            await asyncio.wait([*waits, self._allocation], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if stop.is_set():
+            await self.exit_gracefully()
+            return 0
+        _log.error("this process can no longer know what is assigned to it, and ends")
+        await self.stop_shards()
+        return 1
+
+    async def exit_gracefully(self) -> None:
+        """Hand shards over to others that can take them, then stop those that are left."""
+        _log.info("exiting")
+        state = self.keyspace.state
+        member = state.member(self.member)
+        if member is not None and may_drain(state, self.member):
+            spec = pc.ConsumerSpec()
+            spec.CopyFrom(member.spec)
+            spec.exiting = True
+            try:
+                await self.session.update(spec.SerializeToString(deterministic=True))
+                await self.keyspace.wait_until(
+                    lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
+                    timeout=self.settings.exit_seconds,
+                )
+            except TimeoutError:
+                _log.warning("shards were not taken over in time", shards=len(self.resolver.replicas))
+            except CorantoError as error:
+                _log.warning("shards could not be handed over", error=str(error))
+        await self.stop_shards()
+
+    async def stop_shards(self) -> None:
+        """Complete what local shards have consumed, in bounded time, and process nothing more."""
+        self.resolver.stop()
+        while self._stopping:
+            await asyncio.wait(set(self._stopping))
+
+    def unrouted_header(self) -> pb.Header:
+        """A header of a response that is not about one shard."""
+        return pb.Header(
+            process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
+            route=pb.Route(primary=-1),
+            etcd=self.keyspace.state.header.to_wire(),
+        )
+
+    # -- Replicas ------------------------------------------------------------------------------------------------------
+
+    def _start_replica(self, spec: pc.ShardSpec) -> ShardReplica:
+        _log.info("starting shard", shard=spec.id)
+        replica = ShardReplica(self._app, spec, self._client, self, clock=self.clock, metrics=self.metrics)
+        replica.start()
+        return replica
+
+    def _stop_replica(self, replica: ShardReplica) -> None:
+        _log.info("stopping shard", shard=replica.spec.id)
+        task = asyncio.create_task(replica.stop(), name=f"stop {replica.spec.id}")
+        self._stopping.add(task)
+        task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        self._stopping.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("shard did not stop cleanly", task=task.get_name(), exc_info=error)
+
+    def assignment_of(self, shard: str) -> KeyValue | None:
+        """This process's assignment to a shard."""
+        return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
+
+    async def set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
+        """Write a replica's status into its assignment, for as long as there is one."""
+        value = status.SerializeToString(deterministic=True)
+        while True:
+            state = self.keyspace.state
+            mine = next((each for each in state.assignments(shard) if each.member == self.member), None)
+            if mine is None or mine.value == status:
+                return
+            try:
+                result = await self.coordinator.txn([unmodified(mine.kv)], [Put(mine.kv.key, value, keep_lease=True)])
+                await self.keyspace.wait_for_revision(result.header.revision)
+            except (TxnOutcomeUnknown, Unavailable) as error:
+                _log.warning("status could not be written", shard=shard, error=str(error))
+                await self.clock.sleep(0.5)
