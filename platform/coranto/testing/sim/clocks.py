@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-from coranto.testing.sim.loop import Process, SimLoop
-
-EPOCH = 1_750_000_000.0
+from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Timeline
 
 
 class SimClock:
     """A machine's clock as seen by one process."""
 
-    def __init__(self, loop: SimLoop, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0) -> None:
+    def __init__(self, timeline: Timeline, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0) -> None:
         """`skew` is in seconds of wall time; `rate` is how many seconds it counts per second."""
-        self._loop = loop
+        self._timeline = timeline
         self._process = process
         self._skew = skew
         self._rate = rate
 
     def now(self) -> float:
-        return EPOCH + self._skew + self._loop.time() * self._rate
+        return self._timeline.epoch + self._skew + self._timeline.time() * self._rate
 
     def monotonic(self) -> float:
-        return 1000.0 + self._loop.time() * self._rate
+        return 1000.0 + self._timeline.time() * self._rate
 
     async def sleep(self, seconds: float) -> None:
         if self._process is not None:

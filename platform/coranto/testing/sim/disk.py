@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coranto.testing.sim.loop import Killed, Process, SimLoop
+from coranto.testing.sim.loop import Killed, Process
+from coranto.testing.sim.timeline import Timeline
 
 _SETTLED_SECONDS = 5.0
 """Removed and renamed files are so on the disk after this time."""
@@ -30,13 +31,19 @@ class _Inode:
 class SimDisk:
     """One machine's disk. Processes use it through `for_process`."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random, *, any_order: bool = False) -> None:
-        """With `any_order`, unsynced writes to different files reach the disk in any order."""
+    def __init__(
+        self, loop: Timeline, rng: random.Random, *, any_order: bool = False, loses_power: bool = True
+    ) -> None:
+        """With `any_order`, unsynced writes to different files reach the disk in any order.
+
+        Without `loses_power` there will be no `crash`, and what that would undo is not remembered.
+        """
         self.full = False
         self.kill_in_write: Callable[[str], bool] | None = None
         self._loop = loop
         self._rng = rng
         self._any_order = any_order
+        self._loses_power = loses_power
         self._writes = 0
         self._files: dict[str, _Inode] = {}
         self._removed: list[tuple[float, int, str, _Inode]] = []
@@ -71,7 +78,7 @@ class SimDisk:
     def names(self, folder: Path) -> list[str]:
         """Names of files and folders in a folder."""
         prefix = f"{folder}/"
-        return sorted({path[len(prefix) :].partition("/")[0] for path in self._files if path.startswith(prefix)})
+        return sorted({path[len(prefix) :].partition("/")[0] for path in list(self._files) if path.startswith(prefix)})
 
     def content(self, path: Path, *, durable: bool = False) -> bytes | None:
         """A file's bytes (or those that the machine's crash would certainly leave); None when there is none."""
@@ -115,11 +122,12 @@ class SimDisk:
         process.check_alive()
         if length < len(inode.data):
             del inode.data[length:]
-            self._writes += 1
-            inode.pending.append((self._writes, length, b""))
+            self._remember(inode, length, b"")
 
     def sync(self, process: Process, inode: _Inode) -> None:
         process.check_alive()
+        if not self._loses_power:
+            return
         inode.synced = bytes(inode.data)
         inode.pending.clear()
 
@@ -132,7 +140,7 @@ class SimDisk:
     def rename(self, process: Process, source: Path, target: Path) -> None:
         process.check_alive()
         prefix = f"{source}/"
-        moved = [path for path in self._files if path == str(source) or path.startswith(prefix)]
+        moved = [path for path in list(self._files) if path == str(source) or path.startswith(prefix)]
         if not moved:
             raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(source))
         for path in moved:
@@ -141,20 +149,24 @@ class SimDisk:
     def remove(self, process: Process, path: Path) -> None:
         process.check_alive()
         inode = self._files.pop(str(path), None)
-        if inode is not None:
+        if inode is not None and self._loses_power:
             self._writes += 1
             self._removed.append((self._loop.time(), self._writes, str(path), inode))
 
     def remove_tree(self, process: Process, folder: Path) -> None:
         process.check_alive()
         prefix = f"{folder}/"
-        for path in [path for path in self._files if path.startswith(prefix)]:
+        for path in [path for path in list(self._files) if path.startswith(prefix)]:
             self.remove(process, Path(path))
 
     def _append(self, inode: _Inode, data: bytes) -> None:
-        self._writes += 1
-        inode.pending.append((self._writes, len(inode.data), data))
+        self._remember(inode, len(inode.data), data)
         inode.data += data
+
+    def _remember(self, inode: _Inode, position: int, data: bytes) -> None:
+        if self._loses_power:
+            self._writes += 1
+            inode.pending.append((self._writes, position, data))
 
 
 class ProcessDisk:

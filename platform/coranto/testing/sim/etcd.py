@@ -33,11 +33,15 @@ from coranto.coordination.etcd import (
 )
 from coranto.errors import CoordinationError, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Lane, Network, TimedOut
+from coranto.testing.sim.timeline import Timeline
 
 NODE = "etcd"
 TIMEOUT_SECONDS = 10.0
+_STANDSTILL = 0.1
+"""By which share of a lease's time its end must be noticed late to tell that the event loop was held up. In virtual
+time nothing is ever late."""
 T = TypeVar("T")
 
 
@@ -46,6 +50,7 @@ class _Lease:
     id: int
     ttl: int
     expires: float
+    due: float = 0.0  # When it is looked at next.
     keys: dict[str, None] = field(default_factory=dict)
 
 
@@ -58,13 +63,15 @@ class _Watcher:
 class SimEtcd:
     """The server."""
 
-    def __init__(self, loop: SimLoop, network: Network) -> None:
+    def __init__(self, loop: Timeline, network: Network) -> None:
         self.revision = 1
         self.kvs: dict[str, KeyValue] = {}
         self.before_txn: list[Callable[[Sequence[Op]], None]] = []
         """Called with the operations of each transaction that is about to be applied."""
         self.on_expiry: list[Callable[[int], None]] = []
         """Called with the id of each lease that has run out."""
+        self.on_commit: list[Callable[[], None]] = []
+        """Called whenever something has changed."""
         self._loop = loop
         self._network = network
         self._history: list[tuple[int, tuple[Event, ...]]] = []
@@ -127,7 +134,7 @@ class SimEtcd:
         self._next_lease += 1
         lease = _Lease(self._next_lease, max(2, ttl), self._loop.time() + max(2, ttl))
         self._leases[lease.id] = lease
-        self._loop.later(lease.ttl, self._expire, lease)
+        self._look_after(lease.ttl, lease)
         return GrantedLease(lease.id, lease.ttl)
 
     def keep_alive(self, lease_id: int) -> int:
@@ -223,6 +230,8 @@ class SimEtcd:
         self._loop.note(f"etcd {revision}: {[(event.kv.key, event.deleted) for event in events]}")
         for watcher in self._watchers:
             self._tell(watcher, revision, tuple(events))
+        for hook in self.on_commit:
+            hook()
 
     def _tell(self, watcher: _Watcher, revision: int, events: tuple[Event, ...]) -> None:
         mine = tuple(event for event in events if event.kv.key.startswith(watcher.prefix))
@@ -232,14 +241,22 @@ class SimEtcd:
     def _expire(self, lease: _Lease) -> None:
         if lease.id not in self._leases:
             return
-        left = lease.expires - self._loop.time()
+        now = self._loop.time()
+        if now - lease.due > lease.ttl * _STANDSTILL:
+            # This whole process stood still, its clients included: they shall have a chance to say that they live.
+            lease.expires = max(lease.expires, now + lease.ttl / 2)
+        left = lease.expires - now
         if left <= 0:
             self.revoke(lease.id)
             self._loop.note(f"lease {lease.id:#x} ran out")
             for hook in self.on_expiry:
                 hook(lease.id)
             return
-        self._loop.later(left, self._expire, lease)
+        self._look_after(left, lease)
+
+    def _look_after(self, seconds: float, lease: _Lease) -> None:
+        lease.due = self._loop.time() + seconds
+        self._loop.later(seconds, self._expire, lease)
 
 
 class SimCoordinator:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from coranto.testing.sim.timeline import Timeline, process_of_context
+
 T = TypeVar("T")
 
 
@@ -37,23 +39,28 @@ class Killed(asyncio.CancelledError):
 class Process:
     """Tasks that share a fate. `start` work in it; it lives until `kill`."""
 
-    def __init__(self, loop: SimLoop, name: str) -> None:
+    def __init__(self, timeline: Timeline, name: str) -> None:
         self.name = name
+        self.timeline = timeline
         self.alive = True
         self.paused = False
         self.on_death: list[Callable[[], None]] = []
-        self._loop = loop
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stalled: list[asyncio.Handle] = []
         self._context = contextvars.Context()
-        self._context.run(_current.set, self)
+        self._context.run(process_of_context.set, self)
 
     def __repr__(self) -> str:
         return f"<process {self.name}>"
 
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Its tasks that have not ended."""
+        return list(self._tasks)
+
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine as a task of this process."""
-        return self._loop.create_task(work, name=name, context=self._context.copy())
+        return self.timeline.start_task(work, name=name, context=self._context.copy())
 
     def check_alive(self) -> None:
         """Raises Killed when it is not."""
@@ -78,7 +85,7 @@ class Process:
     def resume(self) -> None:
         self.paused = False
         stalled, self._stalled = self._stalled, []
-        self._loop.take_up(stalled)
+        self.timeline.take_up(stalled)
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks[task] = None
@@ -96,17 +103,16 @@ class Process:
         if not self.alive:
             task.exception()  # What goes wrong in a dead process is nobody's concern.
         else:
-            self._loop.ended.append(task)
+            self.timeline.task_ended(task)
 
 
-_current: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 _NOWHERE = contextvars.Context()
 """The context of what belongs to no process: networks, services, timers of the world."""
 
 
 def current_process() -> Process | None:
     """The process whose code is running, if any."""
-    return _current.get()
+    return process_of_context.get()
 
 
 class SimFuture(asyncio.Future[Any]):
@@ -133,6 +139,9 @@ class SimTask(asyncio.Task[Any]):
 
 class SimLoop(asyncio.BaseEventLoop):
     """The event loop. `rng` is the one source of chance of a run; `note` what happened to compare runs."""
+
+    epoch = 1_750_000_000.0
+    """The wall time at which a run begins, in seconds since the Unix epoch."""
 
     def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = 3_000_000) -> None:
         """With `shuffle` off, what is ready at the same time runs in the order in which it became so."""
@@ -172,9 +181,17 @@ class SimLoop(asyncio.BaseEventLoop):
         self._numbers += 1
         return self._numbers
 
-    def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+    def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
         """Call `action` after so many seconds of virtual time, as a part of the world rather than of a process."""
-        return self.call_later(seconds, action, *arguments, context=_NOWHERE.copy())
+        self.call_later(seconds, action, *arguments, context=_NOWHERE.copy())
+
+    def start_task(
+        self, work: Coroutine[Any, Any, T], *, name: str | None, context: contextvars.Context
+    ) -> asyncio.Task[T]:
+        return self.create_task(work, name=name, context=context)
+
+    def task_ended(self, task: asyncio.Task[Any]) -> None:
+        self.ended.append(task)
 
     def take_up(self, handles: list[asyncio.Handle]) -> None:
         """Make handles of a process that was paused ready again."""
@@ -206,7 +223,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[T]:
         number = self.number()
         task = SimTask(number, coro, loop=self, name=str(name) if name else f"task {number}", context=context)
-        process = context.get(_current) if context is not None else _current.get()
+        process = context.get(process_of_context) if context is not None else process_of_context.get()
         if process is not None:
             process.add_task(task)
         return task
@@ -216,7 +233,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Run a function "in a thread": at some moment a little later."""
         future = self.create_future()
-        process = _current.get()
+        process = process_of_context.get()
 
         def run() -> None:
             if future.done():
@@ -252,7 +269,7 @@ class SimLoop(asyncio.BaseEventLoop):
         for handle in batch:
             if handle._cancelled:
                 continue
-            process = handle._context.get(_current)
+            process = handle._context.get(process_of_context)
             if process is not None and process.paused:
                 process.stall(handle)
                 continue

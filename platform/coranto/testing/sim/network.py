@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Timeline
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Delays:
 class Network:
     """All links. Nodes need not be declared."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random, delays: Delays | None = None) -> None:
+    def __init__(self, loop: Timeline, rng: random.Random, delays: Delays | None = None) -> None:
         self.loop = loop
         self.rng = rng
         self.delays = delays or Delays()

@@ -14,7 +14,6 @@ from typing import TypeVar
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
 from coranto.stores import Content, FragmentStore, StoreRegistry
-from coranto.testing.sim.clocks import EPOCH
 from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Network, TimedOut
 
@@ -72,7 +71,7 @@ class SimObjectStore:
         self._refuse()
         until = self._network.loop.time() - self.faults.list_lag
         return [
-            replace(found.fragment, backing_store=url, mod_time=int(EPOCH + found.stored_at))
+            replace(found.fragment, backing_store=url, mod_time=int(self._network.loop.epoch + found.stored_at))
             for found in self.objects.values()
             if found.fragment.journal == journal and found.stored_at <= until
         ]

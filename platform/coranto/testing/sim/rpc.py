@@ -18,8 +18,9 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from coranto.testing.sim.loop import Process, SimLoop, current_process
+from coranto.testing.sim.loop import Process, current_process
 from coranto.testing.sim.network import Endpoints, Lane, Network
+from coranto.testing.sim.timeline import Timeline
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -48,9 +49,11 @@ class CallAborted(Exception):
 class Rpc:
     """All calls over a network."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, give_up: tuple[float, float] = GIVE_UP_SECONDS) -> None:
+        """`give_up` bounds the seconds that an end of a connection waits over a link that is cut."""
         self.network = network
-        self.loop: SimLoop = network.loop
+        self.give_up = give_up
+        self.loop: Timeline = network.loop
         self.endpoints = Endpoints()
         self.live: dict[SimCall, None] = {}
         self.problems: list[str] = []
@@ -260,8 +263,8 @@ class SimCall:
         if {source, target} != {self.node, self.peer} or self._status is not None:
             return
         network = self._rpc.network
-        self._loop.later(network.rng.uniform(*GIVE_UP_SECONDS), self._give_up, source, target, self._client_gives_up)
-        self._loop.later(network.rng.uniform(*GIVE_UP_SECONDS), self._give_up, source, target, self._server_gives_up)
+        self._loop.later(network.rng.uniform(*self._rpc.give_up), self._give_up, source, target, self._client_gives_up)
+        self._loop.later(network.rng.uniform(*self._rpc.give_up), self._give_up, source, target, self._server_gives_up)
 
     def _give_up(self, source: str, target: str, end: Callable[[], None]) -> None:
         if self._rpc.network.is_cut(source, target):
