@@ -42,6 +42,11 @@
     │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
     │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
+    ├── StreamError                     an operation on a stream
+    │   ├── StreamNotFound
+    │   ├── StreamExists
+    │   ├── StreamChanged               somebody else changed the stream's segments meanwhile
+    │   └── StreamSealed                the stream takes no more events
     └── ClusterError                    the embedded cluster could not be started, found or stopped
         └── DirectoryInUse              another process holds a data directory
 
@@ -363,3 +368,28 @@ def status_error(
     if found is not None:
         return found(subject, header, detail)
     return UnknownStatus(subject, header, f"status {status}; {detail}" if detail else f"status {status}")
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+class StreamError(CorantoError):
+    """An operation on a stream failed."""
+
+
+class StreamNotFound(StreamError):
+    """There is no stream of this name."""
+
+
+class StreamExists(StreamError):
+    """There is a stream of this name already, or content of an earlier one."""
+
+
+class StreamChanged(StreamError):
+    """Somebody else changed the stream's segments meanwhile, and nothing was applied. Describe it again, then decide."""
+
+    retriable = True
+
+
+class StreamSealed(StreamError):
+    """The stream is sealed: it takes no more events and does not scale."""

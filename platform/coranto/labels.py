@@ -40,6 +40,8 @@ PREFIX: Final = "prefix"
 """Old meta label: a folder of journals. `rewrite_legacy_prefix` turns it into `name:prefix`."""
 ID: Final = "id"
 """Meta label of shards."""
+HELD: Final = "coranto.dev/held"
+"""A register. An append whose check includes it is checked also when the registers are empty, which satisfy any other."""
 SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
 
 JSON_LINES: Final = "application/x-ndjson"

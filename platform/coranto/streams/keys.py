@@ -1,0 +1,121 @@
+"""Routing keys: where a key stands in the key space, and ranges of it.
+
+The key space is the integers [0, 2**52). A key's place is Pravega's: MurmurHash3 (x64, 128 bits) of the key's UTF-16
+code units in little-endian order, of whose lower 64 bits the upper 52 are kept. Divided by 2**52 it is the fraction in
+[0, 1) that Pravega routes by, so the same keys go the same way in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Final
+
+from coranto.errors import InvalidInput
+
+KEY_BITS: Final = 52
+KEY_SPACE: Final = 1 << KEY_BITS
+"""Just beyond the last place of the key space."""
+
+_SEED: Final = 1741865571  # Java's hash of the string "EventRouter".
+_MASK: Final = (1 << 64) - 1
+_C1: Final = 0x87C37B91114253D5
+_C2: Final = 0x4CF5AD432745937F
+
+
+def key_hash(key: str) -> int:
+    """The key's place in [0, 2**52). Any text is a key, the empty one too, and text that is not valid Unicode."""
+    data = key.encode("utf-16-le", "surrogatepass")
+    size = len(data)
+    h1 = h2 = _SEED
+    whole = size & ~15
+    for at in range(0, whole, 16):
+        h1 ^= _mix1(int.from_bytes(data[at : at + 8], "little"))
+        h1 = ((_rotate(h1, 27) + h2) * 5 + 0x52DCE729) & _MASK
+        h2 ^= _mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
+        h2 = ((_rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
+    # The tail is as a block that is padded with zeros, but for being mixed in only.
+    h2 ^= _mix2(int.from_bytes(data[whole + 8 :], "little"))
+    h1 ^= _mix1(int.from_bytes(data[whole : whole + 8], "little"))
+    h1 ^= size
+    h2 ^= size
+    h1 = (h1 + h2) & _MASK
+    h2 = (h2 + h1) & _MASK
+    return ((_final(h1) + _final(h2)) & _MASK) >> (64 - KEY_BITS)
+
+
+def _rotate(value: int, by: int) -> int:
+    return (value << by | value >> (64 - by)) & _MASK
+
+
+def _mix1(block: int) -> int:
+    return _rotate(block * _C1 & _MASK, 31) * _C2 & _MASK
+
+
+def _mix2(block: int) -> int:
+    return _rotate(block * _C2 & _MASK, 33) * _C1 & _MASK
+
+
+def _final(value: int) -> int:
+    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _MASK
+    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+    return value ^ value >> 33
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """The places [begin, end) of the key space: at least one of them."""
+
+    begin: int
+    end: int
+
+    FULL: ClassVar[KeyRange]
+    """The whole key space."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begin < self.end <= KEY_SPACE:
+            raise InvalidInput(f"[{self.begin:#x}, {self.end:#x}) is no range of keys within [0, {KEY_SPACE:#x})")
+
+    def __contains__(self, place: object) -> bool:
+        return isinstance(place, int) and self.begin <= place < self.end
+
+    def contains(self, place: int) -> bool:
+        """Whether a key's place is in the range."""
+        return self.begin <= place < self.end
+
+    def overlaps(self, other: KeyRange) -> bool:
+        return self.begin < other.end and other.begin < self.end
+
+    @property
+    def width(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def share(self) -> float:
+        """The part of the key space that it is, above 0 and at most 1."""
+        return self.width / KEY_SPACE
+
+    def split(self, parts: int) -> tuple[KeyRange, ...]:
+        """Adjacent ranges that make up this one, whose widths differ by at most 1. Raises InvalidInput."""
+        if not 1 <= parts <= self.width:
+            raise InvalidInput(f"{self} cannot be split into {parts} parts; ask for 1 to {self.width}")
+        edges = [self.begin + self.width * part // parts for part in range(parts + 1)]
+        return tuple(map(KeyRange, edges, edges[1:]))
+
+    @staticmethod
+    def merge(ranges: Iterable[KeyRange]) -> KeyRange:
+        """The one range that adjacent ranges make up, in whatever order. Raises InvalidInput if they are not that."""
+        ordered = sorted(ranges)
+        if not ordered:
+            raise InvalidInput("there is no range to merge")
+        for left, right in pairwise(ordered):
+            if left.end != right.begin:
+                raise InvalidInput(f"the ranges {left} and {right} are not adjacent, so they cannot be merged")
+        return KeyRange(ordered[0].begin, ordered[-1].end)
+
+    def __str__(self) -> str:
+        return f"[{self.begin / KEY_SPACE:.6g}, {self.end / KEY_SPACE:.6g})"
+
+
+KeyRange.FULL = KeyRange(0, KEY_SPACE)
