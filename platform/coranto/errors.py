@@ -386,7 +386,7 @@ class StreamExists(StreamError):
 
 
 class StreamChanged(StreamError):
-    """Somebody else changed the stream's segments meanwhile, and nothing was applied. Describe it again, then decide."""
+    """Somebody else changed the stream's segments meanwhile, and nothing was applied. Describe it again first."""
 
     retriable = True
 

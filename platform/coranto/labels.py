@@ -41,7 +41,7 @@ PREFIX: Final = "prefix"
 ID: Final = "id"
 """Meta label of shards."""
 HELD: Final = "coranto.dev/held"
-"""A register. An append whose check includes it is checked also when the registers are empty, which satisfy any other."""
+"""A register. A check that includes it is made of empty registers, too, which satisfy every other check."""
 SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
 
 JSON_LINES: Final = "application/x-ndjson"
