@@ -1,0 +1,348 @@
+"""etcd, brokers, a SQL store, the members of three consumers and their publishers, as one thing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from coranto.client import ClientConfig, JournalClient
+from coranto.client.committed import async_committed_reader
+from coranto.cluster import EtcdServer
+from coranto.cluster.brokers import serves
+from coranto.cluster.processes import free_port
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.layout import Layout, MemberId
+from coranto.messages import JsonLines
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.specs import ShardEntities
+from coranto_consumers.testing import PostgresServer
+from coranto_consumers.testing_chain.applications import STORE_VARIABLE
+from coranto_consumers.testing_chain.model import ALERTS, STAGES, Expected, Stage, journal_specs
+from coranto_consumers.testing_chain.processes import CORANTO, Place, until
+from coranto_consumers.testing_chain.publishing import StreamPublisher
+
+PREFIX = "/gazette/cluster"
+ZONES = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """What a chain is made of."""
+
+    seed: int = 0
+    brokers: int = 4
+    replication: int = 3
+    members: int = 2
+    """Processes of each consumer."""
+    publishers: int = 2
+    streams: int = 12
+    """Of each publisher."""
+    lease_seconds: float = 4.0
+    """Of brokers and consumers."""
+    sql: str = "postgresql"
+    """The second consumer's store: this, or sqlite."""
+
+
+@dataclass(slots=True)
+class Consumer:
+    """The members of one consumer, and what etcd knows of its shards."""
+
+    stage: Stage
+    keyspace: KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
+    members: list[Place] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Why shards were FAILED, at any time."""
+
+    def member_id(self, number: int, incarnation: int) -> MemberId:
+        return MemberId(ZONES[number % len(ZONES)], f"{self.stage.name}-{number}.{incarnation}")
+
+    def knows(self, number: int, incarnation: int) -> bool:
+        """Whether etcd has a process as a member."""
+        return self.keyspace.state.member(self.member_id(number, incarnation)) is not None
+
+    def note_failures(self, state: State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]) -> None:
+        for each in state.all_assignments:
+            if each.value.code == pc.ReplicaStatus.FAILED:
+                said = f"{each.item} failed in {each.member}: {' '.join(each.value.errors)}"
+                if said not in self.failures:
+                    self.failures.append(said)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether every shard has a primary."""
+        state = self.keyspace.state
+        return all(
+            any(each.value.code == pc.ReplicaStatus.PRIMARY for each in state.assignments(spec.id))
+            for spec in self.stage.specs()
+        )
+
+    def status(self) -> str:
+        """For messages: who has which shard, and how far it is."""
+        state = self.keyspace.state
+        return "; ".join(
+            f"{spec.id}: "
+            + (
+                ", ".join(
+                    f"{each.member.suffix} {pc.ReplicaStatus.Code.Name(each.value.code)} {' '.join(each.value.errors)}"
+                    for each in state.assignments(spec.id)
+                )
+                or "nobody"
+            )
+            for spec in self.stage.specs()
+        )
+
+
+class Chain:
+    """Use as `async with Chain(folder, options) as chain:`, in the main thread."""
+
+    def __init__(self, folder: Path, options: ChainOptions) -> None:
+        self.folder = folder.absolute()
+        self.options = options
+        self.brokers: list[Place] = []
+        self.consumers: list[Consumer] = []
+        self.publishers: list[StreamPublisher] = []
+        self.alerts: list[dict[str, Any]] = []
+        """What read-committed readers that follow the last journals have seen, each journal's in order."""
+        self.streams_done = 0
+        """Of how many streams they have seen the last number."""
+        self.store_url = ""
+        self.client: JournalClient
+        self.coordinator: EtcdCoordinator
+        self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+        """Of the brokers."""
+        self._etcd = EtcdServer(self.folder, fsync=False)
+        self._ports: list[int] = []
+        self._ending = asyncio.Event()
+        self._exits = contextlib.AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._publishing: list[asyncio.Task[None]] = []
+
+    def is_member(self, number: int) -> bool:
+        """Whether etcd has a broker as a member, which ends with its lease."""
+        return self.keyspace.state.member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}")) is not None
+
+    @property
+    def endpoint(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+
+    @property
+    def file_root(self) -> Path:
+        return self.folder / "fragments"
+
+    @property
+    def places(self) -> list[Place]:
+        return [*self.brokers, *(member for consumer in self.consumers for member in consumer.members)]
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        return {stream: each for publisher in self.publishers for stream, each in publisher.expected.items()}
+
+    async def __aenter__(self) -> Chain:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    def check(self) -> None:
+        """Raise what ended a task that was not to end."""
+        for task in (*self._tasks, *self._publishing):
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def progress(self, seconds: float = 60.0) -> None:
+        """Return once something has come out at the chain's end that is not there yet."""
+        seen = len(self.alerts)
+        await self.until(lambda: len(self.alerts) > seen, "alerts arrive", seconds)
+
+    async def until(self, condition: Any, what: str, seconds: float = 60.0) -> None:
+        """As `processes.until`, and tells the state of all in its error."""
+
+        def checked() -> bool:
+            self.check()
+            return bool(condition())
+
+        try:
+            await until(checked, what, seconds)
+        except Exception as error:
+            error.add_note(self.status())
+            raise
+
+    async def end_publishing(self) -> None:
+        """Have publishers publish the last number of each stream, and return when that is done."""
+        self._ending.set()
+        await self.until(lambda: all(task.done() for task in self._publishing), "publishers end")
+
+    async def stop_supervision(self) -> None:
+        """Start nothing again from now on."""
+        await _cancel(self._tasks[:1])
+
+    def status(self) -> str:
+        """For messages."""
+        down = ", ".join(place.name for place in self.places if not place.is_running) or "nobody"
+        return "\n".join((f"down: {down}", *(consumer.status() for consumer in self.consumers)))
+
+    # -- Starting ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._etcd.start()
+        self._exits.push_async_callback(asyncio.to_thread, self._etcd.stop)
+        self._exits.callback(self._close_places)
+        starting_store = asyncio.create_task(self._start_store())
+        self._exits.push_async_callback(_cancel, [starting_store])
+        self.coordinator = await self._exits.enter_async_context(EtcdCoordinator(self._etcd.endpoint))
+        self.keyspace = KeySpace(self.coordinator, Layout(PREFIX), JournalEntities())
+        await self.keyspace.start()
+        self._exits.push_async_callback(self.keyspace.close)
+        for number in range(self.options.brokers):
+            self._ports.append(free_port(taken=self._ports))
+            self.brokers.append(self._broker(number))
+        for broker in self.brokers:
+            broker.spawn()
+        await asyncio.gather(*(broker.serving() for broker in self.brokers))
+        config = ClientConfig(self.endpoint, self.file_root)
+        self.client = await self._exits.enter_async_context(JournalClient.of(config))
+        await self._create_journals()
+        self.store_url = await starting_store
+        for stage in STAGES:
+            self.consumers.append(await self._consumer(stage))
+        members = [member for consumer in self.consumers for member in consumer.members]
+        for member in members:
+            member.spawn()
+        await asyncio.gather(*(member.serving() for member in members))
+        await asyncio.gather(*(self._apply(consumer) for consumer in self.consumers))
+        self._exits.push_async_callback(self._end_tasks)
+        self._spawn(self._supervise())
+        for journal in ALERTS:
+            self._spawn(self._follow(journal))
+        self._start_publishing()
+        await self.progress()
+
+    def _close_places(self) -> None:
+        for place in self.places:
+            place.close()
+
+    async def _start_store(self) -> str:
+        if self.options.sql == "sqlite":
+            return f"sqlite:///{self.folder}/aggregate.db"
+        server = PostgresServer()
+        await asyncio.to_thread(server.__enter__)
+        self._exits.push_async_callback(asyncio.to_thread, server.__exit__, None, None, None)
+        return await asyncio.to_thread(server.new_database)
+
+    def _broker(self, number: int) -> Place:
+        name, port = f"broker-{number}", self._ports[number]
+
+        def command(_: int) -> list[str]:
+            return [
+                *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
+                *("--etcd", self._etcd.endpoint, "--etcd-prefix", PREFIX),
+                *("--host", "127.0.0.1", "--port", str(port), "--zone", ZONES[number % len(ZONES)], "--id", name),
+                *("--data-dir", str(self.folder / name), "--file-root", str(self.file_root)),
+                *("--lease-seconds", f"{self.options.lease_seconds:g}", "--log-level", "info"),
+            ]
+
+        return Place(name, self.folder, {}, command, lambda _: asyncio.to_thread(serves, f"127.0.0.1:{port}"))
+
+    async def _create_journals(self) -> None:
+        specs = journal_specs(self.options.replication)
+        await self.client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
+        await self.until(
+            lambda: all(
+                len(state.assignments(spec.name)) == spec.replication and state.consistent(spec.name)
+                for state in (self.keyspace.state,)
+                for spec in specs
+            ),
+            "journals have all their replicas",
+        )
+
+    async def _consumer(self, stage: Stage) -> Consumer:
+        keyspace = KeySpace(self.coordinator, Layout(stage.etcd_prefix), ShardEntities())
+        await keyspace.start()
+        self._exits.push_async_callback(keyspace.close)
+        consumer = Consumer(stage, keyspace)
+        keyspace.observe(consumer.note_failures)
+        consumer.members += [self._member(consumer, number) for number in range(self.options.members)]
+        return consumer
+
+    def _member(self, consumer: Consumer, number: int) -> Place:
+        stage = consumer.stage
+
+        def command(incarnation: int) -> list[str]:
+            member = consumer.member_id(number, incarnation)
+            return [
+                *CORANTO,
+                *("consumer", "serve", stage.application, "--endpoint", self.endpoint),
+                *("--etcd", self._etcd.endpoint, "--etcd-prefix", stage.etcd_prefix),
+                *("--zone", member.zone, "--id", member.suffix, "--data-dir", str(self.folder / "play")),
+                *("--lease-seconds", f"{self.options.lease_seconds:g}", "--log-level", "info"),
+            ]
+
+        async def joined(incarnation: int) -> bool:
+            return consumer.knows(number, incarnation)
+
+        (self.folder / "play").mkdir(exist_ok=True)
+        environment = {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root)}
+        return Place(f"{stage.name}-{number}", self.folder, environment, command, joined)
+
+    async def _apply(self, consumer: Consumer) -> None:
+        endpoint = consumer.keyspace.state.members[0].spec.process_spec.endpoint
+        async with ShardClient(ClientConfig(endpoint)) as client:
+            await client.apply([pc.ApplyRequest.Change(upsert=spec) for spec in consumer.stage.specs()])
+        await self.until(lambda: consumer.is_serving, f"the shards of {consumer.stage.name} are served")
+
+    def _start_publishing(self) -> None:
+        rng = random.Random(f"{self.options.seed} publishing")
+        for number in range(self.options.publishers):
+            streams = [f"s{number}-{each:02}" for each in range(self.options.streams)]
+            publisher = StreamPublisher(self.client, streams, random.Random(rng.random()), self._ending)
+            self.publishers.append(publisher)
+            self._publishing.append(asyncio.create_task(publisher.run()))
+
+    # -- Meanwhile -----------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _end_tasks(self) -> None:
+        await _cancel([*self._tasks, *self._publishing])
+
+    async def _supervise(self) -> None:
+        """Start processes again that end by themselves, as those do whose lease runs out on a busy machine."""
+        while True:
+            for place in self.places:
+                if not place.is_harmed and not place.is_running:
+                    place.note_end()
+                    place.spawn()
+            await asyncio.sleep(0.2)
+
+    async def _follow(self, journal: str) -> None:
+        reader = async_committed_reader(self.client, journal, JsonLines(), block=True)
+        async with contextlib.aclosing(reader):
+            async for envelope in reader:
+                self.alerts.append(dict(envelope.message))
+                self.streams_done += envelope.message["last"]
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,161 @@
+"""Does harm to a chain, as chance will have it, and makes it good again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import structlog
+
+from coranto_consumers.testing_chain.chain import Chain, Consumer
+from coranto_consumers.testing_chain.processes import Place
+
+_log = structlog.get_logger(__name__)
+
+Harm = Callable[[Chain, random.Random], Awaitable[None]]
+
+_PAUSE_SECONDS: Final = 3.0
+
+
+async def kill_member(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of a member of a consumer. Another one takes its shards when its lease is over."""
+    await _restart([a_member(chain, rng)])
+
+
+async def kill_primary_twice(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of whoever has a shard, and of who has it next as soon as that is so."""
+    consumer = rng.choice(chain.consumers)
+    shard = rng.choice(consumer.stage.specs()).id
+    for _ in range(2):
+        await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is served")
+        victim = primary_of(consumer, shard)
+        if victim is not None and not victim.is_harmed:
+            await _restart([victim])
+            await chain.progress()
+
+
+async def kill_consumer(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of all members of a consumer at once."""
+    await _restart([member for member in rng.choice(chain.consumers).members if not member.is_harmed])
+
+
+async def pause_member(chain: Chain, rng: random.Random) -> None:
+    """SIGSTOP of a member, and SIGCONT once others have its shards: a zombie, which has to end by itself."""
+    place = a_member(chain, rng)
+    consumer = next(each for each in chain.consumers if place in each.members)
+    number, incarnation = consumer.members.index(place), place.incarnation
+    place.pause()
+    await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
+    await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
+    place.resume()
+    await place.ended()
+    await place.start()
+
+
+async def stop_member(chain: Chain, rng: random.Random) -> None:
+    """SIGTERM of a member, which hands its shards over."""
+    place = a_member(chain, rng)
+    place.own_ends.append(f"exit code {await place.stop()} on SIGTERM")
+    await place.start()
+
+
+async def kill_broker(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of a broker, which comes back at once and takes up its lease and its spools."""
+    await _restart([rng.choice(chain.brokers)])
+
+
+async def kill_broker_for_long(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of a broker, which comes back when others have taken over and the chain gets on without it."""
+    number = rng.randrange(len(chain.brokers))
+    broker = chain.brokers[number]
+    await broker.kill()
+    await chain.until(lambda: not chain.is_member(number), f"etcd has given {broker.name} up")
+    await chain.progress()
+    await broker.start()
+
+
+async def kill_two_brokers(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of two brokers at once."""
+    await _restart(rng.sample(chain.brokers, 2))
+
+
+async def kill_all_brokers(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of all brokers at once."""
+    await _restart(chain.brokers)
+
+
+async def kill_broker_and_member(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of a broker and of a member of a consumer at once."""
+    await _restart([rng.choice(chain.brokers), a_member(chain, rng)])
+
+
+TO_CONSUMERS: Final = (kill_member, kill_primary_twice, kill_consumer, pause_member, stop_member)
+TO_BROKERS: Final = (kill_broker, kill_broker_for_long, kill_two_brokers, kill_all_brokers, kill_broker_and_member)
+
+
+class Nemesis:
+    """Two hands: one for consumers and one for brokers. Each does every kind of harm, in an order drawn anew each time.
+
+    Half of the times a hand waits for the chain to get on before it goes on itself, so that harm meets recovery, too.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self.done: Counter[str] = Counter()
+        self._chain = chain
+
+    @property
+    def kills(self) -> dict[str, int]:
+        """How many processes were killed, of each kind."""
+        chain = self._chain
+        members = (member for consumer in chain.consumers for member in consumer.members)
+        return {"broker": sum(place.kills for place in chain.brokers), "consumer": sum(each.kills for each in members)}
+
+    async def run(self, seconds: float) -> None:
+        """Do harm for so long. Raises ClusterError when the chain does not get on."""
+        end = asyncio.get_running_loop().time() + seconds
+        async with asyncio.TaskGroup() as hands:
+            for name, kinds in (("consumers", TO_CONSUMERS), ("brokers", TO_BROKERS)):
+                rng = random.Random(f"{self._chain.options.seed} {name}")
+                hands.create_task(self._hand(rng, kinds, end))
+
+    async def _hand(self, rng: random.Random, kinds: tuple[Harm, ...], end: float) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            for harm in rng.sample(kinds, len(kinds)):
+                if now() >= end:
+                    return
+                begun = now()
+                await harm(self._chain, rng)
+                self.done[harm.__name__] += 1
+                _log.debug("harm", kind=harm.__name__, seconds=round(now() - begun, 1))
+                if rng.random() < 0.5:
+                    await self._chain.progress()
+                    _log.debug("progress", seconds=round(now() - begun, 1))
+                else:
+                    await asyncio.sleep(rng.uniform(0, _PAUSE_SECONDS))
+
+
+def primary_of(consumer: Consumer, shard: str) -> Place | None:
+    """The member that has a shard, by what etcd knows; None when it is one that is gone."""
+    for each in consumer.keyspace.state.assignments(shard)[:1]:
+        for number, place in enumerate(consumer.members):
+            if each.slot == 0 and consumer.member_id(number, place.incarnation) == each.member:
+                return place
+    return None
+
+
+def a_member(chain: Chain, rng: random.Random) -> Place:
+    """A member of a consumer that the other hand has not in its grip."""
+    members = [member for consumer in chain.consumers for member in consumer.members]
+    return rng.choice([member for member in members if not member.is_harmed])
+
+
+async def _restart(places: Sequence[Place]) -> None:
+    """Kill processes at once, and start them again."""
+    for place in places:
+        place.is_harmed = True
+    await asyncio.gather(*(place.kill() for place in places))
+    await asyncio.gather(*(place.start() for place in places))

@@ -1,0 +1,145 @@
+"""Processes that are killed, paused and started again. Only what was started here is ever signalled, by its pid."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from coranto.cluster.processes import ChildProcess, describe_exit
+from coranto.errors import ClusterError
+
+_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.02
+
+CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli import main; sys.exit(main())")
+"""The `coranto` command."""
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+    """Return once the condition holds. Raises ClusterError, which says what was waited for."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        if loop.time() > end:
+            raise ClusterError(f"after {seconds:g} s still not so: {what}")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+class Place:
+    """A process's place, whatever process fills it: each incarnation is started by `command(incarnation)`.
+
+    `serves` tells whether an incarnation is at work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        command: Callable[[int], list[str]],
+        serves: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        self.name = name
+        self.log = folder / "logs" / f"{name}.log"
+        self.incarnation = -1
+        self.is_harmed = False
+        """Whether the nemesis has it, so that nobody else is to start it."""
+        self.kills = 0
+        self.own_ends: list[str] = []
+        """How incarnations ended that nobody killed."""
+        self._folder = folder
+        # Without settings of other clusters.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
+        self._environment = {**inherited, **environment}
+        self._command = command
+        self._serves = serves
+        self._process: ChildProcess | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    def spawn(self) -> None:
+        """Start another incarnation. To be called in the main thread: the process dies with the thread."""
+        self.incarnation += 1
+        self._process = ChildProcess(
+            self.name,
+            self._command(self.incarnation),
+            log=self.log,
+            cwd=self._folder,
+            environment=self._environment,
+        )
+
+    async def serving(self) -> None:
+        """Return once the process is at work; one that ends by itself before that is started again."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SECONDS
+        while not await self._serves(self.incarnation):
+            if not self.is_running:
+                self.note_end()
+                self.spawn()
+            if loop.time() > end:
+                raise ClusterError(f"{self.name} does not serve after {_SECONDS:g} s:\n{self.last_words()}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def start(self) -> None:
+        """Start another incarnation, and return once it is at work."""
+        self.spawn()
+        await self.serving()
+        self.is_harmed = False
+
+    async def kill(self) -> None:
+        """SIGKILL, and return when the process is gone."""
+        self.is_harmed = True
+        process = self._process
+        if process is not None and process.alive:
+            self.kills += 1
+            process.signal(signal.SIGKILL)
+            await until(lambda: not process.alive, f"{self.name} has ended")
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.is_harmed = True
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    async def ended(self) -> None:
+        """Return once the process has ended by itself."""
+        await until(lambda: not self.is_running, f"{self.name} ends by itself")
+        self.note_end()
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.is_harmed = True
+        process = self._process
+        if process is None:
+            return 0
+        process.signal(signal.SIGCONT)
+        process.signal(signal.SIGTERM)
+        await until(lambda: not process.alive, f"{self.name} ends politely:\n{self.last_words()}")
+        assert process.exit_code is not None
+        return process.exit_code
+
+    def close(self) -> None:
+        if self._process is not None and self._process.alive:
+            self._process.kill()
+
+    def note_end(self) -> None:
+        """Remember how the process ended."""
+        if self._process is not None:
+            self.own_ends.append(describe_exit(self._process.exit_code))
+
+    def last_words(self, lines: int = 20) -> str:
+        return self._process.last_words(lines) if self._process is not None else ""
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.signal(number)
