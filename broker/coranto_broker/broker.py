@@ -71,6 +71,7 @@ class Broker:
         keyspace: JournalKeySpace,
         stores: StoreRegistry,
         peers: Peers | None = None,
+        fragments: FragmentCache | None = None,
     ) -> None:
         """The key space has been loaded, and shows this broker's member key."""
         self.settings = settings
@@ -84,7 +85,7 @@ class Broker:
         keys = keys_of(settings)
         self.authorizer = Authorizer(keys, clock)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
-        self.fragments = FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
+        self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.ahead = Ahead(settings.group_append_bytes)
         self.proxied: set[Any] = set()
         self._disk = disk

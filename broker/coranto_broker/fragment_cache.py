@@ -49,10 +49,13 @@ class Content(Protocol):
 class FragmentCache:
     """Content of stored fragments, each fetched once as long as it stays."""
 
-    def __init__(self, stores: StoreRegistry, folder: Path, max_bytes: int) -> None:
-        """`folder` is made when it is needed."""
+    def __init__(
+        self, stores: StoreRegistry, folder: Path, max_bytes: int, *, little_bytes: int = LITTLE_BYTES
+    ) -> None:
+        """`folder` is made when it is needed, which is for fragments of more than `little_bytes`."""
         self._stores = stores
         self._folder = folder
+        self._little_bytes = little_bytes
         self._little = _Shelf(LITTLE_TOTAL_BYTES)
         self._large = _Shelf(max_bytes)
         self._fetches = asyncio.Semaphore(FETCHES)
@@ -62,7 +65,7 @@ class FragmentCache:
         """The whole content, for as long as the block lasts. Raises StoreError, CorruptFragment or Unavailable."""
         key = f"{fragment.backing_store} {fragment.content_path}"
         store = self._stores.get(fragment.backing_store)
-        little = fragment.length <= LITTLE_BYTES
+        little = fragment.length <= self._little_bytes
         shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
         entry = shelf.borrow(key, fragment.length, lambda: fetch(store, fragment))
         try:

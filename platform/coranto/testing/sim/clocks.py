@@ -11,7 +11,9 @@ from coranto.testing.sim.timeline import Timeline
 class SimClock:
     """A machine's clock as seen by one process."""
 
-    def __init__(self, timeline: Timeline, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0) -> None:
+    def __init__(
+        self, timeline: Timeline, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0
+    ) -> None:
         """`skew` is in seconds of wall time; `rate` is how many seconds it counts per second."""
         self._timeline = timeline
         self._process = process
