@@ -15,7 +15,7 @@ import typer
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
 from coranto_broker.configuration import FILE_VARIABLE, Configuration, load, render
-from coranto_broker.server import run
+from coranto_broker.server import loop_factory, run
 from coranto_broker.settings import SECRETS, BrokerSettings
 
 app = typer.Typer(no_args_is_help=True, help="Run a journal broker.")
@@ -69,7 +69,8 @@ def serve(configuration: Configuration) -> None:
     for warning in configuration.warnings:
         structlog.get_logger(__name__).warning(warning)
     try:
-        code = asyncio.run(run(settings))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            code = runner.run(run(settings))
     except CorantoError as error:
         structlog.get_logger(__name__).error("broker cannot run", error=str(error))
         code = 1

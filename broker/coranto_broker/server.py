@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import signal
+from collections.abc import Callable
 
 import structlog
 
@@ -17,7 +18,7 @@ from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
 from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk, SystemClock
 from coranto.errors import ClusterError
-from coranto.memory import keep_freed_memory
+from coranto.memory import keep_freed_memory, spare_garbage_collection
 from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
@@ -33,6 +34,15 @@ GRACE_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Event loops of uvloop, which take less time for the same; None, for those of asyncio, where it is missing."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 async def run(settings: BrokerSettings) -> int:
     """Run a broker until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
     raise_file_limit()
@@ -43,6 +53,7 @@ async def run(settings: BrokerSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     with DirectoryLock(settings.data_dir):
         async with BrokerProcess(settings) as process:
+            spare_garbage_collection()
             _log.info(
                 "ready",
                 endpoint=process.endpoint,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import resource
 
-from coranto.memory import keep_freed_memory
+from coranto.memory import GARBAGE_OBJECTS, keep_freed_memory, spare_garbage_collection
 
 
 def test_large_blocks_are_reused_without_new_pages() -> None:
@@ -19,3 +20,14 @@ def test_large_blocks_are_reused_without_new_pages() -> None:
         bytearray(size)  # Touches all of it.
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert faults < rounds * size // resource.getpagesize() // 4
+
+
+def test_what_a_started_process_has_is_never_garbage_collected_again() -> None:
+    before = gc.get_threshold()
+    try:
+        spare_garbage_collection()
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold() == (GARBAGE_OBJECTS, *before[1:])
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
