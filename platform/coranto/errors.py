@@ -46,7 +46,10 @@
     │   ├── StreamNotFound
     │   ├── StreamExists
     │   ├── StreamChanged               somebody else changed the stream's segments meanwhile
-    │   └── StreamSealed                the stream takes no more events
+    │   ├── StreamSealed                the stream takes no more events
+    │   ├── StreamTruncated             what a reader is to go on with is gone
+    │   ├── ReaderOffline               a reader is no (longer a) member of its group
+    │   └── CheckpointRefused           a reader group cannot begin another checkpoint now
     └── ClusterError                    the embedded cluster could not be started, found or stopped
         └── DirectoryInUse              another process holds a data directory
 
@@ -393,3 +396,18 @@ class StreamChanged(StreamError):
 
 class StreamSealed(StreamError):
     """The stream is sealed: it takes no more events and does not scale."""
+
+
+class StreamTruncated(StreamError):
+    """Events that a reader is to go on with were truncated away. Begin behind them, if they are not missed."""
+
+
+class ReaderOffline(StreamError):
+    """A reader is not a member of its group, or no longer: others took it for dead, or replaced it, or the group was
+    reset. Nothing of what it wanted to record was. Make another reader to go on."""
+
+
+class CheckpointRefused(StreamError):
+    """A checkpoint of this name exists, or as many as may be are under way. Wait for those."""
+
+    retriable = True
