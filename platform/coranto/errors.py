@@ -49,7 +49,19 @@
     │   ├── StreamSealed                the stream takes no more events
     │   ├── StreamTruncated             what a reader is to go on with is gone
     │   ├── ReaderOffline               a reader is no (longer a) member of its group
-    │   └── CheckpointRefused           a reader group cannot begin another checkpoint now
+    │   ├── CheckpointRefused           a reader group cannot begin another checkpoint now
+    │   └── WriteError                  a writer's event or transaction did not become durable, or may not have
+    │       ├── MaxTransactionSizeExceeded
+    │       ├── TransactionInProgress   the writer has an open transaction of that key
+    │       ├── TransactionStateError   the transaction has ended, or is being committed
+    │       ├── TransactionTimeout      it was open for too long, and was aborted
+    │       ├── PreconditionFailed      an expected offset or a fence did not hold
+    │       ├── EarlierWriteFailed      something that had to come before it failed
+    │       ├── WriterClosed
+    │       ├── WriterFenced            another process writes under this writer id now
+    │       ├── WriterExpired           what the stream knew of the writer was given up or lost
+    │       ├── CommitUnknown           nothing tells any more whether it is durable
+    │       └── PositionUnknown         it is durable since an earlier attempt, but not found any more
     └── ClusterError                    the embedded cluster could not be started, found or stopped
         └── DirectoryInUse              another process holds a data directory
 
@@ -77,7 +89,7 @@ class CorantoError(Exception):
     """Base of every error that Coranto raises on purpose."""
 
     retriable: ClassVar[bool] = False
-    outcome: ClassVar[Outcome] = Outcome.NOT_APPLIED
+    outcome: Outcome = Outcome.NOT_APPLIED
 
 
 class InvalidInput(CorantoError, ValueError):
@@ -411,3 +423,89 @@ class CheckpointRefused(StreamError):
     """A checkpoint of this name exists, or as many as may be are under way. Wait for those."""
 
     retriable = True
+
+
+# --------------------------------------------------------------------------------------------------- writers of streams
+
+
+class WriteError(StreamError):
+    """An event or a transaction did not become durable, or nobody can tell whether it did: see `outcome`."""
+
+
+class MaxTransactionSizeExceeded(WriteError):
+    """`actual` bytes in a journal, with all that frames them, are more than the `limit`. Nothing was taken in.
+
+    A transaction that this happens to is as it was, and may be committed without the event, or aborted.
+    """
+
+    def __init__(self, limit: int, actual: int) -> None:
+        super().__init__(
+            f"{actual} bytes, framing included, are more than the {limit} that one append may have: write less at once, "
+            "or raise the writer's max_transaction_bytes"
+        )
+        self.limit = limit
+        self.actual = actual
+
+
+class TransactionInProgress(WriteError):
+    """The writer has an open transaction of this routing key. Commit or abort it before the next."""
+
+
+class TransactionStateError(WriteError):
+    """The transaction is not in a state that allows this. What it did before is not changed."""
+
+
+class TransactionTimeout(WriteError):
+    """The transaction was open for longer than its time-out: it was aborted and its events dropped. Begin it again."""
+
+
+class PreconditionFailed(WriteError):
+    """What a transaction was conditioned on does not hold. `actual` is what holds: an offset, or a fence's token.
+
+    Nothing was written, and the writer may go on.
+    """
+
+    def __init__(self, message: str, actual: int | str | None) -> None:
+        super().__init__(message)
+        self.actual = actual
+
+
+class EarlierWriteFailed(WriteError):
+    """Something written before this to the same segment failed (`__cause__`), so this was not appended either."""
+
+    retriable = True
+
+
+class WriterClosed(WriteError):
+    """The writer was closed before this was appended."""
+
+
+class WriterFenced(WriteError):
+    """Another process took over this writer id. This writer must stop: nothing of it will be appended any more."""
+
+
+class WriterExpired(WriteError):
+    """What a stream knew of this writer is gone: it was not used for long while others were, or brokers were lost.
+
+    `outcome` tells whether the write may be durable. To go on, read where the stream stands if it matters, and make
+    a writer with `fresh=True`, which takes the past for settled.
+    """
+
+    def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class CommitUnknown(WriteError):
+    """The write may or may not be durable, and nothing tells any more. Read the stream to learn which."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class PositionUnknown(WriteError):
+    """A transaction was not appended, as it is durable since an earlier attempt; but where it stands was not found.
+
+    Its content was truncated away, or cannot be read, or its sequence was never used for it.
+    """
+
+    outcome = Outcome.UNKNOWN
