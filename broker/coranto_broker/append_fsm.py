@@ -90,7 +90,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
         {
             State.START_PIPELINE,
             State.FOLLOW,  # Another append has the pipeline, and takes this one along.
-            State.RESOLVE,  # The resolution was invalidated meanwhile.
+            State.RESOLVE,  # The resolution was invalidated meanwhile, or the journal's flags changed.
             State.ERROR,
         }
     ),
@@ -404,23 +404,14 @@ class AppendFsm:
             if self.whole is None:
                 self._pipeline = await replica.pipeline.take(until)
                 self._owner = resolution
-                return State.START_PIPELINE
-            self._member = member = Member(self.request, self.whole, resolution)
-            replica.line.join(member)
-            try:
-                self._pipeline = await replica.pipeline.take(until, member.waiter)
-            finally:
-                replica.line.leave(member)
-            self._owner = resolution
-            if self._pipeline is not None:
-                # Those that come meanwhile go along.
-                await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
-                await replica.line.gathered()
+            else:
+                await self._line_up(resolution)
         except TakenAlong:
             return State.FOLLOW
         except Invalidated:
             return State.RESOLVE
-        return State.START_PIPELINE
+        # From here on it commits ahead of whoever looks at the journal's end after its flags have changed.
+        return State.START_PIPELINE if self._env.resolver.flags_hold(resolution) else State.RESOLVE
 
     async def _follow(self) -> State:
         """Wait for what becomes of the group."""
@@ -559,7 +550,8 @@ class AppendFsm:
             self.request, resolution.spec, pipeline.spool.committed, replica.index.known, self._env.clock.now()
         )
         self._roll_to = verdict.roll_to
-        lost = not pipeline.recorded and may_write(resolution.spec) and (self.request.offset or not verdict.resync)
+        matters = may_write(resolution.spec) or preconditions.is_strict(self.request)
+        lost = not pipeline.recorded and matters and (self.request.offset or not verdict.resync)
         if lost and (not self.request.offset or verdict.status != pb.OK):
             # No replica is known to hold all that was acknowledged, so nobody knows the journal's head and registers.
             self.status = pb.INDEX_HAS_GREATER_OFFSET
@@ -702,6 +694,22 @@ class AppendFsm:
         pipeline.recorded = True
         spool.settle(spool.end)
         return True
+
+    async def _line_up(self, resolution: Resolution) -> None:
+        """Wait for the pipeline in the line, from which others take along. Raises TakenAlong and Invalidated."""
+        assert self.whole is not None
+        replica, until = resolution.require_replica, resolution.invalidated
+        self._member = member = Member(self.request, self.whole, resolution)
+        replica.line.join(member)
+        try:
+            self._pipeline = await replica.pipeline.take(until, member.waiter)
+        finally:
+            replica.line.leave(member)
+        self._owner = resolution
+        if self._pipeline is not None:
+            # Those that come meanwhile go along.
+            await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
+            await replica.line.gathered()
 
     async def _roll_if_due(self) -> None:
         pipeline = self._owned

@@ -51,11 +51,12 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
 
     An index that reaches beyond the spool means that consistency was lost: only an append with that explicit offset
     may go on, which is an operator's word that no earlier broker can still hold content. Journals that cannot be
-    written to are exempt, because nothing can be written twice there.
+    written to are exempt, because nothing can be written twice there; but not from strict checks of registers.
     """
+    strict = is_strict(request)
     if (
         request.HasField("check_registers")
-        and spool.registers.labels
+        and (spool.registers.labels or strict)
         and not labels.matches(request.check_registers, spool.registers)
     ):
         return Verdict(pb.REGISTER_MISMATCH)
@@ -67,7 +68,7 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
             return Verdict(pb.WRONG_APPEND_OFFSET)
         if spool.fragment.end != head:
             return Verdict(roll_to=head, resync=True)
-    elif spool.fragment.end != head and may_write(spec):
+    elif spool.fragment.end != head and (may_write(spec) or strict):
         return Verdict(pb.INDEX_HAS_GREATER_OFFSET)
     suspension = _check_suspension(request, spec, spool, known, now)
     if suspension is not None:
@@ -77,6 +78,14 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
         # recover from lost consistency that this is not a new journal.
         return Verdict(roll_to=spool.fragment.end)
     return Verdict()
+
+
+def is_strict(request: pb.AppendRequest) -> bool:
+    """Whether the append asks for registers that were not lost: its check includes the register `labels.HELD`.
+
+    Lost registers are empty, which satisfies every check but this kind.
+    """
+    return any(label.name == labels.HELD for label in request.check_registers.include.labels)
 
 
 def may_have_content(request: pb.AppendRequest) -> bool:

@@ -154,6 +154,14 @@ class Resolver:
         """Return once the key space has moved on from what `resolution` saw."""
         await self._keyspace.wait_for_change(resolution.state)
 
+    def flags_hold(self, resolution: Resolution) -> bool:
+        """Whether the journal's flags are still what `resolution` says."""
+        state = self._keyspace.state
+        if state is resolution.state:
+            return True
+        item = state.item(resolution.spec.name)
+        return item is None or item.spec.flags == resolution.spec.flags
+
     def stop(self) -> None:
         """Stop all local replicas, and answer no more for them."""
         self._stop_observing()

@@ -158,6 +158,9 @@ class World:
         replica: Any = self.replica if self.primary else None
         return Resolution(self.status, state, SELF, header, item, assignments, replica, self.signal)
 
+    def flags_hold(self, resolution: Resolution) -> bool:
+        return self.spec.flags == resolution.spec.flags
+
     async def wait_for_change(self, resolution: Resolution) -> None:
         self.changes.popleft()()
 
@@ -561,6 +564,36 @@ async def test_a_journal_that_is_read_only_takes_barriers(world: World) -> None:
     refused = await world.append(b"abc")
     assert (refused.state, refused.status) == (State.ERROR, pb.NOT_ALLOWED)
     assert world.spool.end == 0
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a_barrier_or_not_at_all(
+    world: World, ahead: bool
+) -> None:
+    await world.append(b"abc")
+    sealed = pb.JournalSpec()
+    sealed.CopyFrom(world.spec)
+    sealed.flags = pb.JournalSpec.O_RDONLY
+    held = await world.replica.pipeline.take()
+    early = [asyncio.create_task(call(b"def")) for call in (world.append, world.whole) if ahead]
+    await asyncio.sleep(0)
+    if ahead:  # They have the pipeline one after the other while the journal may be written to.
+        world.replica.pipeline.put(held)
+        await asyncio.gather(*early)
+        held = await world.replica.pipeline.take()
+    late = [asyncio.create_task(call(b"xyz")) for call in (world.append, world.whole)]
+    await asyncio.sleep(0)
+    world.spec = sealed
+    barriers = [asyncio.create_task(call()) for call in (world.append, world.whole)]
+    await asyncio.sleep(0)
+    world.replica.pipeline.put(held)
+    assert [(each.status, each.commit) for each in await asyncio.gather(*late)] == [(pb.NOT_ALLOWED, None)] * 2
+    end = 9 if ahead else 3
+    for barrier in await asyncio.gather(*barriers):
+        assert barrier.commit is not None
+        assert (barrier.commit.begin, barrier.commit.end) == (end, end)
+    assert world.spool.end == end
+    assert await world.is_free()
 
 
 async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
@@ -993,6 +1026,15 @@ async def test_a_member_with_an_empty_disk_is_struck_out(world: World) -> None:
     keep(world, Record(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     assert record_of(world).members == ("local#gone",)
+
+
+async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_read_only(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    assert (await world.append()).state is State.FINISHED
+    strict = await world.append(check_registers=labels.parse_selector(labels.HELD))
+    assert (strict.state, strict.status) == (State.ERROR, pb.INDEX_HAS_GREATER_OFFSET)
+    assert await world.is_free()
 
 
 async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: World) -> None:

@@ -146,9 +146,12 @@ def append_requests(draw: st.DrawFn) -> tuple[pb.AppendRequest, bytes]:
     content = draw(contents)
     request = pb.AppendRequest(journal=J, offset=draw(st.one_of(st.just(0), st.integers(0, 40))))
     if draw(st.booleans()):
-        request.check_registers.CopyFrom(labels.parse_selector(f"owner={draw(owners)}"))
+        strict = draw(st.sampled_from(["", f",{labels.HELD}"]))
+        request.check_registers.CopyFrom(labels.parse_selector(f"owner={draw(owners)}{strict}"))
     if content and draw(st.booleans()):
-        request.union_registers.CopyFrom(labels.label_set(owner=draw(owners)))
+        request.union_registers.CopyFrom(
+            labels.label_set({"owner": draw(owners)} | ({labels.HELD: ""} if draw(st.booleans()) else {}))
+        )
     if content and draw(st.booleans()):
         request.subtract_registers.CopyFrom(labels.label_set(owner=draw(owners)))
     if draw(st.integers(0, 9)) == 0:

@@ -52,6 +52,10 @@ def test_the_first_known_content_rolls() -> None:
         ("author=you", REGISTERS, pb.REGISTER_MISMATCH),
         ("author=you", pb.LabelSet(), pb.OK),  # Empty registers satisfy every selector.
         ("!author", REGISTERS, pb.REGISTER_MISMATCH),
+        (labels.HELD, pb.LabelSet(), pb.REGISTER_MISMATCH),  # But for those that ask whether they were lost.
+        (f"{labels.HELD},author=me", pb.LabelSet(), pb.REGISTER_MISMATCH),
+        (f"{labels.HELD},author=me", labels.label_set({labels.HELD: "", "author": "me"}), pb.OK),
+        (f"!{labels.HELD},author=me", pb.LabelSet(), pb.OK),
     ],
 )
 def test_registers_are_checked(selector: str, registers: pb.LabelSet, status: int) -> None:
@@ -81,6 +85,14 @@ def test_registers_are_checked_before_offsets() -> None:
 def test_offsets(offset: int, index_end: int, flags: int, verdict: Verdict) -> None:
     spec = pb.JournalSpec(name=JOURNAL, flags=flags)
     assert check(request(offset=offset), spec, committed(50, 100), 0, index_end) == verdict
+
+
+def test_a_strict_check_has_a_read_only_journal_judged_as_one_that_is_written_to() -> None:
+    spec = pb.JournalSpec(name=JOURNAL, flags=pb.JournalSpec.O_RDONLY)
+    held = committed(50, 100, registers=labels.label_set({labels.HELD: ""}))
+    strict = request(check_registers=labels.parse_selector(labels.HELD))
+    assert check(strict, spec, held, 0, 150) == Verdict(pb.INDEX_HAS_GREATER_OFFSET)
+    assert check(strict, spec, held, 0, 100) == Verdict()
 
 
 def test_a_resumed_journal_goes_on_at_its_stored_offset() -> None:

@@ -86,8 +86,9 @@ class Cluster:
         self.revision += 1
         del self.kvs[key]
 
-    def journal(self, *, stores: tuple[str, ...] = (), suspend: int = 0) -> None:
-        spec = pb.JournalSpec(name=J, replication=1)
+    def journal(self, *, stores: tuple[str, ...] = (), suspend: int = 0, replication: int = 1, flags: int = 0) -> None:
+        spec = pb.JournalSpec(name=J, replication=replication)
+        spec.flags = flags  # type: ignore[assignment]
         spec.fragment.length, spec.fragment.compression_codec = 1 << 20, pb.NONE
         spec.fragment.refresh_interval.FromSeconds(60)
         spec.fragment.stores.extend(stores)
@@ -291,3 +292,15 @@ async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cl
     cluster.apply()
     after = await resolver.resolve(J, **PRIMARY)
     assert (before.status, after.status) == (pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER)
+
+
+async def test_flags_hold_until_the_spec_says_others(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    resolution = await resolver.resolve(J, may_proxy=True, require_primary=True)
+    assert resolver.flags_hold(resolution)
+    cluster.journal(replication=2)
+    assert resolver.flags_hold(resolution), "something else changed"
+    cluster.journal(flags=pb.JournalSpec.O_RDONLY)
+    assert not resolver.flags_hold(resolution)
+    cluster.delete(LAYOUT.item_key(J))
+    assert resolver.flags_hold(resolution), "a journal that is deleted has none"
