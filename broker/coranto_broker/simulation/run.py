@@ -82,7 +82,7 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World]
     report = Report(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = World(loop, options)
-        with _listening(world, tell):
+        with listening(world, tell):
             if prepare is not None:
                 prepare(world)
             try:
@@ -251,7 +251,7 @@ def _note_resolutions(world: World, finals: dict[str, Final]) -> None:
 
 
 @contextlib.contextmanager
-def _listening(world: World, tell: Tell | None) -> Iterator[None]:
+def listening(world: World, tell: Tell | None) -> Iterator[None]:
     """Take the log for the run: events become coverage, errors with a traceback become problems."""
     before = structlog.get_config()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ _RESTART_SECONDS = (0.2, 1.5)
 
 
 class World:
-    """Everything there is in one run."""
+    """Brokers and everything that they need, in one run. A larger world adds to it."""
 
-    def __init__(self, loop: SimLoop, options: Options) -> None:
+    def __init__(self, loop: SimLoop, options: Options, journals: Sequence[str] = ()) -> None:
+        """`journals` are names, in place of those that the options ask for."""
         self.loop = loop
         self.options = options
         self.rng = loop.rng
@@ -62,7 +63,7 @@ class World:
         self.store = SimObjectStore(self.network, self.rng)
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
-        self.journals = [f"sim/journal-{number}" for number in range(options.journals)]
+        self.journals = list(journals) or [f"sim/journal-{number}" for number in range(options.journals)]
         self.machines = [Machine(self, number) for number in range(options.brokers)]
         self._entities = JournalEntities()
 
@@ -120,7 +121,7 @@ class World:
     # -- Clients -------------------------------------------------------------------------------------------------------
 
     def client(self, node: str, machine: Machine, patience: float) -> JournalClient:
-        connection = _ClientConnection(self.rpc, node, machine.endpoint)
+        connection = SimConnection(self.rpc, node, machine.endpoint)
         return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -138,22 +139,75 @@ def synced(kv: KeyValue) -> pb.Route:
     return pb.Route.FromString(kv.value) if kv.value else pb.Route(primary=-1)
 
 
-class Machine:
-    """A machine with a disk and, most of the time, a broker: a new process whenever the last one ended."""
+class Host:
+    """A machine that has a process of one program most of the time: a new one whenever the last one ended."""
 
-    def __init__(self, world: World, number: int) -> None:
-        self.name = f"broker-{number}"
-        self.zone = f"zone-{number % world.options.zones}"
-        self.endpoint = f"http://{self.name}:8080"
-        self.member = MemberId(self.zone, self.name)
-        self.disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+    def __init__(self, world: World, name: str, zone: str) -> None:
+        self.name = name
+        self.zone = zone
+        self.endpoint = f"http://{name}:8080"
+        self.member = MemberId(zone, name)
         self.process: Process | None = None
-        self.broker: Broker | None = None
-        self.session: MemberSession | None = None
         self.stop_requested = asyncio.Event()
         self.stays_down = False
-        self._world = world
+        self._loop = world.loop
+        self._rng = world.rng
+        self._problems = world.problems
         self._incarnation = 0
+
+    def boot(self, delay: float) -> None:
+        """Start a process after `delay` seconds, unless one runs by then."""
+        self._loop.later(delay, self._boot)
+
+    def kill(self) -> None:
+        """End the process as `kill -9` does. It is started again some time later."""
+        if self.process is not None:
+            self.process.kill()
+
+    async def serve(self, process: Process) -> None:
+        """What the program does until it ends, with the simulation's effects."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """The process has ended."""
+
+    def _boot(self) -> None:
+        if self.stays_down or (self.process is not None and self.process.alive):
+            return
+        self._incarnation += 1
+        process = Process(self._loop, f"{self.name}.{self._incarnation}")
+        process.on_death.append(self._died)
+        self.process = process
+        self.stop_requested = asyncio.Event()
+        self._loop.note(f"start {process.name}")
+        process.start(self._run(process))
+
+    def _died(self) -> None:
+        assert self.process is not None
+        self._loop.note(f"end of {self.process.name}")
+        self.forget()
+        self.boot(self._rng.uniform(*_RESTART_SECONDS))
+
+    async def _run(self, process: Process) -> None:
+        try:
+            await self.serve(process)
+        except (CorantoError, OSError) as error:
+            self._loop.note(f"{process.name} cannot go on: {error}")
+        except Exception as error:  # noqa: BLE001  # Reported with the run.
+            self._problems.append(f"{process.name} failed: {error!r}")
+        finally:
+            process.kill()
+
+
+class Machine(Host):
+    """A host of brokers, and their disk."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"broker-{number}", f"zone-{number % world.options.zones}")
+        self.disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        self.broker: Broker | None = None
+        self.session: MemberSession | None = None
+        self._world = world
         skew = world.options.skew
         self._skew, self._rate = world.rng.uniform(-skew, skew), world.rng.uniform(0.999, 1.001)
         self.settings = BrokerSettings(
@@ -172,48 +226,15 @@ class Machine:
     def is_up(self) -> bool:
         return self.process is not None and self.process.alive and self.broker is not None
 
-    def boot(self, delay: float) -> None:
-        """Start a broker after `delay` seconds, unless one runs by then."""
-        self._world.loop.later(delay, self._boot)
-
-    def kill(self) -> None:
-        """End the broker's process as `kill -9` does. It is started again some time later."""
-        if self.process is not None:
-            self.process.kill()
-
     def crash(self) -> None:
         """Lose power: what was not synced may be gone."""
         self.kill()
         self.disk.crash()
 
-    def _boot(self) -> None:
-        if self.stays_down or (self.process is not None and self.process.alive):
-            return
-        self._incarnation += 1
-        process = Process(self._world.loop, f"{self.name}.{self._incarnation}")
-        process.on_death.append(self._died)
-        self.process = process
-        self.stop_requested = asyncio.Event()
-        self._world.loop.note(f"start {process.name}")
-        process.start(self._run(process))
-
-    def _died(self) -> None:
-        assert self.process is not None
-        self._world.loop.note(f"end of {self.process.name}")
+    def forget(self) -> None:
         self.broker = self.session = None
-        self.boot(self._world.rng.uniform(*_RESTART_SECONDS))
 
-    async def _run(self, process: Process) -> None:
-        try:
-            await self._serve(process)
-        except (CorantoError, OSError) as error:
-            self._world.loop.note(f"{process.name} cannot go on: {error}")
-        except Exception as error:  # noqa: BLE001  # Reported with the run.
-            self._world.problems.append(f"{process.name} failed: {error!r}")
-        finally:
-            process.kill()
-
-    async def _serve(self, process: Process) -> None:
+    async def serve(self, process: Process) -> None:
         """What `coranto_broker.server.BrokerProcess` does, with the simulation's effects."""
         world, settings = self._world, self.settings
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
@@ -291,12 +312,12 @@ class _SimPeers(Peers):
         return rpc.stub(node, endpoint, process)
 
 
-class _ClientConnection(Connection):
+class SimConnection(Connection):
     """A client's connection over the simulated network."""
 
-    def __init__(self, rpc: Rpc, node: str, endpoint: str) -> None:
+    def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None = None) -> None:
         super().__init__(ClientConfig(endpoint))
-        self._sim_stub = rpc.stub(node, endpoint)
+        self._sim_stub = rpc.stub(node, endpoint, process)
 
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:

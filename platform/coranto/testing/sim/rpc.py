@@ -1,4 +1,4 @@
-"""gRPC's asyncio calls over a simulated network, for the service `protocol.Journal`.
+"""gRPC's asyncio calls over a simulated network, for the services `protocol.Journal` and `consumer.Shard`.
 
 Stubs, calls and servicer contexts behave, towards code that uses them, as those of `grpc.aio` do: messages are copied,
 statuses and cancellations travel, a broken connection ends a call with UNAVAILABLE at the client, while at the server
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
@@ -21,22 +22,45 @@ import grpc.aio
 from coranto.testing.sim.loop import Process, current_process
 from coranto.testing.sim.network import Endpoints, Lane, Network
 from coranto.testing.sim.timeline import Timeline
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 GIVE_UP_SECONDS = (1.0, 15.0)
 """How long an end of a connection waits over a link that is cut."""
 
-_UNARY_RESPONSES = frozenset({"Append", "Apply", "ListFragments", "FragmentStoreHealth"})
-_RESPONSES: dict[str, type] = {
-    "List": pb.ListResponse,
-    "Apply": pb.ApplyResponse,
-    "Read": pb.ReadResponse,
-    "Append": pb.AppendResponse,
-    "Replicate": pb.ReplicateResponse,
-    "ListFragments": pb.FragmentsResponse,
-    "FragmentStoreHealth": pb.FragmentStoreHealthResponse,
-}
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a service: what it answers, and whether it takes, or gives, a stream of messages."""
+
+    name: str
+    response: Any
+    streams_requests: bool = False
+    streams_responses: bool = False
+
+
+def _methods(*methods: Method) -> Mapping[str, Method]:
+    return {method.name: method for method in methods}
+
+
+_JOURNAL = _methods(
+    Method("List", pb.ListResponse, streams_responses=True),
+    Method("Apply", pb.ApplyResponse),
+    Method("Read", pb.ReadResponse, streams_responses=True),
+    Method("Append", pb.AppendResponse, streams_requests=True),
+    Method("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
+    Method("ListFragments", pb.FragmentsResponse),
+    Method("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
+)
+_SHARD = _methods(
+    Method("Stat", pc.StatResponse),
+    Method("List", pc.ListResponse),
+    Method("Apply", pc.ApplyResponse),
+    Method("GetHints", pc.GetHintsResponse),
+    Method("Unassign", pc.UnassignResponse),
+)
 Status = tuple[grpc.StatusCode, str]
 _OK: Status = (grpc.StatusCode.OK, "")
 _LOST: Status = (grpc.StatusCode.UNAVAILABLE, "connection lost")
@@ -60,9 +84,19 @@ class Rpc:
         """Handlers that ended with an exception which no handler should end with."""
 
     def stub(self, node: str, endpoint: str, process: Process | None = None) -> pb_grpc.JournalAsyncStub:
-        """A stub of the service at `endpoint` for code that runs on `node`."""
-        stub: Any = _Stub(self, node, endpoint, process)
+        """A stub of the broker at `endpoint` for code that runs on `node`."""
+        stub: Any = _Stub(self, _JOURNAL, node, endpoint, process)
         return cast("pb_grpc.JournalAsyncStub", stub)
+
+    def shard_stub(self, node: str, endpoint: str, process: Process | None = None) -> pc_grpc.ShardAsyncStub:
+        """A stub of the consumer at `endpoint` for code that runs on `node`."""
+        stub: Any = _Stub(self, _SHARD, node, endpoint, process)
+        return cast("pc_grpc.ShardAsyncStub", stub)
+
+    def cancel_calls(self, stub: object) -> None:
+        """Cancel what was called over a stub, as the closing of its channel does."""
+        for call in [call for call in self.live if call.stub is stub]:
+            call.cancel()
 
     def break_call(self, call: SimCall) -> None:
         """Break a call's connection: what is on its way is lost."""
@@ -70,21 +104,25 @@ class Rpc:
 
 
 class _Stub:
-    def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None) -> None:
+    def __init__(
+        self, rpc: Rpc, methods: Mapping[str, Method], node: str, endpoint: str, process: Process | None
+    ) -> None:
         self._rpc = rpc
+        self._methods = methods
         self._node = node
         self._endpoint = endpoint
         self._process = process
 
-    def __getattr__(self, method: str) -> Callable[..., SimCall]:
-        if method not in _RESPONSES:
-            raise AttributeError(method)
+    def __getattr__(self, name: str) -> Callable[..., SimCall]:
+        method = self._methods.get(name)
+        if method is None:
+            raise AttributeError(name)
 
         def call(request: Any = None, **_: Any) -> SimCall:
             process = self._process or current_process()
             if process is not None:
                 process.check_alive()
-            return SimCall(self._rpc, self._node, self._endpoint, method, request, process)
+            return SimCall(self._rpc, self, self._node, self._endpoint, method, request, process)
 
         return call
 
@@ -92,7 +130,10 @@ class _Stub:
 class SimCall:
     """The client's end of a call."""
 
-    def __init__(self, rpc: Rpc, node: str, endpoint: str, method: str, request: Any, process: Process | None) -> None:
+    def __init__(
+        self, rpc: Rpc, stub: object, node: str, endpoint: str, method: Method, request: Any, process: Process | None
+    ) -> None:
+        self.stub = stub
         self.method = method
         self.node = node
         self.peer = endpoint
@@ -254,7 +295,7 @@ class SimCall:
     def _arrived(self, message: tuple[Any, ...]) -> None:
         if message[0] == "message":
             if self._status is None:
-                self._inbox.append(_RESPONSES[self.method].FromString(message[1]))  # type: ignore[attr-defined]
+                self._inbox.append(self.method.response.FromString(message[1]))
                 self._wake()
         else:
             self._finish(message[1])
@@ -356,7 +397,7 @@ class _ServerEnd:
         self._waiters: list[asyncio.Future[None]] = []
         self._status_sent = False
         process.on_death.append(self._died)
-        self._task = process.start(self._handle(service), name=f"{call.method} from {call.node}")
+        self._task = process.start(self._handle(service), name=f"{call.method.name} from {call.node}")
 
     # -- As grpc.aio has it --------------------------------------------------------------------------------------------
 
@@ -412,15 +453,15 @@ class _ServerEnd:
     async def _handle(self, service: Any) -> None:
         method = self._call.method
         try:
-            handler = getattr(service, method)
-            if method in ("Append", "Replicate"):
+            handler = getattr(service, method.name)
+            if method.streams_requests:
                 response = await handler(None, self)
             else:
                 request = await self.read()
                 if request is grpc.aio.EOF:
                     return
                 response = await handler(request, self)
-            if method in _UNARY_RESPONSES:
+            if not method.streams_responses:
                 self._process.check_alive()
                 self._down.send(("message", response.SerializeToString()))
             self._finish(_OK)
@@ -430,7 +471,7 @@ class _ServerEnd:
             self._finish((grpc.StatusCode.CANCELLED, "the handler was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001  # As the server of gRPC does.
-            self._rpc.problems.append(f"{method} from {self._call.node} raised {error!r}")
+            self._rpc.problems.append(f"{method.name} from {self._call.node} raised {error!r}")
             self._finish((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
         finally:
             self.over = True
