@@ -9,7 +9,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser demo ui up test check unit lint format types imports bench proto clean
+.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ java:
 browser: $(STAMP)
 	@sh tools/browser.sh
 
+mariadb: $(STAMP)
+	@sh tools/mariadb.sh
+
 demo: setup ## Run the main job: cluster, flights, Spark consumer, Dagster, proof
 	@$(BIN)/coranto demo run
 
@@ -35,7 +38,7 @@ ui: setup ## Open the demo's cluster in Dagster's UI
 up: setup ## Run an embedded cluster in the foreground
 	@$(BIN)/coranto up
 
-test: setup browser ## Lint, types, import rules, stubs and all tests
+test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/python -m pytest
 

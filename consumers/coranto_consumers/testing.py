@@ -1,4 +1,4 @@
-"""For tests of consumers: a throw-away PostgreSQL server."""
+"""For tests of consumers: throw-away servers of PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import psycopg
+import pymysql
 
 from coranto.errors import Unavailable
 
@@ -23,6 +24,13 @@ _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _INITDB = ("--auth=scram-sha-256", "--encoding=UTF8", "--no-sync")
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "max_connections=50")
+_MARIADB_SETTINGS = (
+    *("bind-address=127.0.0.1", "skip-name-resolve", "performance-schema=OFF", "max-connections=100"),
+    *("skip-log-bin", "innodb-flush-method=nosync", "innodb-flush-log-at-trx-commit=0"),
+    *("innodb-log-file-size=8M", "innodb-buffer-pool-size=64M"),
+)
+_MARIADB_SYSTEM_TABLES = ("mysql_system_tables.sql", "mysql_system_tables_data.sql")
+MARIADB_IS_MISSING: Final = "there is no MariaDB here: install mariadb-server-core (Debian, Ubuntu)"
 
 
 class PostgresServer:
@@ -84,9 +92,7 @@ class PostgresServer:
         )
         if initialised.returncode:
             raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = _free_port()
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [binaries / "postgres", "-D", data, "-p", str(self._port), *(f"--{each}" for each in _SETTINGS)],
@@ -128,14 +134,122 @@ class PostgresServer:
         return Path(found).resolve().parent
 
     def _stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)  # Fast shutdown: sessions are ended.
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        _end(self._process, signal.SIGINT)  # Fast shutdown: sessions are ended.
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class MariadbServer:
+    """A MariaDB server on a free loopback port with an empty data folder, both gone when the context is left.
+
+    Its default character set is what the server was built with, latin1: nothing must depend on that. Raises Unavailable
+    when there is no server, or it won't start.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="coranto-mariadb-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self._port = 0
+
+    @staticmethod
+    def binary() -> Path | None:
+        """The server's program; None where there is none."""
+        found = shutil.which("mariadbd", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
+        return Path(found).resolve() if found else None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def new_database(self) -> str:
+        """The store URL of a database that is empty and nobody else's."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.execute(f"CREATE DATABASE {name}")
+        return f"mysql+pymysql://coranto:secret@127.0.0.1:{self._port}/{name}"
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement as an administrator."""
+        with self._connect() as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def _connect(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
+        return pymysql.connect(host="127.0.0.1", port=self._port, user="coranto", password="secret", connect_timeout=5)
+
+    def _start(self) -> None:
+        binary = self.binary()
+        if binary is None:
+            raise Unavailable(MARIADB_IS_MISSING)
+        data = self._folder / "data"
+        data.mkdir()
+        command = [str(binary), "--no-defaults", f"--datadir={data}", *(f"--{each}" for each in _MARIADB_SETTINGS)]
+        if os.geteuid() == 0:
+            command.append("--user=root")
+        scripts = [(Path("/usr/share/mysql") / name).read_text() for name in _MARIADB_SYSTEM_TABLES]
+        user = "coranto@127.0.0.1"
+        made = subprocess.run(
+            [*command, "--bootstrap"],
+            input="\n".join(
+                (
+                    *("CREATE DATABASE mysql;", "USE mysql;", *scripts, "FLUSH PRIVILEGES;"),
+                    *(f"CREATE USER {user} IDENTIFIED BY 'secret';", f"GRANT ALL ON *.* TO {user};", ""),
+                )
+            ),
+            capture_output=True,
+            text=True,
+        )
+        if made.returncode:
+            raise Unavailable(f"MariaDB could not make its system tables: {made.stderr.strip()}")
+        self._port = _free_port()
+        with (self._folder / "log").open("wb") as log:
+            places = (f"--socket={self._folder / 'socket'}", f"--pid-file={self._folder / 'pid'}")
+            self._process = subprocess.Popen([*command, *places, f"--port={self._port}"], stdout=log, stderr=log)
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                self._connect().close()
+            except pymysql.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    log = (self._folder / "log").read_text(errors="replace")
+                    raise Unavailable(f"MariaDB did not start: {log.strip() or error}") from error
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def _stop(self) -> None:
+        _end(self._process, signal.SIGTERM)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _end(process: subprocess.Popen[bytes] | None, how: signal.Signals) -> None:
+    if process is None or process.poll() is not None:
+        return
+    process.send_signal(how)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _all_may_enter(folder: Path) -> bool:

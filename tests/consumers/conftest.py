@@ -1,5 +1,7 @@
-"""What the consumers' tests share: stores of both databases, a fake broker, one Spark session."""
+"""What the consumers' tests share: stores of all databases, a fake broker, one Spark session."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.spark.session import new_session
-from coranto_consumers.testing import PostgresServer
+from coranto_consumers.testing import MARIADB_IS_MISSING, MariadbServer, PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -20,12 +22,35 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+def why_no_mariadb() -> str:
+    """Why MariaDB's tests cannot run, empty when they can. Where the set-up installs it, its absence is a failure."""
+    if MariadbServer.binary() is not None or (os.geteuid() == 0 and shutil.which("apt-get") is not None):
+        return ""
+    return f"{MARIADB_IS_MISSING}; `make mariadb` does so for root on Debian"
+
+
+needs_mariadb = pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())
+DATABASES = (
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.integration),
+    pytest.param("mariadb", marks=[pytest.mark.integration, needs_mariadb]),
+)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariadbServer]:
+    with MariadbServer() as server:
+        yield server
+
+
+@pytest.fixture(params=DATABASES)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store, of each kind in turn."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
-    new_database: Callable[[], str] = request.getfixturevalue("postgres").new_database
+    new_database: Callable[[], str] = request.getfixturevalue(
+        {"postgresql": "postgres", "mariadb": "mariadb"}[request.param]
+    ).new_database
     return new_database()
 
 

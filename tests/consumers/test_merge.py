@@ -17,6 +17,7 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Numeric,
+    String,
     Table,
     Text,
     UniqueConstraint,
@@ -34,7 +35,7 @@ from coranto_consumers.stores.staging import PREFIX, StageWriter, delete_staged,
 DELAYS = Table(
     "carrier_delays",
     MetaData(),
-    Column("carrier", Text, primary_key=True),
+    Column("carrier", String(20), primary_key=True),
     Column("month", Integer, primary_key=True),
     Column("flights", BigInteger),
     Column("total", Double),
@@ -239,7 +240,7 @@ def test_a_stage_table_of_another_layout_is_another_table(store_url):
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
     assert stage_of(store, plan).name == stage_of(store, plan).name
     with store.engine.connect() as connection:
-        assert store.table_names(connection, PREFIX) == [stage_name(plan)]
+        assert store.table_names(connection, PREFIX) == [stage_of(store, plan).name]
         assert inspect(connection).has_table("events")
         assert connection.execute(select(func.count()).select_from(EVENTS)).scalar_one() == 0
 

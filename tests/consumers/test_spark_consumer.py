@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import BigInteger, Column, Double, MetaData, Table, Text, func, select
+from sqlalchemy import BigInteger, Column, Double, MetaData, String, Table, func, select
 from sqlalchemy.exc import OperationalError
 
 from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput
@@ -41,7 +41,7 @@ CARRIERS = ("AA", "B6", "UA")
 TOTALS = Table(
     "totals",
     MetaData(),
-    Column("carrier", Text, primary_key=True),
+    Column("carrier", String(20), primary_key=True),
     Column("flights", BigInteger, nullable=False),
     Column("total", Double),
     Column("longest", Double),

@@ -17,7 +17,7 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, MetaData, Table, Text, event
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, event
 
 from coranto.client import AppendResult, Chunk, JournalClient
 from coranto.errors import Fenced
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1
 COUNTS = Table(
     "counts",
     MetaData(),
-    Column("cell", Text, primary_key=True),
+    Column("cell", String(100), primary_key=True),
     Column("n", BigInteger, primary_key=True, autoincrement=False),
     Column("count", BigInteger, nullable=False),
 )

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
+
+from coranto_consumers.stores import mysql
 
 BUSY_TIMEOUT_MS = 60_000
 """How long a SQLite connection waits for another's write."""
@@ -25,8 +28,33 @@ IDLE_IN_TRANSACTION_MS = 120_000
 
 def open_engine(url: URL) -> Engine:
     """An engine for a parsed store URL. Connects to nothing yet."""
-    if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url)
+    match url.get_backend_name():
+        case "sqlite":
+            return _sqlite_engine(url)
+        case "mysql":
+            return mysql.mysql_engine(url)
+        case _:
+            return _postgresql_engine(url)
+
+
+def was_rolled_back(error: DBAPIError) -> bool:
+    """Whether a transaction conflicted with another: it is gone, and can be tried again."""
+    return _state(error).startswith("40") or (mysql.is_mysql(error) and mysql.was_rolled_back(error))
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether an error may be gone at the next try: a conflict, a lost connection, a server that is not available."""
+    if mysql.is_mysql(error):
+        return mysql.is_transient(error)
+    lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+    return lost or was_rolled_back(error)
+
+
+def _state(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+
+
+def _postgresql_engine(url: URL) -> Engine:
     return create_engine(
         url,
         poolclass=NullPool,

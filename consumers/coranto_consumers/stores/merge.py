@@ -19,17 +19,17 @@ from sqlalchemy import (
     Index,
     MetaData,
     Table,
-    Text,
     UniqueConstraint,
     case,
     cast,
     func,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
 
 from coranto.errors import InvalidInput, SqlStoreError
+from coranto_consumers.stores.mysql import NAME
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
 """Columns of a stage table that say whose row it is; no output column may use these names."""
@@ -119,11 +119,7 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
             raise InvalidInput(
                 f"key {name!r} must be NOT NULL: nulls are never equal, so they would pile up", field=where
             )
-    wanted = set(keys)
-    uniques = [{column.name for column in table.primary_key.columns}]
-    uniques += [{c.name for c in found.columns} for found in table.constraints if isinstance(found, UniqueConstraint)]
-    uniques += [{c.name for c in index.columns} for index in table.indexes if index.unique]
-    if wanted not in uniques:
+    if set(keys) not in _uniques(table):
         raise InvalidInput(f"needs a primary key or unique constraint on exactly ({', '.join(keys)})", field=where)
 
 
@@ -136,9 +132,9 @@ def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
     return Table(
         name,
         MetaData(),
-        Column(shard, Text, nullable=False),
+        Column(shard, NAME, nullable=False),
         Column(fence, BigInteger, nullable=False),
-        Column(attempt, Text, nullable=False),
+        Column(attempt, NAME, nullable=False),
         *(Column(column, plan.table.c[column].type, nullable=True) for column in plan.columns),
         Index(f"{name}_attempt", attempt),
         prefixes=["UNLOGGED"] if unlogged else [],
@@ -199,21 +195,53 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
         select(*(value.label(name) for name, value in inserted.items())).where(chosen).group_by(*keys).order_by(*keys)
     )
 
+    if connection.dialect.name == "mysql":
+        _refuse_other_keys(plan, set(inserted))
+        update = mysql.insert(plan.table).from_select(list(inserted), rows)
+        merged = _merged(plan, update.inserted)
+        # Assignments are made from left to right and see what was assigned before: quotients of old values come first.
+        ordered = sorted(merged.items(), key=lambda item: not isinstance(plan.rules[item[0]], Quotient))
+        same = [(key, update.inserted[key]) for key in plan.keys]
+        connection.execute(update.on_duplicate_key_update(ordered or same))
+        return
     insert: Any = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(plan.table)
     insert = insert.from_select(list(inserted), rows)
+    if merged := _merged(plan, insert.excluded):
+        statement = insert.on_conflict_do_update(index_elements=list(plan.keys), set_=merged)
+    else:
+        statement = insert.on_conflict_do_nothing(index_elements=list(plan.keys))
+    connection.execute(statement)
+
+
+def _merged(plan: MergePlan, new: Any) -> dict[str, ColumnElement[Any]]:
+    """What becomes of a row that exists; `new` has the columns of what is merged into it."""
     merged = {
-        name: _combined(rule, plan.table.c[name], insert.excluded[name])
+        name: _combined(rule, plan.table.c[name], new[name])
         for name, rule in plan.rules.items()
         if not isinstance(rule, Quotient)
     }
     for name, rule in plan.rules.items():
         if isinstance(rule, Quotient):
             merged[name] = _quotient(merged[rule.numerator], merged[rule.denominator])
-    if merged:
-        statement = insert.on_conflict_do_update(index_elements=list(plan.keys), set_=merged)
-    else:
-        statement = insert.on_conflict_do_nothing(index_elements=list(plan.keys))
-    connection.execute(statement)
+    return merged
+
+
+def _refuse_other_keys(plan: MergePlan, inserted: set[str]) -> None:
+    """MariaDB and MySQL do not say which key of the table a row has to share with one that exists."""
+    for unique in _uniques(plan.table):
+        if unique >= set(plan.keys) or not inserted & unique:
+            continue
+        raise InvalidInput(
+            f"has another unique key ({', '.join(sorted(unique))}), and MariaDB and MySQL would merge a row into "
+            "whichever row shares either: merge into a table whose only key is that of the rows",
+            field=f"table {plan.table.name}",
+        )
+
+
+def _uniques(table: Table) -> list[set[str]]:
+    found = [{column.name for column in table.primary_key.columns}]
+    found += [{c.name for c in each.columns} for each in table.constraints if isinstance(each, UniqueConstraint)]
+    return [*found, *({c.name for c in index.columns} for index in table.indexes if index.unique)]
 
 
 def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> ColumnElement[Any]:

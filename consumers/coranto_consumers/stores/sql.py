@@ -24,29 +24,30 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
-    Text,
     inspect,
     select,
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
-from coranto_consumers.stores.engines import READS_ONLY, open_engine
+from coranto_consumers.stores.engines import READS_ONLY, open_engine, was_rolled_back
+from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.urls import display_url, parse_store_url
 
 CHECKPOINTS = Table(
     "gazette_checkpoints",
     MetaData(),
-    Column("shard_fqn", Text, primary_key=True),
+    Column("shard_fqn", NAME, primary_key=True),
     Column("fence", Integer, nullable=False),
     Column("checkpoint", LargeBinary, nullable=False),
 )
 
 _RESOLVE_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
+_CONFLICT_WAITS_S = (0.01, 0.05, 0.2, 0.5, 1.0)
 _DDL_LOCK = 0x636F72616E746F  # An arbitrary number that all of us agree on: "coranto".
 
 
@@ -95,7 +96,7 @@ class StoreTransaction:
 
 
 class SqlStore:
-    """Tables and checkpoints in a SQLite file or a PostgreSQL database.
+    """Tables and checkpoints in a SQLite file, or a database of PostgreSQL, MariaDB or MySQL.
 
     `commit` and `sleep` exist so that a test can break a commit and not wait; nobody else passes them.
     """
@@ -123,11 +124,26 @@ class SqlStore:
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
 
+    @property
+    def is_postgresql(self) -> bool:
+        return self.engine.dialect.name == "postgresql"
+
+    @property
+    def is_mysql(self) -> bool:
+        """MariaDB or MySQL."""
+        return self.engine.dialect.name == "mysql"
+
     def create_tables(self, *tables: Table) -> None:
-        """Create the checkpoint table and `tables` where they are absent. Raises SqlStoreError."""
+        """Create the checkpoint table and `tables` where they are absent.
+
+        Raises SqlStoreError, and InvalidInput for tables that MariaDB or MySQL cannot keep.
+        """
         try:
+            if self.is_mysql:
+                create_tables(self.engine, (CHECKPOINTS, *tables))
+                return
             with self.engine.begin() as connection:
-                if not self.is_sqlite:
+                if self.is_postgresql:
                     # CREATE TABLE IF NOT EXISTS of two sessions at once fails in one of them.
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _DDL_LOCK})
                 for table in (CHECKPOINTS, *tables):
@@ -147,18 +163,16 @@ class SqlStore:
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it", field="shard")
         self.create_tables()
-        insert = sqlite.insert(CHECKPOINTS) if self.is_sqlite else postgresql.insert(CHECKPOINTS)
-        statement = (
-            insert.values(shard_fqn=shard, fence=1, checkpoint=b"")
-            .on_conflict_do_update(index_elements=[CHECKPOINTS.c.shard_fqn], set_={"fence": CHECKPOINTS.c.fence + 1})
-            .returning(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
-        )
-        try:
-            with self.engine.begin() as connection:
-                row = connection.execute(statement).one()
-        except SQLAlchemyError as error:
-            raise self.failure(f"the fence of {shard} could not be raised", error) from error
-        return Restored(int(row.fence), Checkpoint.from_bytes(bytes(row.checkpoint)))
+        for wait in (*_CONFLICT_WAITS_S, None):
+            try:
+                with self.engine.begin() as connection:
+                    return _raised(connection, shard)
+            except SQLAlchemyError as error:
+                # Several that raise it at once may conflict, in databases that notice that late.
+                if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
+                    raise self.failure(f"the fence of {shard} could not be raised", error) from error
+                self._sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
 
     def read(self, shard: str) -> Restored | None:
         """What is committed for a consumer, for observers: no fence is raised. None when it never started."""
@@ -178,7 +192,7 @@ class SqlStore:
         the database in the block.
         """
         try:
-            with self.engine.connect() as connection:
+            with self.engine.connect().execution_options(**{GUARDED: True}) as connection:
                 found = _row(connection, shard)
                 if found is None or found.fence != fence:
                     raise Fenced(f"consumer {shard}: fence {fence} was raised by a later owner; stop this one")
@@ -216,6 +230,24 @@ class SqlStore:
 
     def failure(self, what: str, error: SQLAlchemyError) -> SqlStoreError:
         return SqlStoreError(f"store {self.name}: {what}: {_brief(error)}")
+
+
+def _raised(connection: Connection, shard: str) -> Restored:
+    """Raise the fence of a consumer in this transaction, and return what its row holds then."""
+    row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}
+    higher = {"fence": CHECKPOINTS.c.fence + 1}
+    if connection.dialect.name == "mysql":
+        connection.execute(mysql.insert(CHECKPOINTS).values(row).on_duplicate_key_update(higher))
+        restored = _row(connection, shard)
+        assert restored is not None  # The row is locked, by us.
+        return restored
+    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(CHECKPOINTS)
+    found = connection.execute(
+        insert.values(row)
+        .on_conflict_do_update(index_elements=[CHECKPOINTS.c.shard_fqn], set_=higher)
+        .returning(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
+    ).one()
+    return Restored(int(found.fence), Checkpoint.from_bytes(bytes(found.checkpoint)))
 
 
 def _row(connection: Connection, shard: str) -> Restored | None:

@@ -8,15 +8,13 @@ from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 
 from sqlalchemy import Connection, Table
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
 from coranto_consumers.stores.base import Store
+from coranto_consumers.stores.engines import is_transient
 from coranto_consumers.stores.sql import SqlStore, StoreTransaction
-
-_ROLLED_BACK = ("40001", "40P01")
-"""SQLSTATEs of a transaction that conflicted with another, and can be tried again."""
 
 
 class SqlShardStore(Store):
@@ -93,9 +91,7 @@ class SqlShardStore(Store):
 
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
-            state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-            lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
-            return lost or state in _ROLLED_BACK
+            return is_transient(error)
         return super().is_transient(error)
 
     def _begin(self) -> None:

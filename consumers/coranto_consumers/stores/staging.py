@@ -26,15 +26,20 @@ PREFIX = "coranto_stage_"
 
 def stage_of(store: SqlStore, plan: MergePlan) -> Table:
     """The stage table of a plan, created when absent. Raises SqlStoreError."""
-    stage = stage_table(plan, stage_name(plan), unlogged=not store.is_sqlite)
+    stage = stage_table(
+        plan, stage_name(plan, store.engine.dialect if store.is_mysql else None), unlogged=store.is_postgresql
+    )
     store.create_tables(plan.table, stage)
     return stage
 
 
-def stage_name(plan: MergePlan) -> str:
-    """A name that changes with the columns' types, so that a table of an earlier layout is not taken for this one."""
-    dialect: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(dialect)}" for name in plan.columns]
+def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
+    """A name that changes with the columns' types, so that a table of an earlier layout is not taken for this one.
+
+    Types are named as `dialect` does, or else PostgreSQL's.
+    """
+    named: Dialect = dialect or postgresql.dialect()  # type: ignore[no-untyped-call]
+    layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()[:10]
     return f"{PREFIX}{plan.table.name[:24]}_{digest}"
 
@@ -53,8 +58,9 @@ def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fen
 class StageWriter:
     """Writes one task attempt's rows. Leaving the context without an error makes them visible to the merge.
 
-    PostgreSQL takes the attempt in one COPY; SQLite takes each batch in a short transaction, since it has one writer at
-    a time. Rows that an attempt wrote before it failed stay behind, and no merge asks for them.
+    PostgreSQL takes the attempt in one COPY. The others take each batch in a short transaction: SQLite has one writer
+    at a time, and MariaDB ends a session that waits long for the next batch. Rows that an attempt wrote before it
+    failed stay behind, and no merge asks for them.
     """
 
     def __init__(self, url: str, stage: Table, shard: str, fence: int, attempt: str) -> None:
@@ -66,7 +72,7 @@ class StageWriter:
         self._copy: Copy | None = None
 
     def __enter__(self) -> Self:
-        if not self._store.is_sqlite:
+        if self._store.is_postgresql:
             connection = self._store.engine.raw_connection()
             self._exit.callback(connection.close)
             driver: Any = connection.driver_connection

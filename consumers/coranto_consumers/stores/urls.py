@@ -1,4 +1,4 @@
-"""Store URLs: SQLAlchemy's, of the two databases that stores are tested with."""
+"""Store URLs: SQLAlchemy's, of the databases that stores are tested with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from sqlalchemy.exc import ArgumentError
 
 from coranto.errors import InvalidInput
 
-ACCEPTED = "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database"
+ACCEPTED = (
+    "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database "
+    "or mysql+pymysql://user:password@host:3306/database (MariaDB, too)"
+)
 
 
 def parse_store_url(text: str) -> URL:
@@ -26,11 +29,26 @@ def parse_store_url(text: str) -> URL:
         case "sqlite":
             return _sqlite(url, driver)
         case "postgresql" | "postgres" if driver in ("", "psycopg"):
-            if not url.database:
-                raise InvalidInput(f"names no database; a store URL is {ACCEPTED}", field="store_url")
-            return url.set(drivername="postgresql+psycopg")
+            return _with_database(url).set(drivername="postgresql+psycopg")
+        case "mysql" | "mariadb" if driver in ("", "pymysql"):
+            return _mysql(_with_database(url))
         case _:
             raise InvalidInput(f"{url.drivername!r} is not supported; a store URL is {ACCEPTED}", field="store_url")
+
+
+def _with_database(url: URL) -> URL:
+    if not url.database:
+        raise InvalidInput(f"names no database; a store URL is {ACCEPTED}", field="store_url")
+    return url
+
+
+def _mysql(url: URL) -> URL:
+    fixed = {"charset", "autocommit", "init_command", "client_flag", "sql_mode", "cursorclass", "conv"}
+    if refused := sorted(fixed & url.query.keys()):
+        raise InvalidInput(
+            f"sets {refused[0]!r}, which the store sets itself; leave that out of the URL", field="store_url"
+        )
+    return url.set(drivername="mysql+pymysql")
 
 
 def _sqlite(url: URL, driver: str) -> URL:

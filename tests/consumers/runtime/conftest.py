@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, Table, Text, select
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 
 from coranto.client import JournalClient
 from coranto.cluster import EtcdServer
@@ -34,7 +34,7 @@ _numbers = itertools.count()
 SUMS = Table(
     "sums",
     MetaData(),
-    Column("key", Text, primary_key=True),
+    Column("key", String(50), primary_key=True),
     Column("total", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
 from coranto.errors import CorruptMessage, Fenced, JournalNotFound
 from coranto.messages import Checkpoint, Envelope
@@ -17,7 +17,7 @@ from coranto_consumers.stores import SqlShardStore
 SUMS = Table(
     "sums",
     MetaData(),
-    Column("key", Text, primary_key=True),
+    Column("key", String(50), primary_key=True),
     Column("total", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )

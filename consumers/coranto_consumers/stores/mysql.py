@@ -1,0 +1,289 @@
+"""MariaDB and MySQL: engines that keep what consumers rely on, and what the server's errors mean.
+
+Some habits of these servers would break exactly-once semantics without anybody being told:
+
+* Data definition commits the transaction at hand. A store's transaction refuses it, and stops where it was ended in
+  another way.
+* A deadlock rolls the whole transaction back, and the next statement begins another, which would commit without what
+  came before. The connection is given up instead: nothing but a new transaction can go on.
+* Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, 0 in an AUTO_INCREMENT
+  column means "the next number". Sessions are strict, and tables are created with the collation and the sizes that
+  equal those of the other databases.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import re
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pymysql
+from pymysql.constants import ER, SERVER_STATUS
+from pymysql.converters import conversions, escape_datetime
+from pymysql.err import MySQLError
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    Index,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+    bindparam,
+    create_engine,
+    event,
+    text,
+)
+from sqlalchemy.dialects.mysql import VARCHAR
+from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+from sqlalchemy.types import LargeBinary, Text
+
+from coranto.errors import InvalidInput
+
+IDLE_S: Final = 120
+"""After which the server ends the session of a client that fell silent, and frees its locks."""
+
+NAME: Final = Text().with_variant(VARCHAR(512), "mysql")
+"""The type of columns that hold names, of consumers and others. Keys of these servers are bounded."""
+
+GUARDED: Final = "coranto_guarded"
+"""Execution option of a connection whose transaction must end by a commit of ours or not at all."""
+
+_SESSION: Final = (
+    f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}"
+)
+_BEGIN: Final = "START TRANSACTION /* of a store */"
+_ENDS_TRANSACTION: Final = re.compile(
+    r"(?:\s|/\*.*?\*/)*(?:(?:CREATE|DROP)\b(?!\s+TEMPORARY\b)|(?:ALTER|TRUNCATE|RENAME|GRANT|REVOKE|LOCK|UNLOCK|BEGIN"
+    r"|START|COMMIT|ANALYZE|OPTIMIZE|REPAIR|FLUSH|INSTALL|UNINSTALL)\b|ROLLBACK\b(?!\s+(?:WORK\s+)?TO\b))",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_RECORD_CHANGED: Final = 1020
+_ROLLED_BACK: Final = frozenset({_RECORD_CHANGED, ER.LOCK_WAIT_TIMEOUT, ER.LOCK_TABLE_FULL, ER.LOCK_DEADLOCK})
+"""After which the transaction is gone, or may be (a time-out rolls back one statement or all, as the server is set)."""
+
+_UNAVAILABLE: Final = frozenset(
+    {
+        *(ER.CON_COUNT_ERROR, ER.SERVER_SHUTDOWN, ER.TOO_MANY_USER_CONNECTIONS, ER.QUERY_INTERRUPTED),
+        *(
+            1047,
+            1290,
+            1792,
+            1836,
+        ),  # A cluster's node that is not ready; a server that is read-only while others take over.
+        *(1969, 3024),  # A statement took longer than the server allows.
+    }
+)
+_WITHOUT_TRANSACTIONS: Final = text(
+    "SELECT t.table_name, t.engine FROM information_schema.tables t "
+    "JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema IN :schemas AND t.table_name IN :names AND e.transactions <> 'YES'"
+).bindparams(bindparam("schemas", expanding=True), bindparam("names", expanding=True))
+_EXISTS: Final = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_KEYNAME})
+
+
+def mysql_engine(url: URL) -> Engine:
+    """An engine for a parsed store URL. Connects to nothing yet."""
+    engine = create_engine(
+        url,
+        poolclass=NullPool,
+        hide_parameters=True,
+        # As PostgreSQL's default: readers lock nothing, and an update sees what was committed last. Under the server's
+        # own default, merging staged rows would lock the rows that others are staging.
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "charset": "utf8mb4",
+            "autocommit": False,
+            "connect_timeout": 10,
+            "init_command": _SESSION,
+            "conv": {**conversions, dt.datetime: _escape_datetime},
+        },
+    )
+    dialect: Any = engine.dialect
+    dialect.ddl_compiler = _TableCompiler
+    dialect.type_compiler_instance = dialect.type_compiler = _TypeCompiler(dialect)
+    event.listen(engine, "do_connect", lambda _dialect, _record, arguments, options: _Connection(*arguments, **options))
+    event.listen(engine, "connect", _keep_alive)
+    event.listen(engine, "begin", _begin)
+    event.listen(engine, "before_cursor_execute", _refuse_what_commits)
+    event.listen(engine, "after_cursor_execute", _refuse_to_go_on)
+    event.listen(engine, "handle_error", _give_up_what_was_rolled_back)
+    return engine
+
+
+def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
+    """Create tables where they are absent. Several may try at once, and one that died halfway has not spoiled it.
+
+    Nothing here is transactional, so each part is created for itself: a table, and any index that it lacks. Raises
+    InvalidInput for a table that cannot be, or is kept by an engine without transactions, and SQLAlchemy's errors.
+    """
+    for table in tables:
+        _check_keys(table, engine.dialect)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in tables:
+            parts: list[Table | Index] = [table, *sorted(table.indexes, key=lambda index: str(index.name))]
+            for part in parts:
+                try:
+                    part.create(connection, checkfirst=True)
+                except DBAPIError as error:
+                    if code_of(error) not in _EXISTS:
+                        raise
+        _check_engines(connection, tables)
+
+
+def code_of(error: BaseException | None) -> int:
+    """The server's or driver's number of an error; 0 when there is none."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    number = original.args[0] if original is not None and original.args else None
+    return number if isinstance(number, int) else 0
+
+
+def is_mysql(error: DBAPIError) -> bool:
+    """Whether the error is one of these servers' driver."""
+    return isinstance(error.orig, MySQLError)
+
+
+def was_rolled_back(error: DBAPIError) -> bool:
+    """Whether the transaction conflicted with another: it is gone, and can be tried again."""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return code_of(error) in _ROLLED_BACK or state.startswith("40")
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether an error may be gone at the next try: a conflict, a lost connection, a server that is not available."""
+    code = code_of(error)
+    return error.connection_invalidated or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
+
+
+class _Connection(pymysql.Connection):
+    """Without words on TLS in the URL, it is used where the server has it, as PostgreSQL's client does."""
+
+    def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
+        # The driver would load the system's certificates for each connection, only to verify nothing by them.
+        made: ssl.SSLContext = super()._create_ssl_ctx(sslp) if sslp else _unverified()  # type: ignore[misc]
+        return made
+
+
+@functools.cache
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _keep_alive(connection: Any, _record: object) -> None:
+    """Notice within half a minute that the server's machine is gone."""
+    if isinstance(connection._sock, socket.socket) and connection._sock.family != socket.AF_UNIX:
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            connection._sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _is_guarded(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get(GUARDED, False))
+
+
+def _begin(connection: Connection) -> None:
+    if _is_guarded(connection):
+        connection.exec_driver_sql(_BEGIN)  # From here on the server says of each statement whether this still lasts.
+
+
+def _refuse_what_commits(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    if statement != _BEGIN and _is_guarded(connection) and _ENDS_TRANSACTION.match(statement):
+        raise InvalidInput(
+            f"{_brief(statement)!r} would commit the transaction without its checkpoint: MariaDB and MySQL do so "
+            "before data definition. Create tables at the start, outside of transactions",
+            field="SQL statement",
+        )
+
+
+def _refuse_to_go_on(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+    if _is_guarded(connection) and not cursor.connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+        connection.invalidate()
+        raise InvalidInput(
+            f"{_brief(statement)!r} has ended the transaction. What came before it in this transaction may be "
+            "committed without its checkpoint: look at it before the shard starts anew",
+            field="SQL statement",
+        )
+
+
+def _give_up_what_was_rolled_back(context: ExceptionContext) -> None:
+    original = context.sqlalchemy_exception
+    if isinstance(original, DBAPIError) and was_rolled_back(original):
+        context.is_disconnect = True
+
+
+def _brief(statement: str) -> str:
+    return " ".join(statement.split())[:60]
+
+
+def _escape_datetime(value: dt.datetime, mapping: Mapping[Any, Any] | None = None) -> str:
+    """A time with a zone is kept as UTC. The driver would drop the zone."""
+    return escape_datetime(value if value.tzinfo is None else value.astimezone(dt.UTC), mapping)
+
+
+def _check_keys(table: Table, dialect: Dialect) -> None:
+    uniques = [found for found in table.constraints if isinstance(found, PrimaryKeyConstraint | UniqueConstraint)]
+    for column in (column for found in uniques for column in found.columns):
+        if isinstance(column.type.dialect_impl(dialect), Text | LargeBinary):
+            raise InvalidInput(
+                f"key {column.name!r} is of a type without bounds, which MariaDB and MySQL cannot index: give it one "
+                "such as String(200)",
+                field=f"table {table.name}",
+            )
+
+
+def _check_engines(connection: Connection, tables: Sequence[Table]) -> None:
+    schemas = {table.schema or connection.engine.url.database for table in tables}
+    found = connection.execute(
+        _WITHOUT_TRANSACTIONS, {"schemas": sorted(map(str, schemas)), "names": sorted({each.name for each in tables})}
+    ).first()
+    if found is not None:
+        name, engine = found
+        raise InvalidInput(
+            f"is kept by {engine}, which has no transactions: ALTER TABLE {name} ENGINE=InnoDB", field=f"table {name}"
+        )
+
+
+class _TableCompiler(MySQLDDLCompiler):
+    """Tables are transactional, and compare text as other databases do, unless they say otherwise."""
+
+    def post_create_table(self, table: Table) -> str:
+        said = {name.removeprefix("mysql_") for name in table.kwargs if name.startswith("mysql_")}
+        options = "" if "engine" in said else " ENGINE=InnoDB"
+        if not said & {"charset", "default_charset", "character_set", "default_character_set", "collate"}:
+            # By code points, spaces at the end included. The two servers have different names for that.
+            collation = "utf8mb4_nopad_bin" if self.dialect.is_mariadb else "utf8mb4_0900_bin"
+            options += f" DEFAULT CHARSET=utf8mb4 COLLATE={collation}"
+        return f"{options} {super().post_create_table(table)}"
+
+
+class _TypeCompiler(MySQLTypeCompiler):
+    """Types that name no size get the one that they have elsewhere, rather than 64 KiB, whole seconds or 24 bits."""
+
+    def visit_large_binary(self, type_: Any, **kw: Any) -> str:
+        return "LONGBLOB" if type_.length is None else super().visit_large_binary(type_, **kw)
+
+    def visit_text(self, type_: Any, **kw: Any) -> str:
+        return "LONGTEXT" if type_.length is None and type_.collation is None else super().visit_text(type_, **kw)
+
+    def visit_unicode_text(self, type_: Any, **kw: Any) -> str:
+        return self.visit_text(type_, **kw)
+
+    def visit_datetime(self, type_: Any, **kw: Any) -> str:
+        return "DATETIME(6)"
+
+    def visit_time(self, type_: Any, **kw: Any) -> str:
+        return "TIME(6)"
+
+    def visit_float(self, type_: Any, **kw: Any) -> str:
+        return "DOUBLE" if type_.precision is None else super().visit_float(type_, **kw)
