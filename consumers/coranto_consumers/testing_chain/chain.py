@@ -217,17 +217,15 @@ class Chain:
             self.brokers.append(self._broker(number))
         for broker in self.brokers:
             broker.spawn()
+        for stage in STAGES:
+            self.consumers.append(await self._consumer(stage))
+        members = asyncio.create_task(self._start_members(starting_store))
+        self._exits.push_async_callback(_cancel, [members])
         await asyncio.gather(*(broker.serving() for broker in self.brokers))
         config = ClientConfig(self.endpoint, self.file_root)
         self.client = await self._exits.enter_async_context(JournalClient.of(config))
         await self._create_journals()
-        self.store_url = await starting_store
-        for stage in STAGES:
-            self.consumers.append(await self._consumer(stage))
-        members = [member for consumer in self.consumers for member in consumer.members]
-        for member in members:
-            member.spawn()
-        await asyncio.gather(*(member.serving() for member in members))
+        await members
         await asyncio.gather(*(self._apply(consumer) for consumer in self.consumers))
         self._exits.push_async_callback(self._end_tasks)
         self._spawn(self._supervise())
@@ -240,13 +238,23 @@ class Chain:
         for place in self.places:
             place.close()
 
-    async def _start_store(self) -> str:
+    async def _start_members(self, starting_store: asyncio.Task[None]) -> None:
+        """Of each consumer as soon as that has what it needs."""
+        for consumer in sorted(self.consumers, key=lambda each: not each.stage.logged):
+            if not consumer.stage.logged:
+                await starting_store
+            for member in consumer.members:
+                member.spawn()
+        await asyncio.gather(*(member.serving() for consumer in self.consumers for member in consumer.members))
+
+    async def _start_store(self) -> None:
         if self.options.sql == "sqlite":
-            return f"sqlite:///{self.folder}/aggregate.db"
+            self.store_url = f"sqlite:///{self.folder}/aggregate.db"
+            return
         server = PostgresServer()
         await asyncio.to_thread(server.__enter__)
         self._exits.push_async_callback(asyncio.to_thread, server.__exit__, None, None, None)
-        return await asyncio.to_thread(server.new_database)
+        self.store_url = await asyncio.to_thread(server.new_database)
 
     def _broker(self, number: int) -> Place:
         name, port = f"broker-{number}", self._ports[number]
@@ -260,7 +268,7 @@ class Chain:
                 *("--lease-seconds", f"{self.options.lease_seconds:g}", "--log-level", "info"),
             ]
 
-        return Place(name, self.folder, {}, command, lambda _: asyncio.to_thread(serves, f"127.0.0.1:{port}"))
+        return Place(name, self.folder, dict, command, lambda _: asyncio.to_thread(serves, f"127.0.0.1:{port}"))
 
     async def _create_journals(self) -> None:
         specs = journal_specs(self.options.replication)
@@ -283,6 +291,9 @@ class Chain:
         consumer.members += [self._member(consumer, number) for number in range(self.options.members)]
         return consumer
 
+    def _environment(self) -> dict[str, str]:
+        return {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root)}
+
     def _member(self, consumer: Consumer, number: int) -> Place:
         stage = consumer.stage
 
@@ -293,15 +304,14 @@ class Chain:
                 *("consumer", "serve", stage.application, "--endpoint", self.endpoint),
                 *("--etcd", self._etcd.endpoint, "--etcd-prefix", stage.etcd_prefix),
                 *("--zone", member.zone, "--id", member.suffix, "--data-dir", str(self.folder / "play")),
-                *("--lease-seconds", f"{self.options.lease_seconds:g}", "--log-level", "info"),
+                *("--lease-seconds", f"{self.options.lease_seconds:g}", "--exit-seconds", "5", "--log-level", "info"),
             ]
 
         async def joined(incarnation: int) -> bool:
             return consumer.knows(number, incarnation)
 
         (self.folder / "play").mkdir(exist_ok=True)
-        environment = {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root)}
-        return Place(f"{stage.name}-{number}", self.folder, environment, command, joined)
+        return Place(f"{stage.name}-{number}", self.folder, self._environment, command, joined)
 
     async def _apply(self, consumer: Consumer) -> None:
         endpoint = consumer.keyspace.state.members[0].spec.process_spec.endpoint

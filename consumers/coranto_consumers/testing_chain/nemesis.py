@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -96,10 +96,17 @@ TO_CONSUMERS: Final = (kill_member, kill_primary_twice, kill_consumer, pause_mem
 TO_BROKERS: Final = (kill_broker, kill_broker_for_long, kill_two_brokers, kill_all_brokers, kill_broker_and_member)
 
 
-class Nemesis:
-    """Two hands: one for consumers and one for brokers. Each does every kind of harm, in an order drawn anew each time.
+HANDS: Final[Mapping[str, tuple[Harm, ...]]] = {
+    "consumers": TO_CONSUMERS,
+    "brokers": TO_BROKERS,
+    "members": (kill_member,),
+}
 
-    Half of the times a hand waits for the chain to get on before it goes on itself, so that harm meets recovery, too.
+
+class Nemesis:
+    """Several hands at once. Each does every kind of its harm, in an order drawn anew each time.
+
+    Half of the times a hand waits for the chain to get on before it goes on itself; so harm meets recovery, too.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -114,19 +121,26 @@ class Nemesis:
         return {"broker": sum(place.kills for place in chain.brokers), "consumer": sum(each.kills for each in members)}
 
     async def run(self, seconds: float) -> None:
-        """Do harm for so long. Raises ClusterError when the chain does not get on."""
+        """Do harm for so long, and until every kind was done. Raises ClusterError when the chain does not get on."""
         end = asyncio.get_running_loop().time() + seconds
-        async with asyncio.TaskGroup() as hands:
-            for name, kinds in (("consumers", TO_CONSUMERS), ("brokers", TO_BROKERS)):
-                rng = random.Random(f"{self._chain.options.seed} {name}")
-                hands.create_task(self._hand(rng, kinds, end))
+        hands = [
+            asyncio.create_task(self._hand(random.Random(f"{self._chain.options.seed} {name}"), kinds, end))
+            for name, kinds in HANDS.items()
+        ]
+        try:
+            # Not a task group: what went wrong is to be raised as it is.
+            await asyncio.gather(*hands)
+        finally:
+            for hand in hands:
+                hand.cancel()
+            await asyncio.gather(*hands, return_exceptions=True)
 
     async def _hand(self, rng: random.Random, kinds: tuple[Harm, ...], end: float) -> None:
         now = asyncio.get_running_loop().time
-        while True:
+        while now() < end:
             for harm in rng.sample(kinds, len(kinds)):
-                if now() >= end:
-                    return
+                if now() >= end and self.done[harm.__name__]:
+                    continue
                 begun = now()
                 await harm(self._chain, rng)
                 self.done[harm.__name__] += 1

@@ -40,7 +40,7 @@ class Place:
         self,
         name: str,
         folder: Path,
-        environment: Mapping[str, str],
+        environment: Callable[[], Mapping[str, str]],
         command: Callable[[int], list[str]],
         serves: Callable[[int], Awaitable[bool]],
     ) -> None:
@@ -53,9 +53,7 @@ class Place:
         self.own_ends: list[str] = []
         """How incarnations ended that nobody killed."""
         self._folder = folder
-        # Without settings of other clusters.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
-        self._environment = {**inherited, **environment}
+        self._environment = environment
         self._command = command
         self._serves = serves
         self._process: ChildProcess | None = None
@@ -67,12 +65,14 @@ class Place:
     def spawn(self) -> None:
         """Start another incarnation. To be called in the main thread: the process dies with the thread."""
         self.incarnation += 1
+        # Without settings of other clusters.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
         self._process = ChildProcess(
             self.name,
             self._command(self.incarnation),
             log=self.log,
             cwd=self._folder,
-            environment=self._environment,
+            environment={**inherited, **self._environment()},
         )
 
     async def serving(self) -> None:
