@@ -182,16 +182,31 @@ class Endpoints:
 
     def __init__(self) -> None:
         self._listeners: dict[str, tuple[str, Process, Any]] = {}
+        self._awaited: dict[str, list[asyncio.Event]] = {}
 
     def listen(self, endpoint: str, node: str, process: Process, service: Any) -> None:
         """Have a process serve calls to `endpoint` until it dies."""
         self._listeners[endpoint] = node, process, service
+        for waiting in self._awaited.pop(endpoint, []):
+            waiting.set()
         process.on_death.append(lambda: self.close(endpoint, process))
 
     def close(self, endpoint: str, process: Process) -> None:
         found = self._listeners.get(endpoint)
         if found is not None and found[1] is process:
             del self._listeners[endpoint]
+
+    async def wait_for(self, endpoint: str) -> None:
+        """Return once somebody listens."""
+        while self.find(endpoint) is None:
+            listens = asyncio.Event()
+            waiting = self._awaited.setdefault(endpoint, [])
+            waiting.append(listens)
+            try:
+                await listens.wait()
+            finally:
+                if listens in waiting:
+                    waiting.remove(listens)
 
     def find(self, endpoint: str) -> tuple[str, Process, Any] | None:
         return self._listeners.get(endpoint)

@@ -11,7 +11,7 @@ machine or a link that went away does not, and is given up after a while.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -80,6 +80,8 @@ class Rpc:
         self.loop: Timeline = network.loop
         self.endpoints = Endpoints()
         self.live: dict[SimCall, None] = {}
+        self.calls: Counter[tuple[str, str]] = Counter()
+        """How many calls each node has begun of each method."""
         self.problems: list[str] = []
         """Handlers that ended with an exception which no handler should end with."""
 
@@ -122,6 +124,7 @@ class _Stub:
             process = self._process or current_process()
             if process is not None:
                 process.check_alive()
+            self._rpc.calls[self._node, method.name] += 1
             return SimCall(self._rpc, self, self._node, self._endpoint, method, request, process)
 
         return call

@@ -1,0 +1,317 @@
+"""`Cluster`: real brokers in this process, with everything around them in memory.
+
+The brokers are those of production; etcd, network, disks and the fragment store are twins of the outside world
+(`coranto.testing.sim`) in real time, on the event loop that runs already. Nothing is left behind: no process, thread,
+file, and no port unless `grpc` asks for some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+from google.protobuf.duration_pb2 import Duration
+
+from coranto.client import JournalClient
+from coranto.client.config import DEFAULT_PATIENCE
+from coranto.errors import ClusterError, InvalidInput
+from coranto.fragments import Fragment
+from coranto.labels import label_set, union
+from coranto.testing.in_process import BrokerPlace, find_broker
+from coranto.testing.machines import LAYOUT, SERVICES, Machine, World
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.connection import SimConnection
+from coranto.testing.sim.loop import SimLoop
+from coranto.testing.sim.timeline import RealTimeline, Timeline
+from coranto.wire import protocol_pb2 as pb
+
+STORE_URL = "file:///fragments/"
+"""Where journals that `Cluster.create` makes from a name keep their fragments."""
+
+_FRAGMENT_BYTES = 1 << 26
+_REFRESH_SECONDS = 30
+_EXIT_SECONDS = 10.0
+
+
+class Cluster:
+    """Brokers in this process: `async with Cluster(brokers=3) as cluster:`. On one event loop.
+
+    It starts in some hundredths of a second. A process that imports only the platform needs `coranto[broker]`.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        zones: Sequence[str] = ("local",),
+        lease_seconds: float = 10.0,
+        delay: float = 0.0,
+        grpc: bool = False,
+        log_level: str = "warning",
+    ) -> None:
+        """`zones` are given to the brokers in turn. Times are seconds.
+
+        `lease_seconds` (at least 2) is how long the end of a broker goes unnoticed by the others, unless `expire` tells
+        them. `delay` is what every message takes on its way. With `grpc` the brokers also listen on free ports of this
+        machine, for other programs and for `SyncJournalClient`. Unless the program has configured structlog, nothing
+        below `log_level` is logged while the cluster is there.
+        """
+        if brokers < 1:
+            raise InvalidInput(f"a cluster cannot have {brokers} brokers; give at least one", field="brokers")
+        if not zones:
+            raise InvalidInput("a cluster needs at least one zone", field="zones")
+        if lease_seconds < 2:
+            raise InvalidInput(f"{lease_seconds:g} is less than the 2 s of the shortest lease", field="lease_seconds")
+        if delay < 0:
+            raise InvalidInput(f"messages cannot take {delay:g} s", field="delay")
+        self._names = [f"broker-{number}" for number in range(brokers)]
+        self._zones = [zones[number % len(zones)] for number in range(brokers)]
+        self._lease_seconds = lease_seconds
+        self._delay = delay
+        self._grpc = grpc
+        self._log_level = log_level
+        self._exits = AsyncExitStack()
+        self._running: World | None = None
+
+    async def __aenter__(self) -> Cluster:
+        if self._running is not None:
+            raise ClusterError("this cluster runs already; make another one")
+        run_broker = find_broker()
+        async with AsyncExitStack() as exits:
+            exits.enter_context(_quiet(self._log_level))
+            timeline = exits.enter_context(_timeline())
+            world = self._running = World(timeline, run_broker, list(self._places()), delay=self._delay)
+            exits.push_async_callback(world.close)
+            await asyncio.gather(*(self.start(number) for number in range(len(self._names))))
+            self._exits = exits.pop_all()
+            return self
+        raise AssertionError("nothing above swallows exceptions")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._exits.aclose()
+        finally:
+            self._running = None
+
+    # -- Clients and journals --------------------------------------------------------------------------------------
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The brokers' endpoints, of those that are down also. Without `grpc` only this cluster's clients know them."""
+        return tuple(machine.endpoint for machine in self._world.machines)
+
+    @property
+    def endpoint(self) -> str:
+        """All endpoints, as a client takes them."""
+        return ",".join(self.endpoints)
+
+    def client(self, *, name: str = "client", zone: str = "", patience: float = DEFAULT_PATIENCE) -> JournalClient:
+        """A client, ready for use. It is closed with the cluster, unless before.
+
+        `name` is its node of the network, for `cut` and `calls`; clients may share one.
+        """
+        client = self._new_client(name, zone, patience)
+        self._world.clients.append(client)
+        return client
+
+    async def create(
+        self,
+        journal: str | pb.JournalSpec,
+        *,
+        replication: int = 0,
+        labels: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """Create a journal, and return once it can be appended to.
+
+        A name stands for a spec with a fragment store, and with one replica less than there are brokers, from 1 to 3,
+        so that the journal outlives the end of a broker. `replication`, unless 0, and `labels` change a spec. Raises
+        what `JournalClient.apply` does, and ClusterError when the journal cannot be served within `timeout` seconds.
+        """
+        spec = pb.JournalSpec()
+        if isinstance(journal, str):
+            spec.name, spec.flags = journal, pb.JournalSpec.O_RDWR
+            spec.replication = max(1, min(3, len(self._names) - 1))
+            spec.fragment.length = _FRAGMENT_BYTES
+            spec.fragment.compression_codec = pb.NONE
+            spec.fragment.stores.append(STORE_URL)
+            spec.fragment.refresh_interval.CopyFrom(Duration(seconds=_REFRESH_SECONDS))
+        else:
+            spec.CopyFrom(journal)
+        if replication:
+            spec.replication = replication
+        if spec.replication > len(self._names):
+            raise InvalidInput(
+                f"{spec.name} cannot have {spec.replication} replicas on {len(self._names)} brokers",
+                field="replication",
+            )
+        if labels:
+            spec.labels.CopyFrom(union(spec.labels, label_set(labels)))
+        async with self._new_client("cluster", "", timeout) as client:
+            await client.apply([pb.ApplyRequest.Change(upsert=spec)])
+        await self.ready(spec.name, timeout=timeout)
+
+    async def ready(self, *journals: str, timeout: float = 30.0) -> None:
+        """Return once journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
+        for journal in journals:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._world.until(functools.partial(self._world.is_ready, journal))
+            except TimeoutError:
+                raise ClusterError(
+                    f"{journal} has no full set of replicas after {timeout:g} s; "
+                    "is it there, and are enough brokers up?"
+                ) from None
+
+    # -- Faults ----------------------------------------------------------------------------------------------------
+
+    async def kill(self, number: int, *, expire: bool = False) -> None:
+        """End a broker as `kill -9` does. Returns when nothing of it runs any more; nothing if it is down already.
+
+        Its disk stays, for `start`. The others go on without it once its lease has run out: at once with `expire`.
+        """
+        machine = self._machine(number)
+        await machine.kill()
+        if expire:
+            self.expire(number)
+
+    def expire(self, number: int) -> None:
+        """Have the lease of a broker that is down run out now."""
+        machine = self._machine(number)
+        if machine.process is not None:
+            raise ClusterError(f"broker {number} is running; kill it first")
+        self._world.expire(machine.member)
+
+    async def stop(self, number: int) -> None:
+        """Have a broker exit gracefully: it hands its journals over and stores what only it has."""
+        await self._machine(number).stop()
+
+    async def start(self, number: int) -> None:
+        """Start a broker that is down, and return when it serves. Raises ClusterError when it cannot."""
+        await self._machine(number).start()
+
+    def is_up(self, number: int) -> bool:
+        """Whether a broker runs. One that lost its lease, being cut off from etcd for too long, ends by itself."""
+        return self._machine(number).process is not None
+
+    def cut(self, one: int | str, other: int | str, *, one_way: bool = False) -> None:
+        """Lose what passes between two nodes until `heal`, or only what goes from `one` to `other`.
+
+        Nodes are brokers, by number, clients, by name, `etcd`, and `store`. Ends of connections notice within 0.2 s.
+        What goes by gRPC, to other programs, is not cut.
+        """
+        source, target = self._node(one), self._node(other)
+        network = self._world.network
+        self._world.cuts.append(network.cut(source, target) if one_way else network.cut_both(source, target))
+
+    def heal(self) -> None:
+        """Mend all that was cut. Brokers that ended stay down."""
+        cuts, self._world.cuts = self._world.cuts, []
+        for mend in cuts:
+            mend()
+
+    # -- What there is ---------------------------------------------------------------------------------------------
+
+    def calls(self, method: str, *, client: str = "client") -> int:
+        """How many calls of an RPC, such as `Append`, clients of this name have begun."""
+        return self._world.rpc.calls[client, method]
+
+    @property
+    def revision(self) -> int:
+        """The revision of etcd, which every change of it raises by one."""
+        return self._world.etcd.revision
+
+    def fragments(self, journal: str) -> dict[Fragment, bytes]:
+        """What the fragment store has of a journal: each fragment's file."""
+        stored = self._world.store.objects.values()
+        return {each.fragment: each.data for each in stored if each.fragment.journal == journal}
+
+    def files(self, number: int) -> dict[Path, bytes]:
+        """The files on a broker's disk."""
+        disk = self._machine(number).disk
+        return {Path(path): disk.content(Path(path)) or b"" for path in disk.paths()}
+
+    # -- Parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _world(self) -> World:
+        if self._running is None:
+            raise ClusterError("the cluster does not run; use it in `async with Cluster() as cluster:`")
+        return self._running
+
+    def _new_client(self, name: str, zone: str, patience: float) -> JournalClient:
+        if not name or name in (*SERVICES, *self._names):
+            raise InvalidInput(f"{name!r} cannot be the name of a client", field="name")
+        world = self._world
+        world.client_nodes.add(name)
+        return JournalClient(
+            self.endpoint,
+            zone=zone,
+            patience=patience,
+            clock=SimClock(world.timeline),
+            connect=functools.partial(SimConnection, world.rpc, name),
+        )
+
+    def _places(self) -> Iterator[BrokerPlace]:
+        for name, zone in zip(self._names, self._zones, strict=True):
+            yield BrokerPlace(
+                zone=zone,
+                id=name,
+                endpoint=f"http://{name}:8080",
+                data_dir=Path(f"/{name}"),
+                layout=LAYOUT,
+                lease_seconds=self._lease_seconds,
+                exit_seconds=_EXIT_SECONDS,
+                port=0 if self._grpc else None,
+            )
+
+    def _machine(self, number: int) -> Machine:
+        if not 0 <= number < len(self._names):
+            raise InvalidInput(f"there is no broker {number}, only 0 to {len(self._names) - 1}", field="number")
+        return self._world.machines[number]
+
+    def _node(self, name: int | str) -> str:
+        if isinstance(name, int):
+            return self._machine(name).place.id
+        known = {*self._names, *SERVICES, *self._world.client_nodes}
+        if name not in known:
+            raise InvalidInput(f"{name!r} is no node; there are {', '.join(sorted(known))}", field="node")
+        return name
+
+
+@contextmanager
+def _timeline() -> Iterator[Timeline]:
+    """The time of the event loop that runs, which may be virtual."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, SimLoop):
+        yield loop
+        return
+    timeline = RealTimeline(loop)
+    try:
+        yield timeline
+    finally:
+        timeline.close()
+
+
+@contextmanager
+def _quiet(level: str) -> Iterator[None]:
+    """Drop what is less than `level`, unless the program has said what it wants of its log."""
+    if structlog.is_configured():
+        yield
+        return
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise InvalidInput(f"{level!r} is no level of logs; use debug, info, warning or error", field="log_level")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()

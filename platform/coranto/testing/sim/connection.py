@@ -1,0 +1,68 @@
+"""A client's connection to one broker over the twins' network."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from coranto.call_tokens import CallTokens
+from coranto.client.config import ClientConfig
+from coranto.client.connection import Connection
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+from coranto.testing.sim.rpc import Rpc
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+
+
+class SimConnection(Connection):
+    """In place of a `Connection`: for the `connect` of a `JournalClient`, after `rpc` and the client's node."""
+
+    def __init__(
+        self,
+        rpc: Rpc,
+        node: str,
+        config: ClientConfig,
+        clock: Clock | None = None,
+        tokens: CallTokens | None = None,
+    ) -> None:
+        super().__init__(config, clock, tokens)
+        self._rpc = rpc
+        self._sim_stub = rpc.stub(node, config.endpoint)
+        self._sim_channel: Any = _Channel(rpc, config.endpoint)
+        self._over = False
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        self._check()
+        return cast("grpc.aio.Channel", self._sim_channel)
+
+    @property
+    def stub(self) -> pb_grpc.JournalAsyncStub:
+        self._check()
+        return self._sim_stub
+
+    async def close(self, grace: float | None = None) -> None:
+        """Cancel the calls that are under way, for good. `grace` is not waited for."""
+        self._over = True
+        self._rpc.cancel_calls(self._sim_stub)
+
+    def _check(self) -> None:
+        if self._over:
+            raise CorantoError(f"this client of {self.endpoint} was closed; make another")
+
+
+class _Channel:
+    """What is asked of a channel besides calls: whether there is a connection."""
+
+    def __init__(self, rpc: Rpc, endpoint: str) -> None:
+        self._rpc = rpc
+        self._endpoint = endpoint
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        found = self._rpc.endpoints.find(self._endpoint)
+        return grpc.ChannelConnectivity.READY if found is not None else grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+    async def channel_ready(self) -> None:
+        await self._rpc.endpoints.wait_for(self._endpoint)
