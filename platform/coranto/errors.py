@@ -440,7 +440,7 @@ class MaxTransactionSizeExceeded(WriteError):
 
     def __init__(self, limit: int, actual: int) -> None:
         super().__init__(
-            f"{actual} bytes, framing included, are more than the {limit} that one append may have: write less at once, "
+            f"{actual} bytes, framing included, are more than the {limit} of one append: write less at once, "
             "or raise the writer's max_transaction_bytes"
         )
         self.limit = limit

@@ -202,12 +202,14 @@ class JournalClient:
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
         return self._appender(journal, conditions, may_proxy=True)
 
-    def _appender(self, journal: str, conditions: AppendConditions, *, may_proxy: bool) -> Appender:
+    def _appender(
+        self, journal: str, conditions: AppendConditions, *, may_proxy: bool, min_etcd_revision: int = 0
+    ) -> Appender:
         return Appender(
             self._dispatcher,
             journal,
             conditions,
-            min_etcd_revision=self._applied_revision,
+            min_etcd_revision=max(self._applied_revision, min_etcd_revision),
             may_proxy=may_proxy,
         )
 
@@ -223,13 +225,15 @@ class JournalClient:
         suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
         patience: float | None = None,
+        min_etcd_revision: int = 0,
     ) -> AppendResult:
         """Append content and commit it, wholly or not at all. `suspend` says what becomes of a suspension.
 
         Content that can be given again (bytes, or a sequence of them) is appended again for `patience` seconds after
         failures that certainly applied nothing; an iterable only until its first item was taken. `retry_unknown`
         also repeats after AppendOutcomeUnknown: content may then be committed more than once, which is right for
-        messages with UUIDs, whose readers discard duplicates.
+        messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
+        `min_etcd_revision`, or later.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
         retry = Retry(self.config.patience if patience is None else patience)
@@ -237,7 +241,9 @@ class JournalClient:
         taken = False
         while True:
             try:
-                async with self._appender(journal, conditions, may_proxy=False) as append:
+                async with self._appender(
+                    journal, conditions, may_proxy=False, min_etcd_revision=min_etcd_revision
+                ) as append:
                     if isinstance(pieces, Sequence):
                         for piece in _joined(pieces):
                             await append.write(piece)

@@ -1,0 +1,171 @@
+"""How events stand in a segment's journal.
+
+An event is a message of one of the framings of `coranto.messages`, so consumers, Spark and other Gazette clients read
+streams as they read any journal. A plain event is OUTSIDE_TXN. A transaction on one routing key is its events as
+CONTINUE_TXN and behind them a *transaction end*: an ACK_TXN message that also names the writer and the transaction's
+sequence, so that whoever submits the transaction again can find where it stands. All of it is one append.
+
+A message's UUID is only known when it is sent, its size must be known before: an event is encoded once with a blank
+UUID (`encode`), and stamped when its turn comes (`stamp`). All of that has the same length whatever UUID and sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Final, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+from coranto.errors import InvalidInput
+from coranto.labels import JSON_LINES
+from coranto.messages.fixed_frame import DEFAULT_PAYLOAD_BYTES, FixedFrame
+from coranto.messages.framing import Envelope, Framing, JsonLines, JsonObject
+from coranto.messages.uuids import Flags, UuidParts, parse_uuid_bytes
+
+E = TypeVar("E")
+
+MAX_SEQUENCE: Final = (1 << 63) - 1
+MAX_WRITER_ID_BYTES: Final = 256
+
+_BLANK: Final = UUID(int=0)
+_BLANK_TEXT: Final = str(_BLANK)
+
+
+class TransactionEnd(NamedTuple):
+    """What a transaction end says."""
+
+    writer: str
+    sequence: int
+
+
+class EventFormat(Framing[E], Protocol[E]):
+    """A framing whose messages can be stamped, and which has transaction ends."""
+
+    def encode(self, event: E) -> bytes:
+        """The event's bytes in a journal, with a blank UUID. Raises InvalidInput when it has no such form."""
+        ...
+
+    def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
+        """What `encode` returned, with a UUID. Of the same length."""
+        ...
+
+    def transaction_end(self, uuid: UUID, writer: str, sequence: int) -> bytes:
+        """An acknowledgement that also names the writer and the sequence. Its length depends on the writer alone."""
+        ...
+
+    def end_of(self, envelope: Envelope[E]) -> TransactionEnd | None:
+        """What a message says as a transaction end; None for other messages, acknowledgements too."""
+        ...
+
+
+def validate_writer_id(writer: str) -> str:
+    """Return `writer` when it can be a writer id: 1 to 256 bytes of UTF-8. Raises InvalidInput."""
+    try:
+        size = len(writer.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{writer!r} is not valid Unicode text", field="writer_id") from error
+    if not 1 <= size <= MAX_WRITER_ID_BYTES:
+        raise InvalidInput(f"a writer id has 1 to {MAX_WRITER_ID_BYTES} bytes (UTF-8), not {size}", field="writer_id")
+    return writer
+
+
+class JsonEvents(JsonLines):
+    """Events that are JSON objects, one a line, their UUIDs at `/_meta/uuid`.
+
+    A transaction end is `{"_meta":{"uuid":…,"writer":…,"sequence":…}}`, its sequence 16 hexadecimal digits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("/_meta/uuid")
+
+    def __repr__(self) -> str:
+        return "JsonEvents()"
+
+    def encode(self, event: JsonObject) -> bytes:
+        return self.marshal(event, _BLANK_TEXT)
+
+    def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
+        # Lines that `marshal` makes begin with the UUID.
+        at = len(self.uuid_prefix)
+        return b"%b%b%b" % (encoded[:at], str(uuid).encode(), encoded[at + len(_BLANK_TEXT) :])
+
+    def transaction_end(self, uuid: UUID, writer: str, sequence: int) -> bytes:
+        meta = {"writer": writer, "sequence": f"{sequence:016x}"}
+        return self.marshal({"_meta": meta}, uuid)
+
+    def end_of(self, envelope: Envelope[JsonObject]) -> TransactionEnd | None:
+        if envelope.flags != Flags.ACK_TXN:
+            return None
+        try:
+            meta = json.loads(envelope.content)["_meta"]
+            return TransactionEnd(_text(meta["writer"]), int(_text(meta["sequence"]), 16))
+        except (ValueError, KeyError, TypeError):
+            return None  # An acknowledgement of somebody else's.
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+_END: Final = struct.Struct("<Q")
+_UUID_BYTES: Final = 16
+
+
+class _BytesCodec:
+    """The payload: 16 bytes of UUID, then the event; of a transaction end, the sequence and the writer."""
+
+    def encode(self, message: bytes | None, uuid: UUID) -> bytes:
+        return uuid.bytes + (message or b"")
+
+    def decode(self, payload: bytes) -> bytes:
+        self.uuid_parts(payload)
+        return payload[_UUID_BYTES:]
+
+    def uuid_parts(self, payload: bytes) -> UuidParts | None:
+        if len(payload) < _UUID_BYTES:
+            raise InvalidInput(f"a payload of {len(payload)} bytes is too short to hold a UUID")
+        return parse_uuid_bytes(payload[:_UUID_BYTES])
+
+
+class BytesEvents(FixedFrame[bytes]):
+    """Events that are bytes, in fixed frames: each payload is the 16 bytes of its UUID and then the event.
+
+    Behind the UUID of a transaction end stand its sequence, 8 bytes in little-endian order, and the writer id in UTF-8.
+    """
+
+    def __init__(self, *, max_payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
+        super().__init__(_BytesCodec(), max_payload_bytes=max_payload_bytes)
+
+    def __repr__(self) -> str:
+        return "BytesEvents()"
+
+    def encode(self, event: bytes) -> bytes:
+        if not isinstance(event, bytes):
+            raise InvalidInput(f"an event must be bytes, not {type(event).__name__}")
+        return self.marshal(event, _BLANK)
+
+    def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
+        return b"%b%b%b" % (encoded[:8], uuid.bytes, encoded[8 + _UUID_BYTES :])
+
+    def transaction_end(self, uuid: UUID, writer: str, sequence: int) -> bytes:
+        return self.marshal(_END.pack(sequence) + writer.encode(), uuid)
+
+    def end_of(self, envelope: Envelope[bytes]) -> TransactionEnd | None:
+        if envelope.flags != Flags.ACK_TXN or len(envelope.content) <= _UUID_BYTES + _END.size:
+            return None
+        (sequence,) = _END.unpack_from(envelope.content, _UUID_BYTES)
+        try:
+            return TransactionEnd(envelope.content[_UUID_BYTES + _END.size :].decode(), sequence)
+        except UnicodeDecodeError:
+            return None
+
+
+def format_of(content_type: str) -> JsonEvents | BytesEvents:
+    """The ready format of a stream whose journals have this content type. Raises InvalidInput."""
+    if content_type in ("", JSON_LINES):
+        return JsonEvents()
+    if content_type == BytesEvents().content_type:
+        return BytesEvents()
+    raise InvalidInput(f"{content_type} is no content type of a ready event format; pass a format of your own")
