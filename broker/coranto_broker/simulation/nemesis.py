@@ -41,17 +41,22 @@ class Nemesis:
             "change spec": self._change_spec,
         }
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the faults that may happen."""
+        return self._world.options.faults
+
     async def run(self) -> None:
         """Until cancelled."""
         world, rng = self._world, self._rng
-        if not world.options.faults:
+        if not self.names:
             return
         pace = rng.uniform(0.3, 2.0)
         running: dict[asyncio.Task[None], None] = {}
         try:
             await asyncio.sleep(rng.uniform(0.5, 2.0))
             while True:
-                name = rng.choice(world.options.faults)
+                name = rng.choice(self.names)
                 machine = rng.choice(world.machines)
                 world.loop.note(f"fault: {name} ({machine.name})")
                 world.coverage.sometimes(f"fault: {name}")

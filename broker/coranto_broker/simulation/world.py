@@ -155,6 +155,11 @@ class Host:
         self._problems = world.problems
         self._incarnation = 0
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it has a process that has started."""
+        raise NotImplementedError
+
     def boot(self, delay: float) -> None:
         """Start a process after `delay` seconds, unless one runs by then."""
         self._loop.later(delay, self._boot)

@@ -48,7 +48,7 @@ class JsonFileStore(Store, Generic[S]):
         self.state = initial
         if recorder.exists(STATE_FILE):
             content = (recorder.directory / STATE_FILE).read_text(encoding="utf-8")
-            decoded, self._checkpoint = _decode(content)
+            decoded, self._checkpoint = decode_state(content)
             self.state = load(decoded)
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
@@ -91,7 +91,7 @@ def _encode(state: Any, checkpoint: Checkpoint) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _decode(content: str) -> tuple[Any, Checkpoint]:
+def decode_state(content: str) -> tuple[Any, Checkpoint]:
     decoder, position, documents = json.JSONDecoder(), 0, []
     try:
         while position < len(content):

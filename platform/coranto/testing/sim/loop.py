@@ -27,6 +27,9 @@ from coranto.testing.sim.timeline import Timeline, process_of_context
 
 T = TypeVar("T")
 
+MAX_STEPS = 3_000_000
+"""A run that takes more is taken for one without an end."""
+
 
 class Deadlock(Exception):
     """Nothing is ready and no timer is set, so nothing will ever happen again."""
@@ -143,7 +146,7 @@ class SimLoop(asyncio.BaseEventLoop):
     epoch = 1_750_000_000.0
     """The wall time at which a run begins, in seconds since the Unix epoch."""
 
-    def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = 3_000_000) -> None:
+    def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> None:
         """With `shuffle` off, what is ready at the same time runs in the order in which it became so."""
         super().__init__()
         self.rng = random.Random(seed)
@@ -295,7 +298,7 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
 
 
 @contextmanager
-def simulated(seed: int, *, shuffle: bool = True) -> Generator[SimLoop, None, None]:
+def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> Generator[SimLoop, None, None]:
     """A loop for one run, cleaned up after it.
 
     The garbage collector stands still meanwhile: when it runs depends on what the process did before, and it may end
@@ -303,7 +306,7 @@ def simulated(seed: int, *, shuffle: bool = True) -> Generator[SimLoop, None, No
     """
     collecting = gc.isenabled()
     gc.disable()
-    loop = SimLoop(seed, shuffle=shuffle)
+    loop = SimLoop(seed, shuffle=shuffle, max_steps=max_steps)
     try:
         yield loop
         loop.run_until_complete(loop.shutdown_asyncgens())
