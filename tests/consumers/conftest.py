@@ -1,7 +1,5 @@
 """What the consumers' tests share: stores of all databases, a fake broker, one Spark session."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,20 +11,13 @@ from coranto.client.loop import LoopThread
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.testing.fake_broker import FakeBroker
 from coranto_consumers.spark.session import new_session
-from coranto_consumers.testing import MARIADB_IS_MISSING, MariadbServer, PostgresServer
+from coranto_consumers.testing import MariadbServer, PostgresServer, why_no_mariadb
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
-
-
-def why_no_mariadb() -> str:
-    """Why MariaDB's tests cannot run, empty when they can. Where the set-up installs it, its absence is a failure."""
-    if MariadbServer.binary() is not None or (os.geteuid() == 0 and shutil.which("apt-get") is not None):
-        return ""
-    return f"{MARIADB_IS_MISSING}; `make mariadb` does so for root on Debian"
 
 
 needs_mariadb = pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())

@@ -189,6 +189,9 @@ class CrashAt(Hooks):
             raise Crash(step)
 
 
+@pytest.mark.parametrize(
+    "store_url", ["sqlite", "postgresql"], indirect=True
+)  # What crashes leave in the third is no different.
 def test_a_crash_at_any_step_loses_and_doubles_nothing(spark, world, store_url):
     for step in Step:
         world.publish(15)

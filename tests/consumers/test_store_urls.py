@@ -1,4 +1,4 @@
-"""Store URLs: two databases, and no password ever shown."""
+"""Store URLs: which databases, and no password ever shown."""
 
 import pytest
 
@@ -27,7 +27,9 @@ def test_postgresql_is_reached_through_psycopg(scheme):
         "sqlite:///:memory:",
         "sqlite:///file:x?mode=memory",
         "sqlite+aiosqlite:///x.db",
-        "mysql://u:hunter2@db/name",
+        "oracle://u:hunter2@db/name",
+        "mysql+aiomysql://u:hunter2@db/name",
+        "mariadb://u:hunter2@db",
         "postgresql+asyncpg://u:hunter2@db/name",
         "postgresql://u:hunter2@db",
         "postgresql://u:hunter2@db:port/name",
@@ -36,6 +38,20 @@ def test_postgresql_is_reached_through_psycopg(scheme):
 def test_other_urls_are_refused_with_what_is_accepted(text):
     with pytest.raises(InvalidInput, match=r"store_url: .*sqlite:////absolute.* or postgresql\+psycopg") as caught:
         parse_store_url(text)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql"])
+def test_mariadb_and_mysql_are_reached_through_pymysql(scheme):
+    parsed = parse_store_url(f"{scheme}://u:p@db:3306/name?ssl_ca=/etc/ca.pem")
+    assert parsed.drivername == "mysql+pymysql"
+    assert parsed.query == {"ssl_ca": "/etc/ca.pem"}
+
+
+@pytest.mark.parametrize("option", ["charset=latin1", "autocommit=true", "init_command=SELECT+1"])
+def test_options_of_a_session_that_stores_set_themselves_are_refused(option):
+    with pytest.raises(InvalidInput, match=f"sets '{option.split('=')[0]}', which the store sets itself") as caught:
+        parse_store_url(f"mysql://u:hunter2@db/name?{option}")
     assert "hunter2" not in str(caught.value)
 
 

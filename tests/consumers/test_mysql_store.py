@@ -1,0 +1,375 @@
+"""What is particular to MariaDB and MySQL, on a real MariaDB server: transactions that end behind the application's
+back, lost connections, and data that must arrive as it was."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    Time,
+    UniqueConstraint,
+    inspect,
+    select,
+)
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
+
+from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
+from coranto.messages.checkpoints import Checkpoint, Source
+from coranto_consumers.stores import Add, SqlShardStore, SqlStore
+from coranto_consumers.stores.merge import merge_staged, plan_merge
+from coranto_consumers.stores.mysql import code_of
+from coranto_consumers.stores.staging import StageWriter, delete_staged, stage_of
+from coranto_consumers.testing import MariadbServer, why_no_mariadb
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(why_no_mariadb()), reason=why_no_mariadb())]
+
+NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True), Column("seen", Integer))
+
+
+def checkpoint(offset: int) -> Checkpoint:
+    return Checkpoint({"a/journal": Source(offset)})
+
+
+@pytest.fixture
+def url(mariadb: MariadbServer) -> str:
+    return mariadb.new_database()
+
+
+@pytest.fixture
+def store(url: str) -> SqlStore:
+    opened = SqlStore(url)
+    opened.create_tables(NUMBERS)
+    return opened
+
+
+def numbers(store: SqlStore) -> list[int]:
+    with store.engine.connect() as connection:
+        return list(connection.execute(select(NUMBERS.c.n).order_by(NUMBERS.c.n)).scalars())
+
+
+def insert(connection: Any, *found: int) -> None:
+    connection.execute(NUMBERS.insert(), [{"n": n, "seen": 0} for n in found])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE other (n INTEGER)",
+        "  /* why */ truncate numbers",
+        "ALTER TABLE numbers ADD COLUMN m INTEGER",
+        "COMMIT",
+        "ROLLBACK",
+        "START TRANSACTION",
+    ],
+)
+def test_what_would_commit_without_the_checkpoint_is_refused_before_it_does(store, statement):
+    fence, _ = store.raise_fence("shard")
+
+    def slip() -> None:
+        with store.transaction("shard", fence) as transaction:
+            insert(transaction.connection, 1)
+            transaction.connection.exec_driver_sql(statement)
+
+    with pytest.raises(InvalidInput, match="would commit the transaction without its checkpoint"):
+        slip()
+    assert numbers(store) == []
+    assert store.read("shard") == (fence, Checkpoint())
+
+
+def test_what_only_looks_like_it_is_not(store):
+    fence, _ = store.raise_fence("shard")
+    with store.transaction("shard", fence) as transaction:
+        insert(transaction.connection, 1)
+        transaction.connection.exec_driver_sql("CREATE TEMPORARY TABLE mine (n INTEGER)")
+        savepoint = transaction.connection.begin_nested()
+        insert(transaction.connection, 2)
+        savepoint.rollback()
+        transaction.connection.exec_driver_sql("DROP TEMPORARY TABLE mine")
+        transaction.commit(checkpoint(100))
+    assert numbers(store) == [1]
+
+
+def test_a_transaction_that_was_ended_in_another_way_does_not_go_on(store):
+    """It is too late to take back what was committed, but the shard must not commit the rest as if all were well."""
+    fence, _ = store.raise_fence("shard")
+
+    with store.transaction("shard", fence) as transaction:
+        insert(transaction.connection, 1)
+        with pytest.raises(InvalidInput, match="'SET autocommit = 1' has ended the transaction"):
+            transaction.connection.exec_driver_sql("SET autocommit = 1")
+        with pytest.raises(PendingRollbackError):
+            insert(transaction.connection, 2)
+        with pytest.raises(SqlStoreError, match="checkpoint could not be written"):
+            transaction.commit(checkpoint(100))
+    assert store.read("shard") == (fence, Checkpoint())
+
+
+def test_after_a_deadlock_nothing_of_the_transaction_can_commit(store):
+    """The application swallows the error. The server has rolled back what came before, and would begin anew."""
+    fence, _ = store.raise_fence("shard")
+    with store.engine.begin() as connection:
+        insert(connection, *range(40))
+    waiting = threading.Event()
+    caught: list[DBAPIError] = []
+
+    def other() -> None:
+        with store.engine.begin() as connection:
+            # It has changed more than the store's transaction, which so is the one to be rolled back.
+            connection.execute(NUMBERS.update().where(NUMBERS.c.n > 0).values(seen=1))
+            waiting.set()
+            connection.execute(NUMBERS.update().where(NUMBERS.c.n == 0).values(seen=1))
+
+    with store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(NUMBERS.update().where(NUMBERS.c.n == 0).values(seen=2))
+        insert(transaction.connection, 100)
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert waiting.wait(30)
+        try:
+            transaction.connection.execute(NUMBERS.update().where(NUMBERS.c.n == 1).values(seen=2))
+        except DBAPIError as error:
+            caught.append(error)
+        with pytest.raises(PendingRollbackError):
+            insert(transaction.connection, 101)
+        with pytest.raises(SqlStoreError):
+            transaction.commit(checkpoint(100))
+    thread.join()
+
+    assert [code_of(error) for error in caught] == [1213]
+    assert SqlShardStore(store).is_transient(caught[0])
+    assert numbers(store) == list(range(40))
+    assert store.read("shard") == (fence, Checkpoint())
+
+
+def test_a_lock_that_is_not_to_be_had_is_transient(store):
+    with store.engine.begin() as holder, store.engine.begin() as other:
+        insert(holder, 1)
+        with pytest.raises(DBAPIError) as caught:
+            other.exec_driver_sql("SELECT * FROM numbers WHERE n = 1 FOR UPDATE NOWAIT")
+        assert code_of(caught.value) == 1205
+        assert SqlShardStore(store).is_transient(caught.value)
+        other.rollback()
+
+
+def test_a_connection_that_is_lost_within_a_transaction_is_transient(store, mariadb):
+    fence, _ = store.raise_fence("shard")
+
+    def lose() -> None:
+        with store.transaction("shard", fence) as transaction:
+            insert(transaction.connection, 1)
+            mariadb.execute(f"KILL {transaction.connection.exec_driver_sql('SELECT CONNECTION_ID()').scalar_one()}")
+            insert(transaction.connection, 2)
+
+    with pytest.raises(SqlStoreError, match="a transaction of shard failed") as caught:
+        lose()
+    assert isinstance(caught.value.__cause__, DBAPIError)
+    assert SqlShardStore(store).is_transient(caught.value.__cause__)
+    assert numbers(store) == []
+
+
+def test_a_mistake_is_not_transient(store):
+    with store.engine.connect() as connection, pytest.raises(DBAPIError) as caught:
+        connection.exec_driver_sql("SELECT colour FROM numbers")
+    assert not SqlShardStore(store).is_transient(caught.value)
+
+
+def test_a_server_that_is_gone_is_transient_and_names_no_password():
+    store = SqlStore("mariadb://u:hunter2@127.0.0.1:1/name")
+
+    with pytest.raises(SqlStoreError, match=r"store mysql\+pymysql://u:\*\*\*@127.0.0.1:1/name") as caught:
+        store.raise_fence("shard")
+    assert "hunter2" not in str(caught.value)
+    assert SqlShardStore(store).is_transient(caught.value.__cause__)
+
+
+@pytest.fixture
+def lossy(url: str) -> Iterator[tuple[SqlStore, list[str]]]:
+    """A store whose next commit loses its connection, as the list says: before the server has heard of it, or after."""
+    losses: list[str] = []
+
+    def commit(connection: Any) -> None:
+        if losses:
+            driver = connection.connection.driver_connection
+            if losses.pop() == "after":
+                driver._execute_command(3, "COMMIT")  # A query, whose answer nobody will read.
+            driver._sock.shutdown(socket.SHUT_RDWR)
+        connection.commit()
+
+    store = SqlStore(url, commit=commit)
+    store.create_tables(NUMBERS)
+    yield store, losses
+    assert not losses
+
+
+@pytest.mark.parametrize("loss", ["before", "after"])
+def test_the_outcome_of_a_commit_whose_connection_is_lost_is_read_back(lossy, loss):
+    store, losses = lossy
+    fence, _ = store.raise_fence("shard")
+    losses.append(loss)
+
+    def commit() -> None:
+        with store.transaction("shard", fence) as transaction:
+            insert(transaction.connection, 1)
+            transaction.commit(checkpoint(100))
+
+    if loss == "after":
+        commit()
+    else:
+        with pytest.raises(SqlStoreError, match="was not applied") as caught:
+            commit()
+        assert not isinstance(caught.value, CommitOutcomeUnknown)
+    assert numbers(store) == ([1] if loss == "after" else [])
+    assert store.read("shard") == (fence, checkpoint(100) if loss == "after" else Checkpoint())
+
+
+def test_the_same_checkpoint_may_be_committed_twice(store):
+    """The server says how many rows it changed; what counts is how many there are."""
+    fence, _ = store.raise_fence("shard")
+    for n in (1, 2):
+        with store.transaction("shard", fence) as transaction:
+            insert(transaction.connection, n)
+            transaction.commit(checkpoint(100))
+    assert numbers(store) == [1, 2]
+
+
+def test_names_are_told_apart_by_every_character(store):
+    names = ["shard", "Shard", "shard ", "shárd", "sha\u0301rd", "shard🜁"]
+    for count, name in enumerate(names, start=1):
+        for _ in range(count):
+            store.raise_fence(name)
+    assert [store.read(name).fence for name in names] == list(range(1, len(names) + 1))
+
+    with pytest.raises(SqlStoreError, match="Data too long"):
+        store.raise_fence("x" * 513)
+    assert store.raise_fence("/" * 512).fence == 1
+
+
+def test_the_sessions_are_strict_isolated_as_elsewhere_and_do_not_linger(store):
+    with store.engine.connect() as connection:
+        query = "SELECT @@tx_isolation, @@wait_timeout, @@time_zone, @@character_set_client, @@autocommit, @@sql_mode"
+        *settings, modes = connection.exec_driver_sql(query).one()
+    assert settings == ["READ-COMMITTED", 120, "+00:00", "utf8mb4", 0]
+    assert {"STRICT_ALL_TABLES", "NO_AUTO_VALUE_ON_ZERO"} <= set(modes.split(","))
+
+
+def test_values_keep_their_size_and_precision(store):
+    table = Table(
+        "sizes",
+        MetaData(),
+        Column("id", Integer, primary_key=True),
+        Column("raw", LargeBinary),
+        Column("text", Text),
+        Column("at", DateTime),
+        Column("time", Time),
+        Column("real", Float),
+    )
+    store.create_tables(table)
+    zoned = dt.datetime(2013, 1, 2, 3, 4, 5, 678901, dt.timezone(dt.timedelta(hours=-5)))
+    row = {"id": 1, "raw": bytes(range(256)) * 300, "text": "🜁\\'%s" * 20_000}
+    row |= {"at": zoned, "time": dt.time(1, 2, 3, 4), "real": 0.1 + 0.2}
+    with store.engine.begin() as connection:
+        connection.execute(table.insert().values(row))
+        found = dict(connection.execute(select(table)).mappings().one())
+    assert found == {**row, "at": dt.datetime(2013, 1, 2, 8, 4, 5, 678901)}
+
+
+def test_a_large_checkpoint_is_kept(store):
+    large = Checkpoint({f"journal/{n:05}": Source(n) for n in range(10_000)})
+    fence, _ = store.raise_fence("shard")
+    with store.transaction("shard", fence) as transaction:
+        transaction.commit(large)
+    assert len(large.to_bytes()) > 1 << 16
+    assert store.read("shard").checkpoint == large
+
+
+def test_a_table_that_was_made_for_gazette_is_used_as_it_is(url, mariadb):
+    store = SqlStore(url)
+    mariadb.execute(
+        f"CREATE TABLE {store.engine.url.database}.gazette_checkpoints (shard_fqn VARCHAR(255) PRIMARY KEY NOT NULL, "
+        "fence INTEGER NOT NULL, checkpoint BLOB NOT NULL)"
+    )
+    fence, _ = store.raise_fence("shard")
+    with store.transaction("shard", fence) as transaction:
+        transaction.commit(checkpoint(100))
+    assert store.raise_fence("shard") == (2, checkpoint(100))
+    assert str(inspect(store.engine).get_columns("gazette_checkpoints")[0]["type"]).startswith("VARCHAR(255)")
+
+
+def test_a_creation_that_was_interrupted_is_completed(store):
+    """The table is there without its index, which nothing rolled back."""
+    table = Table("halves", MetaData(), Column("a", Integer), Column("b", Integer))
+    store.create_tables(table)
+    Index("halves_b", table.c.b, unique=True)
+    store.create_tables(table)
+    store.create_tables(table)
+    (index,) = inspect(store.engine).get_indexes("halves")
+    assert (index["name"], index["unique"]) == ("halves_b", True)
+
+
+def test_tables_without_transactions_or_with_keys_without_bounds_are_refused(store):
+    plain = Table("plain", MetaData(), Column("n", Integer, primary_key=True), mysql_engine="MyISAM")
+    with pytest.raises(InvalidInput, match=r"table plain: is kept by MyISAM.*ENGINE=InnoDB"):
+        store.create_tables(plain)
+    for keys in ([Column("k", Text, primary_key=True)], [Column("k", LargeBinary), UniqueConstraint("k")]):
+        with pytest.raises(InvalidInput, match=r"table loose: key 'k' .*String\(200\)"):
+            store.create_tables(Table("loose", MetaData(), *keys))
+
+
+def stage_and_merge(store: SqlStore, table: Table, keys: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    columns = tuple(rows[0])
+    plan = plan_merge(table, columns, keys, {name: Add() for name in columns if name not in keys} if keys else {})
+    stage = stage_of(store, plan)
+    with StageWriter(store.url, stage, "shard", 1, "attempt") as writer:
+        writer.write(rows)
+    with store.engine.begin() as connection:
+        merge_staged(connection, plan, stage, ["attempt"], len(rows))
+        delete_staged(connection, stage, "shard", below_fence=2)
+
+
+def rows_of(store: SqlStore, *columns: Column[Any]) -> list[tuple[Any, ...]]:
+    with store.engine.connect() as connection:
+        return sorted(tuple(row) for row in connection.execute(select(*columns)))
+
+
+def test_zero_is_a_key_like_any_other(store):
+    stage_and_merge(store, NUMBERS, (), [{"n": 0, "seen": 1}, {"n": 7, "seen": 2}])
+    assert numbers(store) == [0, 7]
+
+
+def test_keys_that_differ_in_case_or_spaces_are_merged_apart(store):
+    table = Table("words", MetaData(), Column("word", String(20), primary_key=True), Column("n", BigInteger))
+    words = ["A", "a", "a ", "á"]
+    for _ in range(2):
+        stage_and_merge(store, table, ("word",), [{"word": word, "n": 1} for word in words * 2])
+    assert rows_of(store, *table.c) == [(word, 4) for word in words]
+
+
+def test_a_merge_that_could_hit_another_rows_key_is_refused(store):
+    columns = (Column("id", Integer, primary_key=True), Column("k", Integer, nullable=False), Column("v", Integer))
+    both = Table("both", MetaData(), *columns, UniqueConstraint("k"))
+    with pytest.raises(InvalidInput, match=r"table both: has another unique key \(id\)"):
+        stage_and_merge(store, both, ("k",), [{"id": 1, "k": 1, "v": 1}])
+
+
+def test_a_key_that_the_database_numbers_is_no_hindrance(store):
+    columns = (Column("id", Integer, primary_key=True), Column("k", Integer, nullable=False), Column("v", Integer))
+    both = Table("both", MetaData(), *columns, UniqueConstraint("k"))
+    for _ in range(2):
+        stage_and_merge(store, both, ("k",), [{"k": 5, "v": 1}, {"k": 6, "v": 1}])
+    assert rows_of(store, both.c.k, both.c.v) == [(5, 2), (6, 2)]
