@@ -39,14 +39,14 @@ def ancestors(graph: Graph, numbers: Iterable[int]) -> set[int]:
 
 
 def descendants(graph: Graph, numbers: Iterable[int]) -> set[int]:
-    """The segments after those named."""
-    found = set(numbers)
-    named = frozenset(found)
+    """The segments after any of those named."""
+    named = frozenset(numbers)
+    found: set[int] = set()
     # A successor's number is always the larger one.
     for number in sorted(graph):
-        if graph[number] & found:
+        if graph[number] & named or graph[number] & found:
             found.add(number)
-    return found - named
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Frontier:
             finished[number] = Finished(completion.end, frozenset(blocked))
         kept: dict[int, Finished] = {}
         for each, entry in finished.items():
-            left = entry.blocked - completion.opened.keys()
+            left = entry.blocked.difference(completion.opened)
             # One that ended the stream stays; another goes with the last successor that waited.
             if left or not entry.blocked:
                 kept[each] = replace(entry, blocked=left)
