@@ -1,9 +1,9 @@
 """What a stream is: its segments, what succeeds what, and how labels of journal specs say so.
 
 A stream is a set of journals, one for each *segment*. A segment holds the events of the routing keys of one range.
-The segments that are written to (`Stream.active`) share the key space without gap or overlap. Scaling seals some of
-them and lets new ones, with other ranges over the same keys, succeed them; a reader takes up a segment once it has
-read all its predecessors to their ends, so the events of each key stay in order.
+The segments that are written to (`Stream.active`) share the key space without gap or overlap, unless the stream is
+sealed. Scaling seals some of them and lets new ones, with other ranges over the same keys, succeed them; a reader takes
+up a segment once it has read all its predecessors to their ends, so the events of each key stay in order.
 
 All of it is labels and flags of the segments' journal specs, changed by one atomic Apply:
 
@@ -17,6 +17,7 @@ All of it is labels and flags of the segments' journal specs, changed by one ato
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +43,8 @@ END_OF_STREAM_LABEL: Final = "coranto.dev/end-of-stream"
 TRUNCATED_LABEL: Final = "coranto.dev/truncated-to"
 MAX_WRITERS_LABEL: Final = "coranto.dev/max-writers"
 """How many writers' states the registers of a segment hold at most; successors inherit it."""
+SCALING_LABEL: Final = "coranto.dev/scaling"
+"""The stream's scaling policy; successors inherit it."""
 STREAM_PART_LABEL: Final = "coranto.dev/stream-part"
 """The stream that a journal beside its segments belongs to."""
 
@@ -147,6 +150,8 @@ class Stream:
     revision: int = 0
     content_type: str = ""
     max_writers: int | None = None
+    scaling: str = ""
+    """The scaling policy, as `coranto.streams.scaling.parse_policy` reads it; empty for none."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.name, self.segments) == (other.name, other.segments)
@@ -167,20 +172,17 @@ class Stream:
         return ordered(segment for segment in self.segments.values() if not segment.sealing)
 
     def active(self) -> tuple[Segment, ...]:
-        """The segments to write to, in the order of their ranges, which make up the key space. None when sealed."""
+        """The segments to write to, in the order of their ranges. They make up the key space, or are none (sealed).
+
+        While a stream of very many segments is being sealed, some are left.
+        """
         return self._active
 
     def segment_at(self, place: int) -> Segment | None:
         """The active segment of a place in the key space; None when the stream is sealed."""
-        found = self._active
-        low, high = 0, len(found)
-        while low < high:
-            middle = (low + high) // 2
-            if found[middle].range.end <= place:
-                low = middle + 1
-            else:
-                high = middle
-        return found[low] if low < len(found) else None
+        at = bisect_right(self._active, place, key=lambda each: each.range.end)
+        found = self._active[at] if at < len(self._active) else None
+        return found if found is not None and found.range.contains(place) else None
 
     def segment_of(self, key: str) -> Segment | None:
         """The active segment of a routing key; None when the stream is sealed."""
@@ -197,6 +199,16 @@ class Stream:
     def successors(self, number: int) -> tuple[Segment, ...]:
         """The segments that succeed one, also one that is gone, in the order of their ranges."""
         return self._successors.get(number, ())
+
+    def ancestors(self, numbers: Iterable[int]) -> frozenset[int]:
+        """All that the segments succeed, directly or not, as far as it is not gone."""
+        found: set[int] = set()
+        todo = list(numbers)
+        while todo:
+            for number in self.segments[todo.pop()].predecessors & self.segments.keys() - found:
+                found.add(number)
+                todo.append(number)
+        return frozenset(found)
 
     def heads(self) -> tuple[Segment, ...]:
         """Where readers begin: the segments none of whose predecessors is left, in the order of their ranges."""
@@ -293,6 +305,7 @@ def _stream(name: str, journals: Sequence[JournalInfo], revision: int) -> Stream
         revision,
         labels.value_of(newest, labels.CONTENT_TYPE),
         _number(newest, MAX_WRITERS_LABEL, f"stream {name}", None),
+        labels.value_of(newest, SCALING_LABEL),
     )
     _check(stream)
     return stream
@@ -355,10 +368,6 @@ def _parse(value: str, name: str, subject: str, base: int = 10) -> int:
 def _check(stream: Stream) -> None:
     """What must hold between segments."""
     subject = f"stream {stream.name}"
-    active = stream.active()
-    if active and not covers((each.range for each in active), KeyRange.FULL):
-        shares = ", ".join(f"{each.number} {each.range}" for each in active)
-        raise CorruptData(f"{subject}: its active segments do not share the key space: {shares}")
     for segment in stream.segments.values():
         for number in segment.predecessors:
             predecessor = stream.segments.get(number)
@@ -368,6 +377,12 @@ def _check(stream: Stream) -> None:
                 raise CorruptData(
                     f"{subject}: segment {segment.number} succeeds {number}, which is not read-only, or of other keys"
                 )
+    ends = (each for each in stream.segments.values() if each.end_of_stream and not stream.successors(each.number))
+    last = ordered((*stream.active(), *ends))
+    if not covers((each.range for each in last), KeyRange.FULL):
+        shares = ", ".join(f"{each.number} {each.range}" for each in last)
+        raise CorruptData(f"{subject}: the segments that nothing succeeds do not share the key space: {shares}")
+    for segment in stream.segments.values():
         if not segment.sealing:
             continue
         after = [max(segment.range.begin, each.range.begin) for each in stream.successors(segment.number)]
