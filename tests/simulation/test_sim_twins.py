@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -252,6 +253,47 @@ def test_nobody_answers_at_an_endpoint_of_nobody() -> None:
 
 
 # -- etcd --------------------------------------------------------------------------------------------------------------
+
+
+class _Held:
+    """A timeline whose timers go off when a test says so, however late."""
+
+    epoch = 0.0
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[..., object], tuple[object, ...]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def later(self, seconds: float, action: Callable[..., object], *arguments: object) -> None:
+        self.timers.append((self.now + seconds, action, arguments))
+
+    def note(self, what: str) -> None:
+        """Nobody compares runs."""
+
+    def pass_until(self, now: float) -> None:
+        """Stand still until then, and let what was due meanwhile happen."""
+        self.now = now
+        due, self.timers = [t for t in self.timers if t[0] <= now], [t for t in self.timers if t[0] > now]
+        for _, action, arguments in due:
+            action(*arguments)
+
+
+def test_a_lease_does_not_run_out_because_the_whole_process_stood_still() -> None:
+    held = _Held()
+    etcd = SimEtcd(cast(Any, held), cast(Any, None))
+    lease = etcd.grant(10).id
+    held.pass_until(100.0)
+    assert etcd.keep_alive(lease) == 10  # Whoever holds it is as late.
+    held.pass_until(105.0)
+    held.pass_until(110.0)
+    assert etcd.status(lease).granted == 0
+    lease = etcd.grant(10).id
+    held.pass_until(200.0)
+    held.pass_until(205.0)
+    assert not etcd.keep_alive(lease)  # It did not use the time that it was given.
 
 
 def coordinator(loop: SimLoop) -> tuple[Network, SimEtcd, SimCoordinator]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -85,8 +86,9 @@ class Cluster:
         run_broker = find_broker()
         async with AsyncExitStack() as exits:
             exits.enter_context(_quiet(self._log_level))
-            timeline = exits.enter_context(_timeline())
-            world = self._running = World(timeline, run_broker, list(self._places()), delay=self._delay)
+            timeline, rng = exits.enter_context(_timeline())
+            world = self._running = World(timeline, rng, run_broker, list(self._places()), delay=self._delay)
+            exits.callback(self._ended)
             exits.push_async_callback(world.close)
             await asyncio.gather(*(self.start(number) for number in range(len(self._names))))
             self._exits = exits.pop_all()
@@ -96,10 +98,7 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            await self._exits.aclose()
-        finally:
-            self._running = None
+        await self._exits.aclose()
 
     # -- Clients and journals --------------------------------------------------------------------------------------
 
@@ -247,6 +246,9 @@ class Cluster:
             raise ClusterError("the cluster does not run; use it in `async with Cluster() as cluster:`")
         return self._running
 
+    def _ended(self) -> None:
+        self._running = None
+
     def _new_client(self, name: str, zone: str, patience: float) -> JournalClient:
         if not name or name in (*SERVICES, *self._names):
             raise InvalidInput(f"{name!r} cannot be the name of a client", field="name")
@@ -288,15 +290,15 @@ class Cluster:
 
 
 @contextmanager
-def _timeline() -> Iterator[Timeline]:
-    """The time of the event loop that runs, which may be virtual."""
+def _timeline() -> Iterator[tuple[Timeline, random.Random]]:
+    """The time of the event loop that runs, which may be virtual, and its source of chance."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, SimLoop):
-        yield loop
+        yield loop, loop.rng
         return
     timeline = RealTimeline(loop)
     try:
-        yield timeline
+        yield timeline, random.Random()
     finally:
         timeline.close()
 

@@ -41,9 +41,14 @@ class World:
     """What a running cluster consists of. Call on its event loop; `close` it in the end."""
 
     def __init__(
-        self, timeline: Timeline, run_broker: RunBroker, places: Sequence[BrokerPlace], *, delay: float
+        self,
+        timeline: Timeline,
+        rng: random.Random,
+        run_broker: RunBroker,
+        places: Sequence[BrokerPlace],
+        *,
+        delay: float,
     ) -> None:
-        rng = random.Random()
         self.timeline = timeline
         self.network = Network(timeline, rng, Delays(usual=(delay, delay), congestion=0.0))
         self.rpc = Rpc(self.network, give_up=_GIVE_UP_SECONDS)

@@ -1,0 +1,341 @@
+"""`coranto.testing.Cluster`: real brokers within this process, at once there and wholly gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from coranto import labels
+from coranto.client import JournalClient
+from coranto.errors import ClusterError, CorantoError, InvalidInput, RegisterMismatch, Unavailable
+from coranto.testing import Cluster, SyncCluster
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+
+JOURNAL = "my/journal"
+
+
+def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run a test in virtual time, where waiting costs nothing and shows."""
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main(loop))
+        assert not loop.problems
+        assert not loop.unnoticed()
+
+
+def test_it_starts_without_waiting() -> None:
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=3) as cluster:
+            assert loop.time() == 0.0
+            assert loop.steps < 300
+            await cluster.create(JOURNAL)
+            # Mirrors of etcd take changes up in bundles of a hundredth of a second. There are two in turn.
+            assert loop.time() < 0.022
+            assert loop.steps < 600
+            client = cluster.client()
+            result = await client.append(JOURNAL, b"content")
+            assert await client.read_all(JOURNAL, result.begin, result.end) == b"content"
+            assert loop.time() < 0.033
+            assert loop.steps < 1000
+
+    virtually(main)
+
+
+class _Left:
+    """What a test might leave in this process."""
+
+    def __init__(self) -> None:
+        self.tasks = len(asyncio.all_tasks())
+        self.threads = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+        self.files = len(os.listdir("/proc/self/fd"))
+        self.factory = asyncio.get_running_loop().get_task_factory()
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+@pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError])
+async def test_it_leaves_nothing_behind(error: type[BaseException] | None) -> None:
+    async def use() -> None:
+        async with Cluster(brokers=2) as cluster:
+            await cluster.create(JOURNAL)
+            tail = cluster.client().read(JOURNAL, block=True)
+            waiting = asyncio.ensure_future(anext(tail))
+            await cluster.client().append(JOURNAL, b"content")
+            assert (await waiting).content == b"content"
+            asyncio.get_running_loop().call_soon(lambda: None)
+            await cluster.kill(1)
+            if error is not None:
+                raise error
+
+    await use() if error is None else await _raises(error, use())  # The first brings up what is shared for good.
+    before = _Left()
+    await use() if error is None else await _raises(error, use())
+    assert _Left() == before
+
+
+async def _raises(error: type[BaseException], work: Coroutine[Any, Any, None]) -> None:
+    with pytest.raises(error):
+        await work
+
+
+async def test_a_start_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise CorantoError("no luck today")
+
+    monkeypatch.setattr("coranto.testing.cluster.find_broker", lambda: broken)
+    before = _Left()
+    cluster = Cluster()
+    with pytest.raises(ClusterError, match="broker-0 could not be started: no luck today"):
+        await cluster.__aenter__()
+    assert _Left() == before
+    with pytest.raises(ClusterError, match="does not run"):
+        cluster.client()
+
+
+async def test_another_task_factory_stays_in_place() -> None:
+    loop, made = asyncio.get_running_loop(), []
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **options)
+
+    loop.set_task_factory(factory)
+    try:
+        async with Cluster(brokers=1):
+            assert made
+            async with Cluster(brokers=1) as inner:
+                await inner.create(JOURNAL)
+        assert loop.get_task_factory() is factory
+    finally:
+        loop.set_task_factory(None)
+
+
+def test_journals_are_what_they_are_anywhere() -> None:
+    async def main(_: SimLoop) -> None:
+        async with Cluster(brokers=3, zones=("here", "there")) as cluster:
+            await cluster.create(JOURNAL, labels={"owner": "me"})
+            client, other = cluster.client(), cluster.client(name="other", zone="there")
+            found = await other.list(f"name={JOURNAL}")
+            spec = found.journals[0].spec
+            assert spec.replication == 2
+            assert labels.value_of(spec.labels, "owner") == "me"
+            assert {member.zone for member in found.journals[0].route.members} == {"here", "there"}
+            at = cluster.revision
+            mine = labels.label_set(owner="me")
+            await client.append(JOURNAL, b"one", union_registers=mine)
+            with pytest.raises(RegisterMismatch):
+                await client.append(JOURNAL, b"two", check_registers=pb.LabelSelector(exclude=mine))
+            assert cluster.calls("Append") == 2
+            assert cluster.calls("Append", client="other") == 0
+            assert cluster.revision == at  # An append changes nothing in etcd.
+            assert sum(b"one" in content for content in cluster.files(0).values()) <= 1
+            assert sum(b"one" in content for n in range(3) for content in cluster.files(n).values()) == 2
+            assert not cluster.fragments(JOURNAL)
+
+    virtually(main)
+
+
+def test_a_journal_outlives_a_broker_that_is_killed() -> None:
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=3) as cluster:
+            await cluster.create(JOURNAL)
+            client = cluster.client()
+            for number in range(3):
+                await client.append(JOURNAL, b"%d" % number)
+                await cluster.kill(number, expire=True)
+                assert not cluster.is_up(number)
+                await client.append(JOURNAL, b"-")
+                await cluster.start(number)
+                await cluster.ready(JOURNAL)
+            assert loop.time() < 1.0  # No lease was waited for.
+            assert await client.read_all(JOURNAL, 0, 6) == b"0-1-2-"
+            await cluster.kill(0)
+            with pytest.raises(ClusterError, match=r"no full set of replicas after 0\.1 s"):
+                await cluster.create(JOURNAL + "/of-all", replication=3, timeout=0.1)
+            await cluster.start(0)
+            await cluster.ready(JOURNAL + "/of-all")
+
+    virtually(main)
+
+
+def test_the_only_broker_remembers_over_a_kill_and_stores_at_a_graceful_stop() -> None:
+    async def main(_: SimLoop) -> None:
+        async with Cluster(brokers=1) as cluster:
+            await cluster.create(JOURNAL)
+            client = cluster.client()
+            await client.append(JOURNAL, b"kept")
+            await cluster.kill(0)
+            await cluster.kill(0)  # It is down already.
+            with pytest.raises(Unavailable):
+                await cluster.client(patience=0.0).head(JOURNAL)
+            await cluster.start(0)
+            assert await client.read_all(JOURNAL, 0, 4) == b"kept"
+            await cluster.stop(0)
+            assert list(cluster.fragments(JOURNAL).values()) == [b"kept"]
+            await cluster.start(0)
+            assert await client.read_all(JOURNAL, 0, 4) == b"kept"
+
+    virtually(main)
+
+
+def test_what_is_cut_off_is_gone_until_it_is_healed() -> None:
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=2, lease_seconds=3) as cluster:
+            await cluster.create(JOURNAL, replication=2)
+            far = cluster.client(name="far", patience=0.0)
+            assert await far.head(JOURNAL) == 0
+            for number in range(2):
+                cluster.cut("far", number)
+            with pytest.raises(Unavailable):
+                await far.head(JOURNAL)
+            assert await cluster.client().head(JOURNAL) == 0
+            cluster.heal()
+            await far.append(JOURNAL, b"back")
+            cluster.cut(0, "etcd", one_way=True)
+            await asyncio.sleep(6)  # Two leases, in virtual time.
+            assert not cluster.is_up(0)
+            cluster.heal()
+            await cluster.start(0)
+            await cluster.ready(JOURNAL)
+
+    virtually(main)
+
+
+def test_messages_take_the_time_they_are_told_to() -> None:
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=1, delay=0.5) as cluster:
+            await cluster.create(JOURNAL)
+            client = cluster.client()
+            await client.append(JOURNAL, b"content")
+            began = loop.time()
+            await client.append(JOURNAL, b"content")
+            assert 1.0 <= loop.time() - began < 1.1
+
+    virtually(main)
+
+
+async def test_other_programs_reach_it_by_grpc() -> None:
+    async with Cluster(brokers=2, grpc=True) as cluster:
+        await cluster.create(JOURNAL)
+        async with JournalClient(cluster.endpoint) as client:
+            await client.append(JOURNAL, b"by gRPC")
+            endpoints = cluster.endpoints
+            for number in range(2):
+                await cluster.kill(number)
+                await cluster.start(number)
+            assert cluster.endpoints == endpoints
+            assert await client.read_all(JOURNAL, 0, 7) == b"by gRPC"
+        assert await cluster.client().head(JOURNAL) == 7
+    async with JournalClient(endpoints[0], patience=0.0) as client:
+        with pytest.raises(Unavailable):
+            await client.list()
+
+
+def test_programs_that_block_have_it_too() -> None:
+    with SyncCluster(brokers=2) as cluster:
+        cluster.create(JOURNAL)
+        client = cluster.client()
+        client.append(JOURNAL, b"content")
+        assert cluster.is_up(0)
+        cluster.kill(0)
+        assert not cluster.is_up(0)
+        cluster.start(0)
+        cluster.ready(JOURNAL)
+        assert client.read_all(JOURNAL, 0, 7) == b"content"
+        assert len(cluster.endpoint.split(",")) == len(cluster.endpoints) == 2
+        with pytest.raises(InvalidInput, match="'nowhere' is no node; there are broker-0, broker-1, "):
+            cluster.cut(0, "nowhere")
+        cluster.cut(0, 1)
+        cluster.heal()
+        cluster.stop(1)
+        cluster.stop(0)
+        assert list(cluster.fragments(JOURNAL).values()) == [b"content"]
+
+
+def test_a_log_that_nobody_configured_is_quiet_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+
+        async def main(_: SimLoop) -> None:
+            async with Cluster(brokers=1) as cluster:
+                await cluster.create(JOURNAL)
+                structlog.get_logger().warning("this is seen")
+
+        virtually(main)
+        assert not structlog.is_configured()
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 1
+        assert "this is seen" in lines[0]
+    finally:
+        structlog.configure(**before)
+
+
+@pytest.mark.parametrize("entry_points", [[], [importlib.metadata.EntryPoint("broker", "nowhere:run", "x")]])
+async def test_without_a_broker_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, entry_points: list[importlib.metadata.EntryPoint]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: entry_points)
+    with pytest.raises(ClusterError, match=r"pip install 'coranto\[broker\]'"):
+        await Cluster().__aenter__()
+
+
+async def test_what_makes_no_sense_is_refused() -> None:
+    for options, message in (
+        ({"brokers": 0}, "0 brokers; give at least one"),
+        ({"zones": ()}, "at least one zone"),
+        ({"lease_seconds": 1}, "shortest lease"),
+        ({"delay": -1}, "cannot take -1 s"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            Cluster(**options)
+    structlog.reset_defaults()
+    with pytest.raises(InvalidInput, match="'loud' is no level of logs"):
+        await Cluster(log_level="loud").__aenter__()
+    async with Cluster(brokers=1) as cluster:
+        for wrong in (
+            cluster.create(JOURNAL, replication=2),
+            cluster.kill(1),
+        ):
+            with pytest.raises(InvalidInput):
+                await wrong
+        with pytest.raises(InvalidInput, match="cannot be the name of a client"):
+            cluster.client(name="etcd")
+        with pytest.raises(ClusterError, match="kill it first"):
+            cluster.expire(0)
+        with pytest.raises(ClusterError, match="runs already"):
+            await cluster.start(0)
+        with pytest.raises(ClusterError, match="make another one"):
+            await cluster.__aenter__()
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "testing.md"
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_the_examples_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[number]
+    exec(compile(example, f"example {number}", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.splitlines() == {0: ["b'some content'"], 2: ["12"], 3: []}[number]
+
+
+def test_importing_the_package_imports_no_cluster() -> None:
+    script = "import sys, coranto.testing; sys.exit('grpc' in sys.modules or 'coranto_broker' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
