@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.coordination.entities import JournalEntities, implied_route
 from coranto.coordination.etcd import KeyValue, Put
-from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
-from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.coordination.lease import MemberSession
 from coranto.errors import CorantoError
 from coranto.specs import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
@@ -32,7 +32,7 @@ from coranto.testing.sim.rpc import Rpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker
-from coranto_broker.peers import Peers
+from coranto_broker.in_process import StubPeers, serve
 from coranto_broker.service import JournalService
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.simulation.options import Options
@@ -240,55 +240,43 @@ class Machine(Host):
         self.broker = self.session = None
 
     async def serve(self, process: Process) -> None:
-        """What `coranto_broker.server.BrokerProcess` does, with the simulation's effects."""
-        world, settings = self._world, self.settings
+        world = self._world
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
-        disk = self.disk.for_process(process)
-        coordinator = SimCoordinator(world.etcd, world.network, self.name, process, clock)
-        keyspace = KeySpace(coordinator, LAYOUT, JournalEntities(), clock=clock)
-        broker = _SimBroker(
-            world.coverage,
-            settings,
+        stopped = await serve(
+            self.settings,
             clock=clock,
-            disk=disk,
-            coordinator=coordinator,
-            keyspace=keyspace,
+            disk=self.disk.for_process(process),
+            coordinator=SimCoordinator(world.etcd, world.network, self.name, process, clock),
             stores=SimStores(world.store, world.network, self.name, process),
-            peers=_SimPeers(world.rpc, self.name, self.zone, process),
+            peers=StubPeers(self.zone, lambda endpoint: world.rpc.stub(self.name, endpoint, process)),
+            layout=LAYOUT,
+            place=_Place(self, world, process),
+            stop=self.stop_requested,
+            make=lambda *args, **effects: _SimBroker(world.coverage, *args, **effects),
         )
-        session = await open_session(
-            coordinator,
-            ttl_seconds=settings.lease_seconds,
-            record=LeaseRecord.within(settings.data_dir, disk),
-            clock=clock,
-        )
-        member = pb.ProcessSpec.ID(zone=self.zone, suffix=self.name)
-        spec = pb.BrokerSpec(
-            process_spec=pb.ProcessSpec(id=member, endpoint=self.endpoint), journal_limit=settings.journal_limit
-        )
-        await session.announce(LAYOUT.member_key(MemberId(self.zone, self.name)), spec.SerializeToString())
-        await keyspace.start()
-        broker.start(session)
-        world.rpc.endpoints.listen(self.endpoint, self.name, process, JournalService(broker))
-        self.broker, self.session = broker, session
-        waits = [
-            asyncio.ensure_future(self.stop_requested.wait()),
-            asyncio.ensure_future(session.lost.wait()),
-            asyncio.ensure_future(keyspace.wait_failed()),
-        ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if self.stop_requested.is_set():
-            world.coverage.sometimes("a broker exited gracefully")
-            await broker.exit_gracefully(session)
-        else:
-            world.coverage.sometimes("a broker lost its lease or etcd")
-            await broker.stop()
-        world.rpc.endpoints.close(self.endpoint, process)
-        await broker.close()
-        await keyspace.close()
-        await session.close(revoke=self.stop_requested.is_set())
+        world.coverage.sometimes("a broker exited gracefully" if stopped else "a broker lost its lease or etcd")
+
+
+class _Place:
+    """Where a machine's broker listens."""
+
+    def __init__(self, machine: Machine, world: World, process: Process) -> None:
+        self._machine = machine
+        self._world = world
+        self._process = process
+
+    def endpoint(self, broker: Broker) -> str:
+        return self._machine.endpoint
+
+    @asynccontextmanager
+    async def listening(self, broker: Broker, session: MemberSession) -> AsyncIterator[None]:
+        machine, endpoints = self._machine, self._world.rpc.endpoints
+        endpoints.listen(machine.endpoint, machine.name, self._process, JournalService(broker))
+        machine.broker, machine.session = broker, session
+        try:
+            yield
+        finally:
+            endpoints.close(machine.endpoint, self._process)
 
 
 class _SimBroker(Broker):
@@ -301,20 +289,6 @@ class _SimBroker(Broker):
     def grouped(self, appends: int) -> None:
         super().grouped(appends)
         self._coverage.sometimes("appends were committed together", appends > 1)
-
-
-class _SimPeers(Peers):
-    """Stubs of other brokers over the simulated network."""
-
-    def __init__(self, rpc: Rpc, node: str, zone: str, process: Process) -> None:
-        super().__init__(zone)
-        self._reach: tuple[Rpc, str, Process] = (rpc, node, process)
-
-    def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
-        rpc, node, process = self._reach
-        if not endpoint:
-            return super().stub_at(endpoint)
-        return rpc.stub(node, endpoint, process)
 
 
 class SimConnection(Connection):
