@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.client import JournalClient
@@ -297,6 +298,11 @@ class SimConnection(Connection):
     def __init__(self, rpc: Rpc, node: str, endpoint: str, process: Process | None = None) -> None:
         super().__init__(ClientConfig(endpoint))
         self._sim_stub = rpc.stub(node, endpoint, process)
+        self._sim_channel = rpc.channel(node, endpoint)
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        return self._sim_channel
 
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:

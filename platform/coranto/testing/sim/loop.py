@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import math
 import random
 import zlib
 from collections.abc import Callable, Coroutine, Generator
@@ -156,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.ended: list[asyncio.Task[Any]] = []
         self.on_note: Callable[[str], None] | None = None
         self._shuffle = shuffle
-        self._max_steps = max_steps
+        self.max_steps: float = max_steps
         self._virtual = 0.0
         self._numbers = 0
         self._ready: Any
@@ -278,8 +279,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 continue
             self.steps += 1
             handle._run()
-        if self.steps > self._max_steps:
-            raise Deadlock(f"more than {self._max_steps} steps without an end at {self._virtual:.3f} s")
+        if self.steps > self.max_steps:
+            raise Deadlock(f"more than {self.max_steps} steps without an end at {self._virtual:.3f} s")
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a system call here, so nobody needs to be woken."""
@@ -311,6 +312,7 @@ def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) ->
         yield loop
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
+        loop.max_steps = math.inf
         for task in asyncio.all_tasks(loop):
             task.cancel()
             task._log_destroy_pending = False  # type: ignore[attr-defined]

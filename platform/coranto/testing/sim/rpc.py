@@ -29,6 +29,8 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 GIVE_UP_SECONDS = (1.0, 15.0)
 """How long an end of a connection waits over a link that is cut."""
+RECONNECT_SECONDS = (0.05, 1.0)
+"""How long a client waits before it tries to connect again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,44 @@ class Rpc:
         for call in [call for call in self.live if call.stub is stub]:
             call.cancel()
 
+    def channel(self, node: str, endpoint: str) -> grpc.aio.Channel:
+        """What tells whether there is a connection from `node` to `endpoint`, and waits for one."""
+        channel: Any = _Channel(self, node, endpoint)
+        return cast("grpc.aio.Channel", channel)
+
     def break_call(self, call: SimCall) -> None:
         """Break a call's connection: what is on its way is lost."""
         call.lose()
+
+
+class _Channel:
+    """A connection that is looked for when asked, and known until the other end or the link is gone."""
+
+    def __init__(self, rpc: Rpc, node: str, endpoint: str) -> None:
+        self._rpc = rpc
+        self._node = node
+        self._endpoint = endpoint
+        self._connected: Process | None = None
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        ready = self._connected is not None and self._reachable() is self._connected
+        return grpc.ChannelConnectivity.READY if ready else grpc.ChannelConnectivity.IDLE
+
+    async def channel_ready(self) -> None:
+        network = self._rpc.network
+        while self.get_state() is not grpc.ChannelConnectivity.READY:
+            await asyncio.sleep(network.delay() + network.delay())
+            self._connected = self._reachable()
+            if self._connected is None:
+                await asyncio.sleep(network.rng.uniform(*RECONNECT_SECONDS))
+
+    def _reachable(self) -> Process | None:
+        found = self._rpc.endpoints.find(self._endpoint)
+        if found is None:
+            return None
+        target, process, _ = found
+        network = self._rpc.network
+        return None if network.is_cut(self._node, target) or network.is_cut(target, self._node) else process
 
 
 class _Stub:
