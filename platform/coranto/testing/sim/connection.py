@@ -12,6 +12,7 @@ from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.effects import Clock
 from coranto.errors import CorantoError
+from coranto.testing.sim.loop import Process
 from coranto.testing.sim.rpc import Rpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -26,10 +27,13 @@ class SimConnection(Connection):
         config: ClientConfig,
         clock: Clock | None = None,
         tokens: CallTokens | None = None,
+        *,
+        process: Process | None = None,
     ) -> None:
+        """`process` is whose calls these are, unless the calling code's."""
         super().__init__(config, clock, tokens)
         self._rpc = rpc
-        self._sim_stub = rpc.stub(node, config.endpoint)
+        self._sim_stub = rpc.stub(node, config.endpoint, process)
         self._sim_channel: Any = _Channel(rpc, config.endpoint)
         self._over = False
 

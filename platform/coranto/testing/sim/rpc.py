@@ -84,6 +84,9 @@ class Rpc:
         self.live: dict[SimCall, None] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
         """How many calls each node has begun of each method."""
+        self.on_delivery: Callable[[SimCall, bool, tuple[Any, ...]], bool] | None = None
+        """Hears of each message of a call just before it is delivered, to the server (True) or to the client. When it
+        answers False, the message is lost, and the connection with it. See `SimCall` for messages."""
         self.problems: list[str] = []
         """Handlers that ended with an exception which no handler should end with."""
 
@@ -168,7 +171,11 @@ class _Stub:
 
 
 class SimCall:
-    """The client's end of a call."""
+    """The client's end of a call.
+
+    Messages to the server are `open`, then any number of `message` with its bytes, then `end`; or `cancel`, or `lost`.
+    Messages to the client are any number of `message` with its bytes, and then `status`.
+    """
 
     def __init__(
         self, rpc: Rpc, stub: object, node: str, endpoint: str, method: Method, request: Any, process: Process | None
@@ -320,6 +327,8 @@ class SimCall:
             self._up.send(("end",))
 
     def _arrived_at_server(self, message: tuple[Any, ...]) -> None:
+        if self._is_lost(True, message):
+            return
         if message[0] != "open":
             if self._server is not None:
                 self._server.arrived(message)
@@ -332,7 +341,16 @@ class SimCall:
         _, process, service = found
         self._server = _ServerEnd(self._rpc, self, self._down, process, service)
 
+    def _is_lost(self, to_server: bool, message: tuple[Any, ...]) -> bool:
+        hear = self._rpc.on_delivery
+        if hear is None or hear(self, to_server, message):
+            return False
+        self.lose()
+        return True
+
     def _arrived(self, message: tuple[Any, ...]) -> None:
+        if self._is_lost(False, message):
+            return
         if message[0] == "message":
             if self._status is None:
                 self._inbox.append(self.method.response.FromString(message[1]))
