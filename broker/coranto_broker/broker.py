@@ -19,10 +19,11 @@ from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
 from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
+from coranto.server_security import keys_of, peer_tls
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
-from coranto_broker.authorization import Authorizer
+from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
@@ -36,7 +37,6 @@ from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.retention import Retention
-from coranto_broker.security import keys_of, peer_tls
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.store_probe import StoreHealth
@@ -83,7 +83,7 @@ class Broker:
         self.session: MemberSession | None = None
         self.metrics = Metrics()
         keys = keys_of(settings)
-        self.authorizer = Authorizer(keys, clock)
+        self.authorizer = Authorizer(keys, clock, RULES)
         self.peers = peers if peers is not None else Peers(settings.zone, CallTokens(keys, clock), peer_tls(settings))
         self.fragments = fragments or FragmentCache(stores, settings.data_dir / "cache", settings.cache_bytes)
         self.ahead = Ahead(settings.group_append_bytes)

@@ -19,13 +19,13 @@ from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk, SystemClock
 from coranto.errors import ClusterError
 from coranto.memory import keep_freed_memory, spare_garbage_collection
+from coranto.server_security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto.specs import validate_broker_spec
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
 from coranto_broker.http import gateway, operation
 from coranto_broker.http.site import Site
-from coranto_broker.security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -167,7 +167,7 @@ class BrokerProcess:
             raise ClusterError(f"cannot listen on {address}; is the port taken?")
         scheme = "http" if credentials is None else "https"
         self.endpoint = settings.advertise or f"{scheme}://{host}:{port}"
-        check_exposure(settings, self.endpoint)
+        check_exposure(settings, self.endpoint, harm="read and write everything")
         self.session = await open_session(
             coordinator,
             ttl_seconds=settings.lease_seconds,

@@ -33,12 +33,12 @@ from coranto.errors import (
     Unauthenticated,
     Unavailable,
 )
+from coranto.server_security import check_exposure, keys_of, peer_tls, server_credentials
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http import gateway
-from coranto_broker.security import check_exposure, keys_of, peer_tls, server_credentials
 from coranto_broker.server import BrokerProcess
 from coranto_broker.service import JournalService
 from coranto_broker.settings import BrokerSettings
@@ -372,7 +372,7 @@ class _Context:
 async def test_only_the_tokens_own_end_is_taken_for_it() -> None:
     clock = ManualClock()
     keys = Keys.parse(KEY)
-    authorizer = Authorizer(keys, clock)
+    authorizer = Authorizer(keys, clock, RULES)
     signed = sign(Claims(Capability.LIST, pb.LabelSelector(), clock.now(), clock.now() + 60), keys)
     context = _Context((("authorization", f"Bearer {signed}"),))
     with pytest.raises(TimeoutError):
@@ -383,7 +383,7 @@ async def test_only_the_tokens_own_end_is_taken_for_it() -> None:
         async with authorizer.admitted("List", context):
             await asyncio.Event().wait()
     with pytest.raises(KeyError):
-        async with Authorizer(None, SystemClock()).admitted("NewMethod", context):
+        async with Authorizer(None, SystemClock(), RULES).admitted("NewMethod", context):
             raise AssertionError
 
 
@@ -675,6 +675,9 @@ def test_a_broker_shows_its_own_certificate_to_peers_that_want_one(certificates:
     assert peer_tls(other) == ClientTls(certificates.ca, certificates.cert("client"), certificates.key("client"))
 
 
+check = functools.partial(check_exposure, harm="do harm")
+
+
 @pytest.mark.parametrize(
     ("settings", "endpoint", "problem"),
     [
@@ -692,22 +695,22 @@ def test_where_a_broker_with_keys_may_listen(settings: dict[str, Any], endpoint:
     with contextlib.ExitStack() as stack:
         if beyond:
             stack.enter_context(pytest.raises(InvalidInput, match="serve-anyone-without-keys"))
-        check_exposure(BrokerSettings(**settings), endpoint)
+        check(BrokerSettings(**settings), endpoint)
     with structlog.testing.capture_logs() as logs:
-        check_exposure(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and says so.
+        check(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and says so.
         assert bool(logs) is beyond
         logs.clear()
-        check_exposure(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates will do.
+        check(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates will do.
         assert logs == []
     keyed = BrokerSettings(**settings, auth_keys=SecretStr(KEY))
     if problem:
         with pytest.raises(InvalidInput, match=problem):
-            check_exposure(keyed, endpoint)
+            check(keyed, endpoint)
     else:
-        check_exposure(keyed, endpoint)
+        check(keyed, endpoint)
 
 
 def test_accepting_requests_without_a_token_is_said_aloud() -> None:
     with structlog.testing.capture_logs() as logs:
-        check_exposure(BrokerSettings(auth_keys=SecretStr(f"{KEY},AA==")), "http://127.0.0.1:1")
+        check(BrokerSettings(auth_keys=SecretStr(f"{KEY},AA==")), "http://127.0.0.1:1")
     assert any("without a token" in entry["event"] for entry in logs)

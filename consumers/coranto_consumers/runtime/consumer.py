@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from coranto.authorization import Authorizer
 from coranto.call_tokens import CallTokens
 from coranto.client import JournalClient
 from coranto.coordination.allocator import AllocatorLoop, may_drain
@@ -16,14 +17,15 @@ from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, TxnOutcomeUnknown, Unavailable
+from coranto.server_security import keys_of, peer_tls
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.authorization import RULES
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.resolver import ShardKeySpace, ShardResolver
-from coranto_consumers.runtime.security import Authorizer, keys_of, peer_tls
 from coranto_consumers.runtime.settings import ConsumerSettings
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +59,7 @@ class Consumer:
         self.recovery_folder = recovery_folder
         self.metrics = metrics
         keys = keys_of(settings)
-        self.authorizer = Authorizer(keys, clock)
+        self.authorizer = Authorizer(keys, clock, RULES)
         self.tokens = CallTokens(keys, clock)
         self.peers = peers if peers is not None else ShardPeers(peer_tls(settings))
         self._app = app

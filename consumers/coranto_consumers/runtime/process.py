@@ -23,6 +23,7 @@ from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
 from coranto.effects import SystemClock
 from coranto.errors import ClusterError
+from coranto.server_security import check_exposure, etcd_tls, server_credentials
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -31,7 +32,6 @@ from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import MAX_MESSAGE_BYTES
 from coranto_consumers.runtime.resolver import ShardKeySpace
-from coranto_consumers.runtime.security import check_exposure, etcd_tls, server_credentials
 from coranto_consumers.runtime.service import ShardService
 from coranto_consumers.runtime.settings import ConsumerSettings
 from coranto_consumers.runtime.specs import ShardEntities, validate_consumer_spec
@@ -129,7 +129,7 @@ class ConsumerProcess:
             raise ClusterError(f"cannot listen on {address}; is the port taken?")
         scheme = "http" if credentials is None else "https"
         self.endpoint = settings.advertise or f"{scheme}://{settings.host}:{port}"
-        check_exposure(settings, self.endpoint)
+        check_exposure(settings, self.endpoint, harm="change shards")
         if settings.metrics_port is not None:
             self._serve_metrics(settings.host, settings.metrics_port)
         self.session = await open_session(coordinator, ttl_seconds=settings.lease_seconds, clock=clock)

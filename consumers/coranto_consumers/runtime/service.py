@@ -12,6 +12,7 @@ import structlog
 
 from coranto import labels
 from coranto.auth import Capability, Claims
+from coranto.authorization import TokenExpired
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target, unmodified
 from coranto.coordination.keyspace import Assignment
 from coranto.errors import (
@@ -46,6 +47,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (CorruptData, grpc.StatusCode.DATA_LOSS),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (CoordinationError, grpc.StatusCode.UNAVAILABLE),
+    (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
     (CorantoError, grpc.StatusCode.UNKNOWN),
 )
 

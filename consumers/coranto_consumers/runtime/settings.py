@@ -41,6 +41,8 @@ class ConsumerSettings(BaseSettings):
     tls_client_ca: Path | None = Field(
         default=None, description="PEM file: clients and peers must show certificates of it."
     )
+    peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
+    peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
     peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
     serve_anyone_without_keys: bool = Field(
         default=False, description="Listen beyond this machine although anyone there may then change the shards."

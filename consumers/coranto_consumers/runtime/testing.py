@@ -1,4 +1,4 @@
-"""For tests of applications: a shard that runs in this process, without etcd."""
+"""For tests of applications: a shard that runs in this process, without the processes that share shards out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from coranto.client import JournalClient
 from coranto.effects import SystemClock
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.recoverylog.standby import LogOwner
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
@@ -65,20 +66,24 @@ class RunningShard:
 
 @contextlib.asynccontextmanager
 async def running_shard(
-    app: Application[Any], spec: pc.ShardSpec, client: JournalClient
+    app: Application[Any], spec: pc.ShardSpec, client: JournalClient, *, owner: LogOwner | None = None
 ) -> AsyncIterator[RunningShard]:
     """`spec` processed by `app`, with the journals of `client`, until the context is left.
 
-    Every run has a producer of its own, as if the shard had been assigned anew.
+    Every run has a producer of its own, as if the shard had been assigned anew. For a store that lives in a recovery
+    log, `owner` has taken that over (see `coranto_consumers.recoverylog.standby`).
     """
     progress = Progress()
+    shard = Shard(spec, client)
+    shard.log_recorder = owner.recorder if owner is not None else None
     primary = Primary(
         app,
-        Shard(spec, client),
+        shard,
         clock=SystemClock(),
         producer=new_producer_id(os.urandom),
         progress=progress,
         metrics=ConsumerMetrics(),
+        restored=owner.opened if owner is not None else None,
     )
     running = RunningShard(primary, asyncio.create_task(primary.run()), progress)
     try:

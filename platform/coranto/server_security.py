@@ -1,11 +1,11 @@
-"""Keys and certificates of a broker, out of its settings."""
+"""Keys and certificates of whatever serves RPCs (brokers, consumers), out of its settings."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -15,19 +15,60 @@ from coranto.auth import Keys
 from coranto.client.config import ClientTls, is_loopback
 from coranto.client.connection import channel_credentials, read_pem
 from coranto.errors import InvalidInput
-from coranto_broker.settings import BrokerSettings
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-def keys_of(settings: BrokerSettings) -> Keys | None:
+class Secret(Protocol):
+    """Text that does not show, such as pydantic's."""
+
+    def get_secret_value(self) -> str: ...
+
+
+class ServerSettings(Protocol):
+    """What a server's security comes from. Files are PEM."""
+
+    @property
+    def host(self) -> str:
+        """The address it listens on."""
+
+    @property
+    def auth_keys(self) -> Secret:
+        """Keys of tokens, base64 with commas; empty: no tokens."""
+
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_client_ca(self) -> Path | None:
+        """The authorities whose certificates clients and peers must show; None: they need show none."""
+
+    @property
+    def peer_cert(self) -> Path | None: ...
+    @property
+    def peer_key(self) -> Path | None: ...
+    @property
+    def peer_ca(self) -> Path | None: ...
+    @property
+    def etcd_ca(self) -> Path | None: ...
+    @property
+    def etcd_cert(self) -> Path | None: ...
+    @property
+    def etcd_key(self) -> Path | None: ...
+    @property
+    def serve_anyone_without_keys(self) -> bool:
+        """Whether everybody who reaches it is to be trusted."""
+
+
+def keys_of(settings: ServerSettings) -> Keys | None:
     """The keys that tokens are verified with; None when there are none, and so no tokens. Raises InvalidInput."""
     text = settings.auth_keys.get_secret_value()
     return Keys.parse(text) if text.strip() else None
 
 
-def peer_tls(settings: BrokerSettings) -> ClientTls:
+def peer_tls(settings: ServerSettings) -> ClientTls:
     """How to connect to peers. Where clients have to show certificates, ours is shown unless there is one for peers."""
     cert, key = settings.peer_cert, settings.peer_key
     if cert is None and key is None and settings.tls_client_ca is not None:
@@ -35,14 +76,14 @@ def peer_tls(settings: BrokerSettings) -> ClientTls:
     return ClientTls(settings.peer_ca, cert, key)
 
 
-def etcd_tls(settings: BrokerSettings) -> ClientTls | None:
+def etcd_tls(settings: ServerSettings) -> ClientTls | None:
     """How to connect to etcd; None where nothing is said of it."""
     if settings.etcd_ca is None and settings.etcd_cert is None and settings.etcd_key is None:
         return None
     return ClientTls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
 
 
-def server_credentials(settings: BrokerSettings) -> grpc.ServerCredentials | None:
+def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
     """Credentials to serve with; None when there is no certificate, and so no TLS.
 
     Files are read again when they change, for the connections that are made from then on. Raises InvalidInput.
@@ -61,7 +102,7 @@ def server_credentials(settings: BrokerSettings) -> grpc.ServerCredentials | Non
     )
 
 
-def server_context(settings: BrokerSettings) -> ssl.SSLContext | None:
+def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """As `server_credentials`, for HTTP."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
@@ -79,9 +120,11 @@ def server_context(settings: BrokerSettings) -> ssl.SSLContext | None:
     return asked
 
 
-def check_exposure(settings: BrokerSettings, endpoint: str) -> None:
-    """Raise InvalidInput where tokens would be sent to this broker in the clear, or where anybody may call it although
-    nobody said so. `endpoint` is what it tells others.
+def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
+    """Raise InvalidInput where tokens would be sent to this server in the clear, or where anybody may call it although
+    nobody said so.
+
+    `endpoint` is what it tells others, and `harm` what strangers could do, such as "change shards".
     """
     keys = keys_of(settings)
     loopback = is_loopback(settings.host)
@@ -89,12 +132,11 @@ def check_exposure(settings: BrokerSettings, endpoint: str) -> None:
         if not loopback and settings.tls_client_ca is None:
             if not settings.serve_anyone_without_keys:
                 raise InvalidInput(
-                    f"whoever can reach {settings.host} could read and write everything: give the broker auth_keys or "
-                    "tls_client_ca, or listen on 127.0.0.1. If everybody there is to be trusted, say so by "
-                    "--serve-anyone-without-keys",
+                    f"whoever can reach {settings.host} could {harm}: set auth_keys or tls_client_ca, or listen on "
+                    "127.0.0.1. If everybody there is to be trusted, say so by --serve-anyone-without-keys",
                     field="host",
                 )
-            _log.warning("whoever can reach this broker may read and write: it has no keys", host=settings.host)
+            _log.warning(f"whoever can reach this process may {harm}: it has no keys", host=settings.host)
         return
     if keys.accept_missing:
         _log.warning("requests without a token are accepted: remove AA== from the keys once every client sends one")
