@@ -1,0 +1,45 @@
+"""The first contact with a segment: what its registers hold, restored if they were lost."""
+
+from __future__ import annotations
+
+import contextlib
+
+import structlog
+
+from coranto.errors import RegisterMismatch
+from coranto.messages.uuids import Flags, build_uuid
+from coranto.streams import registers as rules
+from coranto.streams.registers import Registers
+from coranto.streams.shared import Shared
+
+_log = structlog.get_logger(__name__)
+
+
+async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
+    """A segment's registers and its head. Unless it has no content, the registers are held.
+
+    One append of nothing, unless all brokers that had the registers are gone. Raises JournalNotFound, NotAllowed when
+    they are gone of a sealed segment, and errors of the client.
+    """
+    while True:
+        result = await shared.barrier(journal)
+        registers, head = Registers.of(result.registers), result.end
+        if registers.held or head == 0:
+            return registers, head
+        await hold(shared, journal, head)
+        _log.warning("the registers of a segment were lost, and are held anew", journal=journal, head=head)
+
+
+async def hold(shared: Shared, journal: str, head: int) -> None:
+    """Hold registers that nobody holds, of a journal that ends at `head`: where there is content, they were lost."""
+    noop = shared.events.acknowledgement(build_uuid(shared.identity.producer, shared.ticks.tick(), Flags.ACK_TXN))
+    conditions = rules.restore(head) if head else rules.hold()
+    with contextlib.suppress(RegisterMismatch):  # Somebody else holds them.
+        await shared.client.append(
+            journal,
+            noop,
+            check_registers=conditions.check,
+            union_registers=conditions.union,
+            retry_unknown=True,
+            patience=shared.patience,
+        )

@@ -1,0 +1,99 @@
+"""What the segment writers of one stream writer share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from coranto.client.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.effects import Clock
+from coranto.errors import CorantoError, Outcome, PositionUnknown, WriteError
+from coranto.messages.uuids import Clock as UuidClock
+from coranto.streams.events import EventFormat
+from coranto.streams.metrics import WriterMetrics
+from coranto.streams.registers import Identity
+from coranto.streams.units import CommitResult, Done, EventPosition, Unit
+
+
+@dataclass(slots=True)
+class Shared:
+    """See the module. Durations are seconds."""
+
+    client: JournalClient
+    identity: Identity
+    events: EventFormat[Any]
+    clock: Clock
+    ticks: UuidClock
+    metrics: WriterMetrics
+    in_flight: int
+    batch_bytes: int
+    patience: float
+    fresh: bool
+    sequence: int = -1
+    """The largest sequence that was used."""
+    dead: WriteError | None = None
+    """Why nothing more can be appended under this writer's id."""
+    failure: CorantoError | None = None
+    """Why the first plain event failed since `flush` looked."""
+    pending_bytes: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a unit was settled."""
+    _finding: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
+
+    def taken(self, unit: Unit) -> None:
+        """A unit was given to the writer."""
+        self.pending_bytes += unit.size
+
+    def succeed(self, unit: Unit, result: EventPosition | CommitResult) -> None:
+        self._settle(unit)
+        if result.deduplicated:
+            self.metrics.deduplicated.inc()
+        else:
+            self.metrics.bytes.inc(unit.size)
+        if not unit.is_transaction:
+            self.metrics.events.labels("deduplicated" if result.deduplicated else "committed").inc()
+        if not unit.done.done():
+            unit.done.set_result(result)  # type: ignore[arg-type]
+
+    def fail(self, unit: Unit, error: CorantoError) -> None:
+        self._settle(unit)
+        if not unit.is_transaction:
+            self.metrics.events.labels("unknown" if error.outcome is Outcome.UNKNOWN else "failed").inc()
+            self.failure = self.failure or error
+        if not unit.done.done():
+            unit.done.set_exception(error)
+            unit.done.exception()  # A caller may leave failures to `flush`; that is no exception nobody looked at.
+
+    def _settle(self, unit: Unit) -> None:
+        self.pending_bytes -= unit.size
+        self.settled.set()
+
+    def find(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
+        """Have work settle a unit that is not in any segment writer any more."""
+        task = asyncio.create_task(work)
+        self._finding[task] = unit
+        task.add_done_callback(self._finding.pop)
+
+    @property
+    def finding(self) -> list[Done]:
+        """The outcomes of units that work was begun for."""
+        return [unit.done for unit in self._finding.values()]
+
+    async def close(self) -> None:
+        """End that work. Its units are durable, but nobody will know where."""
+        finding = dict(self._finding)
+        for task in finding:
+            task.cancel()
+        await asyncio.gather(*finding, return_exceptions=True)
+        for unit in finding.values():
+            if not unit.done.done():
+                self.fail(unit, PositionUnknown("the writer was closed before it was found where this stands"))
+
+    async def barrier(self, journal: str, min_revision: int = 0) -> AppendResult:
+        """A journal's registers and head, behind all that was appended before."""
+        return await self.client.append(
+            journal, b"", retry_unknown=True, patience=self.patience, min_etcd_revision=min_revision
+        )
