@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from coranto.coordination.etcd import EtcdCoordinator
@@ -17,16 +14,6 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import Fsync
 
 runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """The command configures logging to a stream that ends with its invocation."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    structlog.reset_defaults()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

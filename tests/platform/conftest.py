@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from coranto.testing.command_line import CommandLine, RemoteBroker
 from coranto.testing.s3_server import S3Server
@@ -22,10 +21,9 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteBroker]:
 
 
 @pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+def run(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
     """Runs the command line in this process."""
-    yield CommandLine(capfdbinary.readouterr)
-    structlog.reset_defaults()
+    return CommandLine(capfdbinary.readouterr)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from typing import IO
 
 import grpc
 import pytest
-import structlog
 
 from coranto.labels import label_set
 from coranto.messages.fixed_frame import encode_frame
@@ -45,10 +44,9 @@ def create(remote: RemoteBroker, name: str, **fields: object) -> None:
 
 
 @pytest.fixture
-def run(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+def run(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
     """Runs `coranto journals` in this process."""
-    yield CommandLine(capfdbinary.readouterr, "journals")
-    structlog.reset_defaults()
+    return CommandLine(capfdbinary.readouterr, "journals")
 
 
 @pytest.fixture

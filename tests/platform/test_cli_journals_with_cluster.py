@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from coranto import codecs
 from coranto.client import SyncJournalClient
@@ -50,7 +49,7 @@ def client(cluster: EmbeddedCluster) -> Iterator[SyncJournalClient]:
 @pytest.fixture
 def run(
     cluster: EmbeddedCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Run]:
+) -> Run:
     """Runs `coranto journals`, which must succeed, and returns its output."""
     monkeypatch.setenv("CORANTO_ENDPOINT", cluster.info.endpoint)
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(cluster.info.file_root))
@@ -61,8 +60,7 @@ def run(
         assert result.code == 0, result.errors
         return result.output
 
-    yield run
-    structlog.reset_defaults()
+    return run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -13,15 +12,6 @@ from rich.console import Console
 
 from coranto.errors import InvalidInput
 from coranto.telemetry import amount, configure_logging, progress
-
-
-@pytest.fixture(autouse=True)
-def _defaults() -> Iterator[None]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    structlog.reset_defaults()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 def test_lines_for_machines() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from sqlalchemy import create_engine, text
 
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
@@ -118,10 +117,9 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def command(capfdbinary: pytest.CaptureFixture[bytes]) -> Iterator[CommandLine]:
+def command(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
     """Runs the command line in this process."""
-    yield CommandLine(capfdbinary.readouterr)
-    structlog.reset_defaults()
+    return CommandLine(capfdbinary.readouterr)
 
 
 @pytest.fixture
