@@ -411,7 +411,15 @@ class StreamSealed(StreamError):
 
 
 class StreamTruncated(StreamError):
-    """Events that a reader is to go on with were truncated away. Begin behind them, if they are not missed."""
+    """Events that a reader is to go on with were truncated away. Begin behind them, if they are not missed.
+
+    Those of `segment` are there from offset `available` on; None when that is not known, or the segment is gone.
+    """
+
+    def __init__(self, message: str, segment: int, available: int | None = None) -> None:
+        super().__init__(message)
+        self.segment = segment
+        self.available = available
 
 
 class ReaderOffline(StreamError):

@@ -319,6 +319,10 @@ class JournalClient:
 
     async def head(self, journal: str) -> int:
         """The write head: the offset at which the next append begins."""
+        return (await self.head_and_revision(journal))[0]
+
+    async def head_and_revision(self, journal: str) -> tuple[int, int]:
+        """The write head, and the revision of etcd that its primary knew when it told."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.patience)
         request = pb.ReadRequest(
@@ -330,7 +334,7 @@ class JournalClient:
             except TRANSIENT as error:
                 await self._wait(retry, error)
 
-    async def _head(self, request: pb.ReadRequest) -> int:
+    async def _head(self, request: pb.ReadRequest) -> tuple[int, int]:
         subject = f"write head of {request.journal}"
         # The primary's, so that whoever appended sees it.
         way = self._dispatcher.to_primary(request.journal)
@@ -341,7 +345,7 @@ class JournalClient:
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
                     raise status_error(response.status, subject, response.header)
                 check_well_formed(response, subject)
-                return response.write_head
+                return response.write_head, response.header.etcd.revision
         except grpc.aio.AioRpcError as error:
             raise way.failure(subject, error) from error
         except asyncio.CancelledError:
