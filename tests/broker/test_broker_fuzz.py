@@ -409,7 +409,8 @@ async def target(broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
         yield target
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+# The seed that differs from run to run is not in a test's name, so that all processes of one run know the same tests.
+@pytest.mark.parametrize("seed", SEEDS, ids=range(len(SEEDS)))
 async def test_fuzzed_streams_are_refused_and_change_nothing(target: Target, seed: int) -> None:
     await fuzz(target, seed)
 
