@@ -1,0 +1,97 @@
+"""Harm at a boundary between two messages of a writer's append: before one of them is delivered, or after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from coranto.testing.sim.rpc import SimCall
+
+from .world import StreamWorld
+
+MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
+"""The messages of an append, in their order: the last two go to the client."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    message: str
+    after: bool
+    act: str
+
+
+class Boundaries:
+    """Strikes calls of nodes that are named `writer-…`."""
+
+    def __init__(self, world: StreamWorld, kill_writer: Callable[[str], None]) -> None:
+        self._world = world
+        self._kill_writer = kill_writer
+        self._plans: dict[SimCall, _Plan] = {}
+        self._requested: set[SimCall] = set()
+
+    def start(self) -> None:
+        self._world.rpc.on_delivery = self._hear
+
+    def stop(self) -> None:
+        self._world.rpc.on_delivery = None
+        self._plans.clear()
+        self._requested.clear()
+
+    def _hear(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> bool:
+        if call.method.name != "Append" or not call.node.startswith("writer-"):
+            return True
+        name = self._name(call, to_server, message)
+        if name == "open":
+            self._consider(call)
+        plan = self._plans.get(call)
+        if name == "status":
+            self._plans.pop(call, None)
+            self._requested.discard(call)
+        if plan is None or plan.message != name:
+            return True
+        self._plans.pop(call, None)
+        world = self._world
+        when = "after" if plan.after else "before"
+        world.coverage.sometimes(f"{plan.act} {when} {name}")
+        world.loop.note(f"boundary: {plan.act} {when} {name} of {call.node} at {call.peer}")
+        if plan.after:
+            # While it is being handled.
+            world.loop.later(world.rng.choice((0.0, world.rng.uniform(0.0, 0.005))), self._strike, call, plan.act)
+            return True
+        if plan.act == "break":
+            return False
+        self._strike(call, plan.act)
+        return True
+
+    def _name(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> str:
+        kind: str = message[0]
+        if not to_server:
+            return "response" if kind == "message" else "status"
+        if kind != "message":
+            return kind
+        if call not in self._requested:
+            self._requested.add(call)
+            return "request"
+        return "content" if message[1] else "commit"
+
+    def _consider(self, call: SimCall) -> None:
+        rng = self._world.rng
+        if rng.random() < self._world.stream_options.harm:
+            act = rng.choices(("break", "cut", "kill broker", "move primary", "kill writer"), (12, 2, 2, 1, 2))[0]
+            self._plans[call] = _Plan(rng.choice(MESSAGES), rng.random() < 0.5, act)
+
+    def _strike(self, call: SimCall, act: str) -> None:
+        world = self._world
+        machine = next((each for each in world.machines if each.name == call.peer), None)
+        if act == "break":
+            world.rpc.break_call(call)
+        elif act == "cut":
+            mend = world.network.cut_both(call.node, call.peer)
+            world.loop.later(world.rng.uniform(0.05, 3.0), mend)
+        elif act == "kill writer":
+            self._kill_writer(call.node)
+        elif machine is not None and act == "kill broker":
+            machine.kill()
+        elif machine is not None:
+            machine.stop_requested.set()

@@ -1,0 +1,179 @@
+"""What writers were told, against what stands in the segments in the end.
+
+Anomalies, by name:
+
+===================  ===================================================================================================
+`unreadable`         a segment holds bytes that no writer writes
+`partial`            of a transaction there are some events but not all
+`torn`               a transaction's events are not one behind the other and its end behind them
+`duplicate`          an event stands in two places
+`lost`               what was acknowledged is not there
+`phantom`            what was said not to be applied is there
+`misplaced`          what was acknowledged stands elsewhere, or begins elsewhere than it had to
+`foreign`            an event is in a segment that its key does not belong to, or nobody wrote it
+`reordered`          the events of a key are not in the order in which one writer wrote them, or in which one began
+                     after the other was acknowledged
+`clock`              the clocks of a producer do not increase, so readers would drop messages
+`beyond-seal`        a sealed segment does not end where its label says
+===================  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coranto.streams.keys import key_hash
+
+from .history import History, Outcome, Unit
+from .segments import ACK, CONTINUE, Message, Segment
+
+
+class Anomaly(NamedTuple):
+    """One promise that was not kept."""
+
+    name: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a unit stands: bytes [begin, end), with its transaction's end, as the `index`-th message and following."""
+
+    segment: Segment
+    index: int
+    begin: int
+    end: int
+
+
+def check(history: History, segments: Sequence[Segment], stable: Collection[str]) -> list[Anomaly]:
+    """All anomalies. `stable` are the writers whose id is the same in all of their processes."""
+    found: list[Anomaly] = []
+    places = _places(history, segments, found)
+    for unit in history.units.values():
+        _check_outcome(unit, places.get(unit.number), found)
+    _check_order(history, segments, places, stable, found)
+    for segment in segments:
+        _check_segment(segment, found)
+    return found
+
+
+def _places(history: History, segments: Sequence[Segment], found: list[Anomaly]) -> dict[int, Place]:
+    """Where each unit stands that is there as it shall be. Reports all others."""
+    at: defaultdict[int, list[tuple[Segment, int]]] = defaultdict(list)
+    for segment in segments:
+        for index, message in enumerate(segment.messages):
+            if message.unit >= 0:
+                at[message.unit].append((segment, index))
+    places: dict[int, Place] = {}
+    for number, where in at.items():
+        unit = history.units.get(number)
+        if unit is None:
+            found.append(Anomaly("foreign", f"unit {number} in segment {where[0][0].number} was never asked for"))
+            continue
+        indexes = [segment.messages[index].part for segment, index in where]
+        if len(set(indexes)) < len(indexes):
+            found.append(Anomaly("duplicate", f"{unit}: stands at {list(_shown(where))}"))
+            continue
+        if len(indexes) < unit.events:
+            found.append(Anomaly("partial", f"{unit}: only {sorted(indexes)} at {list(_shown(where))}"))
+            continue
+        place = _whole(unit, where)
+        if place is None:
+            found.append(Anomaly("torn", f"{unit}: stands at {list(_shown(where))}"))
+            continue
+        if not place.segment.range.contains(key_hash(unit.key)):
+            found.append(Anomaly("foreign", f"{unit}: is in segment {place.segment.number} of {place.segment.range}"))
+        places[number] = place
+    return places
+
+
+def _shown(where: Sequence[tuple[Segment, int]]) -> Iterator[str]:
+    for segment, index in where:
+        message = segment.messages[index]
+        yield f"{segment.number}:[{message.begin}, {message.end})#{message.part}"
+
+
+def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
+    """Where a unit stands, if its messages are one behind the other, in order and as they shall be."""
+    segment, first = where[0]
+    count = unit.events + unit.transaction
+    messages = segment.messages[first : first + count]
+    if len(messages) < count or any(other is not segment for other, _ in where):
+        return None
+    flags = CONTINUE if unit.transaction else 0
+    for index, message in enumerate(messages[: unit.events]):
+        if (message.unit, message.part, message.flags) != (unit.number, index, flags):
+            return None
+    last = messages[-1]
+    if unit.transaction and (last.flags != ACK or last.sequence < 0 or last.producer != messages[0].producer):
+        return None
+    return Place(segment, first, messages[0].begin, last.end)
+
+
+def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> None:
+    if unit.outcome is Outcome.OK and place is None:
+        found.append(Anomaly("lost", str(unit)))
+    if unit.outcome is Outcome.NOT_APPLIED and place is not None:
+        found.append(Anomaly("phantom", f"{unit}: stands at {place.segment.number}:[{place.begin}, {place.end})"))
+    if place is None:
+        return
+    for attempt in unit.attempts:
+        if attempt.outcome is not Outcome.OK:
+            continue
+        told = attempt.segment, attempt.begin, attempt.end
+        # The place of an event that an earlier process wrote is not kept anywhere.
+        unknown = attempt.deduplicated and not unit.transaction and attempt.begin == -1
+        if not unknown and told != (place.segment.number, place.begin, place.end):
+            found.append(Anomaly("misplaced", f"{unit}: {place.segment.number}:[{place.begin}, {place.end})"))
+        if attempt.expected_offset is not None and attempt.expected_offset != place.begin:
+            found.append(Anomaly("misplaced", f"{unit}: was to begin at {attempt.expected_offset}"))
+
+
+def _check_order(
+    history: History,
+    segments: Sequence[Segment],
+    places: dict[int, Place],
+    stable: Collection[str],
+    found: list[Anomaly],
+) -> None:
+    by_key: defaultdict[str, list[tuple[int, int, Unit]]] = defaultdict(list)
+    for number, place in places.items():
+        unit = history.units[number]
+        # Of the segments of one key, one that succeeds another has a larger number.
+        by_key[unit.key].append((place.segment.number, place.index, unit))
+    for key, line in by_key.items():
+        line.sort(key=lambda entry: entry[:2])
+        latest: dict[str, Unit] = {}
+        begun: Unit | None = None
+        for _, _, unit in line:
+            who = unit.writer if unit.writer in stable else f"{unit.writer} {unit.attempts[0].process}"
+            before = latest.get(who)
+            if before is not None and before.number > unit.number:
+                found.append(Anomaly("reordered", f"key {key}: {before} is before {unit}"))
+            latest[who] = unit
+            if begun is not None and unit.acknowledged < begun.invoked:
+                found.append(Anomaly("reordered", f"key {key}: {begun} began after and is before {unit}"))
+            if begun is None or unit.invoked > begun.invoked:
+                begun = unit
+
+
+def _check_segment(segment: Segment, found: list[Anomaly]) -> None:
+    clocks: dict[bytes, Message] = {}
+    for message in segment.messages:
+        before = clocks.get(message.producer)
+        if before is not None and before.clock >= message.clock:
+            found.append(Anomaly("clock", f"segment {segment.number}: {before} is before {message}"))
+        clocks[message.producer] = message
+    if segment.sealed_at is not None and segment.sealed_at != len(segment.content):
+        found.append(
+            Anomaly(
+                "beyond-seal",
+                f"segment {segment.number} was sealed at {segment.sealed_at} and ends at {len(segment.content)}",
+            )
+        )

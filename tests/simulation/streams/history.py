@@ -1,0 +1,98 @@
+"""What writers asked for, and what they were told became of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from coranto.errors import Outcome as Certainty
+
+
+class Outcome(Enum):
+    """What an attempt is known to have done."""
+
+    OK = "ok"
+    NOT_APPLIED = "not applied"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, certainty: Certainty) -> Outcome:
+        return cls.NOT_APPLIED if certainty is Certainty.NOT_APPLIED else cls.UNKNOWN
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One time that a process asked for a unit. Times are virtual seconds; `begin` and `end` are offsets, or -1."""
+
+    process: str
+    invoked: float
+    returned: float = math.inf
+    outcome: Outcome = Outcome.UNKNOWN
+    segment: int = -1
+    begin: int = -1
+    end: int = -1
+    deduplicated: bool = False
+    expected_offset: int | None = None
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A plain event or a transaction of a program. Units of one writer are asked for in the order of their numbers."""
+
+    number: int
+    writer: str
+    key: str
+    events: int
+    padding: int
+    transaction: bool
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kind = f"transaction of {self.events}" if self.transaction else "event"
+        told = "; ".join(
+            f"{each.process} {each.invoked:.4f}-{each.returned:.4f} {each.outcome.value}"
+            f" {each.segment}:[{each.begin}, {each.end}){' again' if each.deduplicated else ''} {each.error}"
+            for each in self.attempts
+        )
+        return f"unit {self.number} ({kind}) of {self.writer}, key {self.key}: {told or 'never tried'}"
+
+    @property
+    def outcome(self) -> Outcome:
+        """Over all attempts."""
+        found = {each.outcome for each in self.attempts}
+        for outcome in (Outcome.OK, Outcome.UNKNOWN):
+            if outcome in found:
+                return outcome
+        return Outcome.NOT_APPLIED
+
+    @property
+    def invoked(self) -> float:
+        return min((each.invoked for each in self.attempts), default=math.inf)
+
+    @property
+    def acknowledged(self) -> float:
+        """When it was first known to be durable."""
+        return min((each.returned for each in self.attempts if each.outcome is Outcome.OK), default=math.inf)
+
+    def event(self, index: int) -> dict[str, object]:
+        """The event of this place in the unit, as JSON."""
+        return {"unit": self.number, "index": index, "events": self.events, "padding": "x" * self.padding}
+
+    def content(self, index: int) -> bytes:
+        """The same as bytes."""
+        return json.dumps(self.event(index), separators=(",", ":")).encode()
+
+
+@dataclass(slots=True)
+class History:
+    """All units of a run, by number."""
+
+    units: dict[int, Unit] = field(default_factory=dict)
+
+    def add(self, writer: str, key: str, *, events: int, padding: int, transaction: bool) -> Unit:
+        unit = Unit(len(self.units) + 1, writer, key, events, padding, transaction)
+        self.units[unit.number] = unit
+        return unit

@@ -1,0 +1,120 @@
+"""What a run consists of, derived from its seed; any of it can be given instead."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from coranto.errors import InvalidInput
+from coranto.fragments import Codec
+from coranto_broker.simulation.options import Options as BrokerOptions
+from coranto_broker.spool_files import Fsync
+
+FAULTS = (
+    "kill",
+    "kill in write",
+    "pause",
+    "long outage",
+    "cut brokers",
+    "cut one way",
+    "isolate broker",
+    "cut etcd",
+    "cut client",
+    "break calls",
+    "break watches",
+    "exit gracefully",
+)
+"""Those of brokers; further ones are of writers' own calls (`harm`) and of the stream (`scale_seconds`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times are virtual seconds. `units` are what each writer is asked to write: events and transactions."""
+
+    seed: int
+    brokers: int = 3
+    replication: int = 2
+    segments: int = 2
+    keys: int = 4
+    writers: int = 3
+    stable: int = 2
+    """So many of the writers have an id of their own, which every process of theirs goes on with."""
+    units: int = 60
+    in_flight: int = 4
+    window: int = 8
+    """How many units a writer waits for at a time."""
+    json_lines: bool = False
+    seconds: float = 8.0
+    """Writers spread their units over this time, in which there are faults, too."""
+    harm: float = 0.04
+    """The chance of an append's call to be struck at one of its messages."""
+    scale_seconds: float = 2.0
+    """How often the stream is scaled, on average; 0: never."""
+    sealed: bool = False
+    """Whether the stream is sealed in the end."""
+    largest: int = 200
+    """The most bytes that an event is padded by."""
+    max_writers: int = 64
+    lease_seconds: float = 3.0
+    congestion: float = 0.0
+    shuffle: bool = True
+    fragment_length: int = 1 << 14
+    readers: int = 1
+    faults: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+    @property
+    def broker(self) -> BrokerOptions:
+        """The options of the world of brokers."""
+        return BrokerOptions(
+            self.seed,
+            brokers=self.brokers,
+            zones=min(2, self.brokers),
+            replication=self.replication,
+            journals=0,
+            writers=self.writers,
+            seconds=self.seconds,
+            lease_seconds=self.lease_seconds,
+            fsync=Fsync.NEVER,
+            codec=Codec.NONE,
+            fragment_length=self.fragment_length,
+            congestion=self.congestion,
+            shuffle=self.shuffle,
+            faults=self.faults,
+        )
+
+
+def options_of(seed: int, **given: Any) -> Options:
+    """The options of a seed, some of them given. Raises InvalidInput for a name that is none."""
+    rng = random.Random(f"streams {seed}")
+    brokers = rng.choice((1, 2, 3, 3))
+    writers = rng.choice((1, 2, 3, 4))
+    options = Options(
+        seed,
+        brokers=brokers,
+        replication=rng.randint(1, min(brokers, 2)),
+        segments=rng.choice((1, 1, 2, 3)),
+        keys=rng.choice((1, 2, 5, 12)),
+        writers=writers,
+        stable=rng.randint(0, writers),
+        units=240 // writers,
+        in_flight=rng.choice((1, 2, 4, 8)),
+        window=rng.choice((1, 4, 16)),
+        json_lines=rng.random() < 0.5,
+        harm=rng.choice((0.0, 0.05, 0.15)),
+        scale_seconds=rng.choice((0.0, 1.0, 2.0, 4.0)),
+        sealed=rng.random() < 0.3,
+        max_writers=rng.choice((2, 64, 64)),
+        congestion=rng.choice((0.0, 0.0, 0.01, 0.1)),
+        shuffle=rng.random() < 0.7,
+        fragment_length=rng.choice((1 << 12, 1 << 20)),
+        # Few kinds at a time, so that each run has a character of its own; often none but those of the calls.
+        faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.0, 0.1, 0.25))),
+    )
+    unknown = set(given) - set(asdict(options))
+    if unknown:
+        raise InvalidInput(f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(asdict(options))}")
+    return replace(options, **given)

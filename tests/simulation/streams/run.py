@@ -1,0 +1,152 @@
+"""One run: boot, faults under load, healing, the end of all programs, and a check of what stands in the segments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coranto.errors import AppendOutcomeUnknown, CorantoError
+from coranto.streams.events import BytesEvents, JsonEvents
+from coranto.testing.sim.loop import Deadlock, simulated
+from coranto_broker.simulation.nemesis import Nemesis
+from coranto_broker.simulation.run import listening
+
+from .boundaries import Boundaries
+from .checker import Anomaly, check
+from .options import Options
+from .segments import Segment, Unreadable, parse
+from .workload import Operator, WriterHost
+from .world import STREAM, StreamWorld
+
+LIVELINESS_SECONDS = 200.0
+"""How long after healing every program has to be done: brokers need up to 150, see the simulation of brokers."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run."""
+
+    options: Options
+    anomalies: list[Anomaly] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    coverage: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+    steps: int = 0
+    virtual_seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        return not self.anomalies and not self.problems
+
+    def __str__(self) -> str:
+        found = "sound" if self.sound else f"{len(self.anomalies)} anomalies, {len(self.problems)} problems"
+        lines = [
+            f"seed {self.options.seed}: {found}; {dict(self.outcomes)}; {self.steps} steps, "
+            f"{self.virtual_seconds:.1f} virtual s, digest {self.digest:08x}"
+        ]
+        if not self.sound:
+            lines += [*map(str, self.anomalies[:20]), *self.problems[:20], f"  options: {self.options}"]
+            lines.append(f"  repeat: python -m tests.simulation.streams --seed {self.options.seed}")
+        return "\n".join(lines)
+
+
+def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[StreamWorld], None] | None = None) -> Report:
+    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    report = Report(options)
+    with simulated(options.seed, shuffle=options.shuffle) as loop:
+        world = StreamWorld(loop, options)
+        with listening(world, tell):
+            if prepare is not None:
+                prepare(world)
+            try:
+                loop.run_until_complete(_run(world, report))
+            except Deadlock as error:
+                report.problems.append(f"deadlock: {error}")
+            finally:
+                for machine in world.machines:
+                    machine.stays_down = True
+                    machine.kill()
+                world.clients.kill()
+        report.anomalies += [Anomaly(*broken.split(": ", 1)) for broken in world.broken]
+        report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
+        report.coverage = world.coverage.counts
+        for unit in world.units.units.values():
+            report.outcomes[f"{'transaction' if unit.transaction else 'event'} {unit.outcome.value}"] += 1
+        report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
+    return report
+
+
+async def _run(world: StreamWorld, report: Report) -> None:
+    options = world.stream_options
+    world.start()
+    await world.until(lambda: all(machine.is_up for machine in world.machines), 30.0)
+    client = world.journal_client("prover", patience=LIVELINESS_SECONDS)
+    streams = world.streams(client)
+    content_type = (JsonEvents() if options.json_lines else BytesEvents()).content_type
+    await streams.create(
+        STREAM,
+        options.segments,
+        template=world.template(),
+        content_type=content_type,
+        max_writers=options.max_writers,
+    )
+    hosts = [WriterHost(world, number, stable=number < options.stable) for number in range(options.writers)]
+    by_name = {host.name: host for host in hosts}
+    operator, nemesis = Operator(world), Nemesis(world)
+    boundaries = Boundaries(world, lambda name: by_name[name].kill())
+    boundaries.start()
+    for host in hosts:
+        host.boot(world.rng.uniform(0, 0.2))
+    if options.scale_seconds:
+        operator.boot(0.1)
+    harm = asyncio.ensure_future(nemesis.run())
+    await world.until(lambda: all(host.finished for host in hosts), options.seconds)
+    harm.cancel()
+    await asyncio.gather(harm, return_exceptions=True)
+    nemesis.heal()
+    boundaries.stop()
+    operator.stays_down = True
+    operator.kill()
+    world.loop.note("healed")
+    if not await world.until(lambda: all(host.finished for host in hosts), LIVELINESS_SECONDS):
+        left = {host.name: [unit.number for unit in host.left()][:5] for host in hosts if not host.finished}
+        report.anomalies.append(Anomaly("stuck", f"programs are not done after healing: {left}"))
+        for host in hosts:
+            host.stays_down = True
+            host.kill()
+    try:
+        async with asyncio.timeout(LIVELINESS_SECONDS):
+            stream = await (streams.seal(STREAM) if options.sealed else streams.resume(STREAM))
+            segments = []
+            for segment in stream.segments.values():
+                content = await _content(world, segment.journal)
+                messages = parse(content, json_lines=options.json_lines)
+                segments.append(Segment(segment.number, segment.range, content, segment.sealed_at, messages))
+    except Unreadable as error:
+        report.anomalies.append(Anomaly("unreadable", str(error)))
+        return
+    except (CorantoError, TimeoutError) as error:
+        report.anomalies.append(Anomaly("stuck", f"the stream cannot be read: {type(error).__name__} {error}"))
+        return
+    report.anomalies += check(world.units, segments, {host.name for host in hosts if host.stable})
+
+
+async def _content(world: StreamWorld, journal: str) -> bytes:
+    """A journal's content, behind a barrier."""
+    client = world.journal_client("prover", patience=LIVELINESS_SECONDS)
+    while True:
+        try:
+            end = (await client.append(journal, b"")).end
+            break
+        except AppendOutcomeUnknown:
+            await asyncio.sleep(0.5)
+    content = bytearray()
+    if end:
+        async for chunk in client.read(journal, 0, end_offset=end, block=True, direct=False, fail_on_jump=True):
+            content += chunk.content
+    return bytes(content)

@@ -1,0 +1,284 @@
+"""What programs do with a stream: write their units in order, through every death of theirs; scale; follow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any
+
+from coranto.client import JournalClient
+from coranto.errors import CorantoError, PreconditionFailed, TransactionTimeout, WriterExpired
+from coranto.streams.scaling import Change, Merge, Split
+from coranto.streams.transactions import Transaction, TransactionState
+from coranto.streams.units import CommitResult, EventPosition
+from coranto.streams.writer import StreamWriter
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import Process
+from coranto_broker.simulation.world import Host
+
+from .history import Attempt, Outcome, Unit
+from .segments import parse
+from .world import STREAM, StreamWorld
+
+_MAX_ACTIVE = 5
+_PATIENCE = 40.0
+
+
+class _Again(CorantoError):
+    """The process is to end, and another one to go on."""
+
+
+class WriterHost(Host):
+    """A machine on which a program writes its units, in one process after the other."""
+
+    def __init__(self, world: StreamWorld, number: int, *, stable: bool) -> None:
+        super().__init__(world, f"writer-{number}", "")
+        options, rng = world.stream_options, world.rng
+        self.stable = stable
+        self.finished = False
+        self._world = world
+        self._rng = rng
+        self._over: set[int] = set()  # Units that were given up on purpose: they are never tried again.
+        self._fresh = False
+        self._ends: dict[str, int] = {}  # By key, the latest end that was told.
+        self._pause = options.seconds / options.units
+        keys = [f"key {key}" for key in range(options.keys)]
+        self.program = [
+            world.units.add(
+                self.name,
+                rng.choice(keys),
+                events=1 if rng.random() < 0.3 else rng.randint(1, 4),
+                padding=rng.randrange(options.largest + 1) if rng.random() < 0.3 else rng.randrange(16),
+                transaction=rng.random() < 0.8,
+            )
+            for _ in range(options.units)
+        ]
+        for unit in self.program:
+            if not unit.transaction:
+                unit.events = 1
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def left(self) -> list[Unit]:
+        """What is still to be tried."""
+        if not self.stable:
+            # Nobody can tell what became of what another process has tried.
+            return [unit for unit in self.program if not unit.attempts]
+        return [unit for unit in self.program if unit.number not in self._over and unit.outcome is not Outcome.OK]
+
+    async def serve(self, process: Process) -> None:
+        world, options, rng = self._world, self._world.stream_options, self._rng
+        left = self.left()
+        if self.stable and left and rng.random() < 0.5:
+            # The program has forgotten that the last ones are there, and gives them again.
+            before = [unit for unit in self.program if unit.number < left[0].number and unit.number not in self._over]
+            left = before[-rng.randint(0, 4) :] * (len(before) > 0) + left if rng.random() < 0.8 else left
+        clock = SimClock(world.loop, process)
+        client = world.journal_client(self.name, process, clock)
+        writer: StreamWriter[Any] = StreamWriter(
+            client,
+            STREAM,
+            writer_id=self.name if self.stable else None,
+            fresh=self._fresh,
+            in_flight=options.in_flight,
+            batch_bytes=rng.choice((1, 300, 1 << 20)),
+            patience=_PATIENCE,
+            clock=clock,
+            entropy=rng.randbytes,
+        )
+        self._fresh = False
+        async with writer:
+            await self._write(writer, process, client, left)
+        self.stays_down = True
+        self.finished = True
+        world.loop.note(f"{self.name} is done")
+
+    async def _write(
+        self, writer: StreamWriter[Any], process: Process, client: JournalClient, left: list[Unit]
+    ) -> None:
+        options, rng = self._world.stream_options, self._rng
+        waiting: dict[asyncio.Task[None], None] = {}
+        failed: list[CorantoError] = []
+
+        def ended(task: asyncio.Task[None]) -> None:
+            waiting.pop(task, None)
+            if not task.cancelled() and isinstance(error := task.exception(), CorantoError):
+                failed.append(error)
+
+        for unit in left:
+            while len(waiting) >= options.window:
+                await asyncio.wait(list(waiting), return_when=asyncio.FIRST_COMPLETED)
+            if failed:
+                break
+            task = await self._give(writer, unit, Attempt(process.name, self._world.loop.time()), client)
+            if task is not None:
+                waiting[task] = None
+                task.add_done_callback(ended)
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.uniform(0, 4 * self._pause))
+        if waiting:
+            await asyncio.wait(list(waiting))
+        if failed or self.left():
+            self._world.coverage.sometimes("a program goes on in another process")
+            self._fresh = any(isinstance(error, WriterExpired) for error in failed)
+            raise _Again(str(failed[0]) if failed else "there is more")
+
+    async def _give(
+        self, writer: StreamWriter[Any], unit: Unit, attempt: Attempt, client: JournalClient
+    ) -> asyncio.Task[None] | None:
+        """Have a unit written, behind all that was given before. Returns what waits for it, unless it ended at once."""
+        rng, world = self._rng, self._world
+        unit.attempts.append(attempt)
+        sequence = unit.number if self.stable else None
+        events = [unit.event(i) if world.stream_options.json_lines else unit.content(i) for i in range(unit.events)]
+        world.loop.note(f"{attempt.process} gives {unit.number}")
+        done: Awaitable[EventPosition | CommitResult]
+        kind = rng.random()
+        if not unit.transaction:
+            done = writer.write_event(unit.key, events[0], sequence=sequence)
+        elif kind < 0.6:
+            done = writer.write_events(unit.key, events, sequence=sequence)
+        elif kind < 0.7 and unit.key in self._ends:
+            attempt.expected_offset = max(0, self._ends[unit.key] + rng.choice((0, 0, 0, 1, -5)))
+            done = writer.write_events(unit.key, events, sequence=sequence, expected_offset=attempt.expected_offset)
+        else:
+            opened = await self._transact(writer, unit, attempt, events, sequence)
+            if opened is None:
+                return None
+            done = opened
+        return asyncio.ensure_future(self._settle(unit, attempt, done, client))
+
+    async def _transact(
+        self, writer: StreamWriter[Any], unit: Unit, attempt: Attempt, events: list[Any], sequence: int | None
+    ) -> Awaitable[CommitResult] | None:
+        """As a block. Some are left by an exception, aborted, or open for too long: None is returned then."""
+        rng, coverage = self._rng, self._world.coverage
+        chance = rng.random()
+        transaction: Transaction[Any] = writer.transaction(
+            unit.key, sequence=sequence, timeout=0.5 if chance < 0.1 else 60.0
+        )
+        try:
+            await transaction.__aenter__()
+        except CorantoError as error:
+            await self._failed(unit, attempt, error)
+            raise
+        for event in events:
+            transaction.write(event)
+            if rng.random() < 0.2:
+                await asyncio.sleep(rng.uniform(0, 0.01))
+        if chance < 0.3:
+            outcome = "timed out" if chance < 0.1 else "aborted" if chance < 0.2 else "left by an exception"
+            coverage.sometimes(f"a transaction was {outcome}")
+            if chance < 0.1:
+                await asyncio.sleep(0.6)
+                with contextlib.suppress(TransactionTimeout):
+                    await transaction.commit()
+                    self._world.broken.append(f"late-commit: {unit} was committed after its time")
+            elif chance < 0.2:
+                transaction.abort()
+            else:
+                await transaction.__aexit__(ValueError, ValueError(), None)
+            attempt.outcome, attempt.returned, attempt.error = Outcome.NOT_APPLIED, self._world.loop.time(), outcome
+            self._over.add(unit.number)
+            return None
+        commit = asyncio.ensure_future(transaction.commit())
+        while transaction.raw_state is TransactionState.OPEN:
+            await asyncio.sleep(0)  # So that what is given next is behind it.
+        if chance < 0.4:
+            coverage.sometimes("waiting for a commit was cancelled")
+            commit.cancel()
+            return transaction.commit()
+        return commit
+
+    async def _settle(
+        self, unit: Unit, attempt: Attempt, done: Awaitable[EventPosition | CommitResult], client: JournalClient
+    ) -> None:
+        world = self._world
+        try:
+            result = await done
+        except CorantoError as error:
+            await self._failed(unit, attempt, error)
+            if isinstance(error, PreconditionFailed) and error.outcome is error.outcome.NOT_APPLIED:
+                self._over.add(unit.number)
+                return
+            raise
+        attempt.outcome, attempt.returned = Outcome.OK, world.loop.time()
+        attempt.segment, attempt.begin, attempt.end = result.segment, result.begin, result.end
+        attempt.deduplicated = result.deduplicated
+        self._ends[unit.key] = result.end
+        world.coverage.sometimes("a unit was deduplicated", result.deduplicated)
+        world.loop.note(str(unit))
+        if result.begin >= 0 and self._rng.random() < 0.15:
+            await self._read_back(unit, result, client)
+
+    async def _failed(self, unit: Unit, attempt: Attempt, error: CorantoError) -> None:
+        attempt.outcome, attempt.returned = Outcome.of(error.outcome), self._world.loop.time()
+        attempt.error = f"{type(error).__name__}: {error}"
+        self._world.coverage.sometimes(f"failed: {type(error).__name__} ({error.outcome.value})")
+        self._world.loop.note(str(unit))
+
+    async def _read_back(self, unit: Unit, result: EventPosition | CommitResult, client: JournalClient) -> None:
+        """T4: whoever reads after a commit reads what was committed, whichever broker answers."""
+        world = self._world
+        content = bytearray()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                other = world.journal_client("verifier")
+                chunks = other.read(
+                    result.journal, result.begin, end_offset=result.end, block=True, direct=False, fail_on_jump=True
+                )
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        content += chunk.content
+        except (CorantoError, TimeoutError) as error:
+            world.coverage.sometimes(f"read back: {type(error).__name__}")
+            return
+        found = [message.unit for message in parse(bytes(content), json_lines=world.stream_options.json_lines)]
+        world.coverage.sometimes("a commit was read back")
+        if found != [unit.number] * unit.events + [-1] * unit.transaction:
+            world.broken.append(f"unread-commit: {unit}: its place holds {found}")
+
+
+class Operator(Host):
+    """Scales the stream, and dies in the middle of it at times; the next process finishes what was begun."""
+
+    def __init__(self, world: StreamWorld) -> None:
+        super().__init__(world, "operator", "")
+        self._world = world
+        self._rng = world.rng
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    async def serve(self, process: Process) -> None:
+        world, rng = self._world, self._rng
+        client = world.journal_client(self.name, process, SimClock(world.loop, process))
+        streams = world.streams(client)
+        await streams.resume(STREAM)
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / world.stream_options.scale_seconds))
+            if rng.random() < 0.25:
+                world.loop.later(rng.uniform(0, 0.05), process.kill)
+            stream = await world.look(client)
+            changes = self._changes([segment.number for segment in stream.active()])
+            if changes:
+                world.loop.note(f"scale: {changes}")
+                await streams.scale(STREAM, changes)
+                world.coverage.sometimes("the stream was scaled")
+
+    def _changes(self, active: list[int]) -> list[Change]:
+        rng = self._rng
+        if not active:
+            return []
+        changes: list[Change] = []
+        at = rng.randrange(len(active))
+        if len(active) > 1 and (len(active) >= _MAX_ACTIVE or rng.random() < 0.5):
+            at = min(at, len(active) - 2)
+            changes.append(Merge(tuple(active[at : at + rng.randint(2, 3)])))
+        else:
+            changes.append(Split(active[at], rng.randint(2, 3)))
+        return changes

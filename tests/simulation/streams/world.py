@@ -1,0 +1,57 @@
+"""The world of brokers, and in it a stream with its writers and its operator."""
+
+from __future__ import annotations
+
+import functools
+
+from coranto.client import JournalClient
+from coranto.streams.lifecycle import Streams
+from coranto.streams.model import Stream, decode, segments_selector
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.connection import SimConnection
+from coranto.testing.sim.loop import Process, SimLoop
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.simulation.world import World
+
+from .history import History
+from .options import Options
+
+STREAM = "sim/stream"
+
+
+class StreamWorld(World):
+    """Everything there is in one run."""
+
+    def __init__(self, loop: SimLoop, options: Options) -> None:
+        super().__init__(loop, options.broker)
+        self.stream_options = options
+        self.units = History()
+        self.broken: list[str] = []
+        """Promises that turned out not to be kept while the run went on: the anomaly's name and what happened."""
+
+    def journal_client(
+        self, node: str, process: Process | None = None, clock: SimClock | None = None, *, patience: float = 30.0
+    ) -> JournalClient:
+        """A client that may go to every broker, and learns where journals are."""
+        endpoints = [machine.endpoint for machine in self.machines]
+        self.rng.shuffle(endpoints)
+        return JournalClient(
+            ",".join(endpoints),
+            clock=clock or self.client_clock,
+            patience=patience,
+            connect=functools.partial(SimConnection, self.rpc, node, process=process),
+            entropy=self.rng.randbytes,
+        )
+
+    def streams(self, client: JournalClient) -> Streams:
+        return Streams(client, clock=self.client_clock, entropy=self.rng.randbytes)
+
+    def template(self) -> pb.JournalSpec:
+        """What the journals of the stream are like."""
+        spec = self.new_spec(STREAM)
+        spec.name = ""
+        return spec
+
+    async def look(self, client: JournalClient) -> Stream:
+        """The stream as brokers know it."""
+        return decode(await client.list(segments_selector(STREAM)))

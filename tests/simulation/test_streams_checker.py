@@ -1,0 +1,236 @@
+"""The checker of streams finds each anomaly in a hand-made history, and none in a good one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid
+from coranto.streams.events import BytesEvents, JsonEvents
+from coranto.streams.keys import KEY_SPACE, KeyRange, key_hash
+
+from .streams.checker import check
+from .streams.history import Attempt, History, Outcome, Unit
+from .streams.segments import Segment, Unreadable, parse
+
+KEY = "a key"
+PRODUCERS = {"ada": ProducerId(b"\x01adaxx"), "bob": ProducerId(b"\x01bobxx")}
+
+
+class Told:
+    """A stream with one segment in which writers write one unit after the other, a second each."""
+
+    def __init__(self, *, json_lines: bool) -> None:
+        self.history = History()
+        self.segments = {0: b""}
+        self.sealed: dict[int, int] = {}
+        self.ranges = {0: KeyRange.FULL}
+        self.stable = {"ada"}
+        self.now = 0.0
+        self.clock = 1 << 20
+        self.json_lines = json_lines
+
+    def write(
+        self, writer: str, events: int, *, to: int = 0, outcome: Outcome = Outcome.OK, there: bool = True
+    ) -> Unit:
+        unit = self.history.add(writer, KEY, events=max(1, events), padding=3, transaction=events > 0)
+        attempt = Attempt(f"{writer}.1", self.now, self.now + 0.5, outcome, to)
+        unit.attempts.append(attempt)
+        self.now += 1.0
+        if there:
+            begin = len(self.segments[to])
+            self.put(to, *self.messages(unit))
+            if outcome is Outcome.OK:
+                attempt.begin, attempt.end = begin, len(self.segments[to])
+        elif outcome is Outcome.OK:
+            attempt.begin, attempt.end = 0, 10
+        return unit
+
+    def messages(self, unit: Unit) -> list[bytes]:
+        flags = Flags.CONTINUE_TXN if unit.transaction else Flags.OUTSIDE_TXN
+        return [
+            *(self.event(unit, index, flags) for index in range(unit.events)),
+            *([self.ending(unit)] if unit.transaction else []),
+        ]
+
+    def event(self, unit: Unit, index: int, flags: Flags) -> bytes:
+        self.clock += CLOCK_TICK
+        uuid = build_uuid(PRODUCERS[unit.writer], self.clock, flags)
+        if self.json_lines:
+            return JsonEvents().stamp(JsonEvents().encode(unit.event(index)), uuid)
+        return BytesEvents().stamp(BytesEvents().encode(unit.content(index)), uuid)
+
+    def ending(self, unit: Unit) -> bytes:
+        self.clock += CLOCK_TICK
+        uuid = build_uuid(PRODUCERS[unit.writer], self.clock, Flags.ACK_TXN)
+        format = JsonEvents() if self.json_lines else BytesEvents()
+        return format.transaction_end(uuid, unit.writer, unit.number)
+
+    def put(self, to: int, *messages: bytes) -> None:
+        self.segments[to] += b"".join(messages)
+
+    def anomalies(self) -> list[str]:
+        segments = [
+            Segment(n, self.ranges[n], content, self.sealed.get(n), parse(content, json_lines=self.json_lines))
+            for n, content in self.segments.items()
+        ]
+        return [anomaly.name for anomaly in check(self.history, segments, self.stable)]
+
+
+def good(json_lines: bool = True) -> Told:
+    told = Told(json_lines=json_lines)
+    told.write("ada", 0)
+    told.write("ada", 3)
+    told.write("bob", 1)
+    told.write("bob", 2, outcome=Outcome.NOT_APPLIED, there=False)
+    told.write("ada", 2, outcome=Outcome.UNKNOWN)
+    told.write("bob", 2, outcome=Outcome.UNKNOWN, there=False)
+    told.sealed[0] = len(told.segments[0])
+    told.segments[1], told.ranges[1] = b"", KeyRange.FULL
+    told.write("ada", 4, to=1)
+    return told
+
+
+@pytest.mark.parametrize("json_lines", [True, False])
+def test_a_good_history_is_good(json_lines: bool) -> None:
+    assert good(json_lines).anomalies() == []
+
+
+def _part(told: Told) -> None:
+    unit = told.write("ada", 3, outcome=Outcome.UNKNOWN, there=False)
+    told.put(1, *told.messages(unit)[:2])
+
+
+def _tear(told: Told) -> None:
+    first = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    messages = told.messages(first)
+    told.put(1, *messages[:1])
+    told.write("bob", 0, to=1)
+    told.put(1, *messages[1:])
+
+
+def _leave_out_the_end(told: Told) -> None:
+    unit = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    told.put(1, *told.messages(unit)[:2])
+
+
+def _spread(told: Told) -> None:
+    unit = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    messages = told.messages(unit)
+    told.put(1, messages[0])
+    told.segments[2], told.ranges[2] = b"".join(messages[1:]), KeyRange.FULL
+
+
+def _double(told: Told) -> None:
+    told.put(1, *told.messages(told.write("ada", 2, to=1)))
+
+
+def _lose(told: Told) -> None:
+    told.write("ada", 2, there=False)
+
+
+def _apply_what_failed(told: Told) -> None:
+    told.write("ada", 1, to=1, outcome=Outcome.NOT_APPLIED)
+
+
+def _misplace(told: Told) -> None:
+    told.write("ada", 2, to=1).attempts[0].begin += 1
+
+
+def _another_place_the_second_time(told: Told) -> None:
+    unit = told.write("ada", 2, to=1)
+    unit.attempts.append(replace(unit.attempts[0], begin=0, deduplicated=True))
+
+
+def _ignore_the_offset(told: Told) -> None:
+    unit = told.write("ada", 2, to=1)
+    unit.attempts[0].expected_offset = unit.attempts[0].begin + 7
+
+
+def _strange_segment(told: Told) -> None:
+    place = key_hash(KEY)
+    told.ranges[1] = KeyRange(place + 1, KEY_SPACE)
+
+
+def _nobodys(told: Told) -> None:
+    unit = told.write("ada", 0, to=1)
+    unit.number = 77
+    told.put(1, *told.messages(unit))
+
+
+def _reorder_one_writers(told: Told) -> None:
+    first, second = told.write("ada", 1, to=1), told.write("ada", 1, to=1)
+    first.attempts[0].returned = second.attempts[0].returned = 99.0
+    for unit, other in ((first, 0), (second, 0)):
+        unit.attempts[other].outcome = Outcome.UNKNOWN
+    first.number, second.number = second.number, first.number
+    told.history.units = {unit.number: unit for unit in told.history.units.values()}
+    told.segments[1] = b""
+    told.history.units[7].attempts[0].outcome = Outcome.UNKNOWN
+    for unit in (told.history.units[9], told.history.units[8]):
+        told.put(1, *told.messages(unit))
+
+
+def _reorder_over_time(told: Told) -> None:
+    """Of two writers the one that began when the other had been acknowledged is in front of it."""
+    told.write("bob", 1, to=1).attempts[0].invoked = 98.0
+    told.write("ada", 1, to=1)
+
+
+def _reorder_over_segments(told: Told) -> None:
+    unit = told.write("ada", 1, to=1, outcome=Outcome.UNKNOWN)
+    told.segments[2], told.ranges[2] = b"", KeyRange.FULL
+    told.put(2, *told.messages(told.history.units[1]))
+    told.segments[0] = b""
+    told.sealed.clear()
+    told.history.units = {1: told.history.units[1], unit.number: unit}
+    told.history.units[1].attempts[0].outcome = Outcome.UNKNOWN
+    told.segments[1] = b""
+    told.put(1, *told.messages(unit))
+
+
+def _turn_the_clock_back(told: Told) -> None:
+    told.clock -= 1000 * CLOCK_TICK
+    told.write("ada", 1, to=1)
+
+
+def _write_on_after_the_seal(told: Told) -> None:
+    told.write("bob", 1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [
+        (_part, "partial"),
+        (_tear, "torn"),
+        (_leave_out_the_end, "torn"),
+        (_spread, "torn"),
+        (_double, "duplicate"),
+        (_lose, "lost"),
+        (_apply_what_failed, "phantom"),
+        (_misplace, "misplaced"),
+        (_another_place_the_second_time, "misplaced"),
+        (_ignore_the_offset, "misplaced"),
+        (_strange_segment, "foreign"),
+        (_nobodys, "foreign"),
+        (_reorder_one_writers, "reordered"),
+        (_reorder_over_time, "reordered"),
+        (_reorder_over_segments, "reordered"),
+        (_turn_the_clock_back, "clock"),
+        (_write_on_after_the_seal, "beyond-seal"),
+    ],
+)
+def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
+    told = good()
+    harm(told)
+    assert name in told.anomalies()
+
+
+def test_bytes_that_nobody_writes_are_no_messages() -> None:
+    for json_lines, content in ((True, b"{}\n"), (True, b'{"_meta":'), (False, b"\x00" * 30), (False, b"\x66")):
+        with pytest.raises(Unreadable):
+            parse(content, json_lines=json_lines)
+    assert json.loads(Unit(1, "ada", KEY, 2, 3, True).content(1)) == Unit(1, "ada", KEY, 2, 3, True).event(1)
