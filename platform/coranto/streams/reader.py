@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Generic, Self, TypeVar, overload
+from typing import Generic, Self, TypeVar, cast
 
 import structlog
 
 from coranto.client.client import JournalClient
 from coranto.effects import Clock, SystemClock
 from coranto.errors import InvalidInput, JournalNotFound, StreamTruncated
-from coranto.messages.framing import Framing, JsonObject
+from coranto.messages.framing import Framing
 from coranto.streams.delivery import DEFAULT_READ_AHEAD, Event, SegmentPool, SegmentSource, StreamTransaction
-from coranto.streams.events import JsonEvents
+from coranto.streams.events import format_of
 from coranto.streams.frontier import Frontier, ancestors, frontier_at, graph_of
 from coranto.streams.model import Segment, Stream
 from coranto.streams.positions import SegmentPosition, StreamPosition
@@ -40,35 +40,6 @@ class StreamReader(Generic[E]):
     transactions. A call that is cancelled (by a time-out, say) has taken nothing; go on with another.
     """
 
-    @overload
-    def __init__(
-        self: StreamReader[JsonObject],
-        client: JournalClient,
-        stream: str,
-        *,
-        begin: Mapping[int, int] | None = ...,
-        end: Mapping[int, int] | None = ...,
-        block: bool = ...,
-        skip_truncated: bool = ...,
-        read_ahead: int = ...,
-        clock: Clock | None = ...,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        client: JournalClient,
-        stream: str,
-        *,
-        format: Framing[E],
-        begin: Mapping[int, int] | None = ...,
-        end: Mapping[int, int] | None = ...,
-        block: bool = ...,
-        skip_truncated: bool = ...,
-        read_ahead: int = ...,
-        clock: Clock | None = ...,
-    ) -> None: ...
-
     def __init__(
         self,
         client: JournalClient,
@@ -82,7 +53,9 @@ class StreamReader(Generic[E]):
         read_ahead: int = DEFAULT_READ_AHEAD,
         clock: Clock | None = None,
     ) -> None:
-        """`begin` is a `position()`, or a `StreamCut`; without one reading begins where the stream does.
+        """`format` says what events are; by default the stream's content type does (JSON objects, or bytes).
+
+        `begin` is a `position()`, or a `StreamCut`; without one reading begins where the stream does.
 
         From a plain cut, transactions over several keys that were open there are read in part or not at all; from a
         position they are read wholly.
@@ -94,7 +67,7 @@ class StreamReader(Generic[E]):
         `read_ahead` is in bytes, for each segment.
         """
         self._client = client
-        self._format: Framing[E] = JsonEvents() if format is None else format  # type: ignore[assignment]
+        self._format = format
         self._begin = None if begin is None else StreamPosition.of(begin)
         self._end = None if end is None else dict(end)
         self._block = block
@@ -201,6 +174,8 @@ class StreamReader(Generic[E]):
                 raise InvalidInput(f"the stream has no segment {min(unknown)} to read up to", field="end")
         if self._block or self._end is not None:
             self._watch.follow()
+        if self._format is None:
+            self._format = cast(Framing[E], format_of(stream.content_type))
         self._frontier = frontier_at(stream, self._begin, skip_truncated=self._skip_truncated)
         self._opened.extend(self._frontier.open)
 
@@ -254,6 +229,7 @@ class StreamReader(Generic[E]):
     async def _read_segment(self, number: int) -> None:
         """Read an open segment, as far as it is to be read."""
         assert self._frontier is not None
+        assert self._format is not None
         segment = self._watch.stream.segments.get(number)
         if segment is None:
             raise StreamTruncated(f"segment {number} is gone", number)
