@@ -412,11 +412,7 @@ class Recorder:
             except RegisterMismatch as error:
                 if unknown and await self._reaches(goal, await self._client.head(self.log)):
                     return  # An earlier try was applied before the log was taken over: the new owner has it.
-                by = author_of(error.registers)
-                raise Fenced(
-                    f"recovery log {self.log}: author {self.author:#x} was fenced off by "
-                    f"{f'author {by:#x}' if by else 'registers of another kind'}; stop this one"
-                ) from error
+                await self._replace_fence(error)
         if result.begin < self._proven.end:
             raise CorruptData(
                 f"{self.log} ended at offset {self._proven.end} before, and an append went to {result.begin}: it lost "
@@ -446,23 +442,54 @@ class Recorder:
                 "ask whether another has taken over; stop this one"
             )
         await self._check_owner(self._authority)
+        end = await self._put_fence(self._check)
+        await check_still_there(self._client, self.log, self._proven)
+        if not await self._reaches(goal, end):
+            raise CorruptData(f"{self.log} does not hold what author {self.author:#x} appended to it; recover the log")
+        await self._check_owner(self._authority)
+
+    async def _replace_fence(self, refusal: RegisterMismatch) -> None:
+        """An append was refused since the fence is another's: return once this author's is back, or raise Fenced.
+
+        It may be that of a late handoff: of a process that claimed the log, hung, and appended its handoff when the log
+        had long been taken over in its stead. Handoffs check no registers, so that it got in; but it is out of place,
+        and took the log from nobody. Whoever may take over claims the log first, so the authority tells such a one from
+        a later owner; and one that knows of no authority is told by its handoff, which is in place.
+        """
+        late, authority = author_of(refusal.registers), self._authority
+        fenced = Fenced(
+            f"recovery log {self.log}: author {self.author:#x} was fenced off by "
+            f"{f'author {late:#x}' if late else 'registers of another kind'}; stop this one"
+        )
+        owner = await authority.current() if authority is not None and late else None
+        if authority is None or late is None or owner is None or owner.author != self.author:
+            raise fenced from refusal
+        _log.warning("recorder.late_handoff", log=self.log, author=self.author, late=late)
+        await self._reaches(self._proven.chain, await self._client.head(self.log))  # Raises Fenced.
+        end = await self._put_fence(pb.LabelSelector(include=fence_of(late)))
+        await self._reaches(self._proven.chain, end)
+        await self._check_owner(authority)
+
+    async def _put_fence(self, check: pb.LabelSelector) -> int:
+        """Set this author's fence where registers satisfy `check`, and return where the log ends then."""
         # Out of every sequence, so that all players pass over it.
         mark = encode_frame(Operation(0, 0, self.author).to_payload())
         try:
-            fenced = await self._client.append(
+            result = await self._client.append(
                 self.log,
                 mark,
-                check_registers=self._check,
+                check_registers=check,
                 union_registers=fence_of(self.author),
                 retry_unknown=True,
                 patience=self._patience,
             )
         except RegisterMismatch as error:
-            raise Fenced(f"recovery log {self.log} was taken over while its fence was gone; stop this one") from error
-        await check_still_there(self._client, self.log, self._proven)
-        if not await self._reaches(goal, fenced.end):
-            raise CorruptData(f"{self.log} does not hold what author {self.author:#x} appended to it; recover the log")
-        await self._check_owner(self._authority)
+            if author_of(error.registers) != self.author:
+                raise Fenced(
+                    f"recovery log {self.log} was taken over while its fence was gone; stop this one"
+                ) from error
+            return await self._client.head(self.log)  # An earlier try was applied, and its answer lost.
+        return result.end
 
     async def _check_owner(self, authority: Authority) -> None:
         owner = await authority.current()

@@ -9,12 +9,13 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced
+from coranto.messages.fixed_frame import encode_frame
 from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Author, MemoryAuthority, fence_of
 from coranto_consumers.recoverylog.directory import RecordedDirectory
 from coranto_consumers.recoverylog.lineage import Chain
-from coranto_consumers.recoverylog.operations import author_of
+from coranto_consumers.recoverylog.operations import Operation, author_of
 
 if TYPE_CHECKING:
     from .conftest import Owners
@@ -109,6 +110,67 @@ async def test_a_stale_author_is_kept_out_where_all_of_its_successor_was_lost(
         await commit(owner, "c")
     with pytest.raises(CorruptData, match=r"content (is|was) lost"):
         await owners.take_over(authority=authority)
+
+
+def handoff_of(author: Author, seq_no: int, checksum: int) -> bytes:
+    return encode_frame(Operation(seq_no, checksum, author).to_payload())
+
+
+async def test_a_late_handoff_takes_the_log_from_nobody(
+    client: JournalClient, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    """Of a process that hung between its claim and its handoff, while another took over. Handoffs check no fence."""
+    earlier = await owners.take_over(authority=authority)
+    await commit(earlier, "a")
+    seen = (await owners.peek()).fsm
+    late, place = Author(7), (seen.next_seq_no, seen.next_checksum)
+    await authority.claim(late)
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "b")
+    for name in ("c", "d"):
+        await client.append(LOG, handoff_of(late, *place), union_registers=fence_of(late))
+        await commit(owner, name)
+        assert journal.registers == fence_of(owner.recorder.author)
+    assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c", "/d"}
+
+
+async def test_a_handoff_in_its_place_takes_the_log_also_from_those_who_have_an_authority(
+    client: JournalClient, journal: FakeJournal, owners: Owners, authority: MemoryAuthority
+) -> None:
+    """A Gazette process claims nothing before it takes over."""
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    await owners.take_over(author=Author(7))
+    with pytest.raises(Fenced, match="taken over by author 0x7"):
+        await commit(owner, "b")
+    assert journal.registers == fence_of(Author(7))
+
+
+async def test_who_takes_over_while_a_late_handoff_is_mended_is_the_owner(
+    client: JournalClient, journal: FakeJournal, owners: Owners
+) -> None:
+    class Overtaken(MemoryAuthority):
+        """Another claims the log at the second look, and has taken it over when that is answered."""
+
+        looks = 0
+
+        async def current(self):  # type: ignore[no-untyped-def]
+            self.looks += owner_is_at_work
+            if self.looks == 2:
+                await owners.take_over(author=Author(9), authority=authority)
+            return await super().current()
+
+    owner_is_at_work, authority = 0, Overtaken()
+    seen = (await owners.peek()).fsm
+    late, place = Author(7), (seen.next_seq_no, seen.next_checksum)
+    owner = await owners.take_over(authority=authority)
+    await commit(owner, "a")
+    await client.append(LOG, handoff_of(late, *place), union_registers=fence_of(late))
+    owner_is_at_work = 1
+    with pytest.raises(Fenced, match="not its owner"):
+        await commit(owner, "b")
+    assert journal.registers == fence_of(Author(9))
+    assert "/b" not in (await owners.peek()).fsm.paths
 
 
 @pytest.mark.parametrize("refilled", [False, True])
