@@ -27,6 +27,7 @@ from coranto.streams.frontier import Frontier, ancestors, frontier_at, graph_of
 from coranto.streams.model import Segment, Stream
 from coranto.streams.positions import SegmentPosition, StreamPosition
 from coranto.streams.watching import StreamWatch
+from coranto.streams.watermarks import TimeWindow, TimeWindows
 
 E = TypeVar("E")
 
@@ -75,6 +76,7 @@ class StreamReader(Generic[E]):
         self._read_ahead = read_ahead
         self._pool: SegmentPool[E] = SegmentPool()
         self._watch = StreamWatch(client, stream, clock or SystemClock(), self._pool.woken.set)
+        self._windows = TimeWindows(client, stream)
         self._frontier: Frontier | None = None
         self._opened: deque[int] = deque()  # Open segments that are not being read yet.
         self._done: dict[int, SegmentPosition] = {}  # Open segments that are read as far as they are to be.
@@ -133,6 +135,12 @@ class StreamReader(Generic[E]):
         if self._frontier is None:
             return self._begin if self._begin is not None else StreamPosition({})
         return self._frontier.advanced({**self._done, **self._pool.positions()}).position
+
+    async def time_window(self) -> TimeWindow:
+        """Between which of the writers' times the reader is, from what they noted up to now (see `watermarks`)."""
+        if self._frontier is None:
+            await self._open()
+        return await self._windows.at(self.position(), self._watch.stream)
 
     def cut(self) -> Mapping[int, int]:
         """`position()`, for what takes a `StreamCut`."""

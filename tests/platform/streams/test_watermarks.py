@@ -1,0 +1,119 @@
+"""Times that writers note, and the windows that readers find."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto.streams.frontier import graph_of
+from coranto.streams.keys import KeyRange
+from coranto.streams.model import Stream
+from coranto.streams.positions import SegmentPosition, StreamPosition
+from coranto.streams.watermarks import Mark, TimeWindow, Watermark, Watermarks, passed
+from coranto.testing.streams import random_stream, segment
+
+ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
+
+
+def test_time_is_where_the_slowest_writer_is() -> None:
+    marks = Watermarks(timeout=100)
+    assert marks.add(Mark("a", 10, {0: 5}), 1) == Watermark(10, 10, {0: 5})
+    assert marks.add(Mark("b", 8, {1: 7}), 2) is None, "time does not go back for one who comes later"
+    assert marks.add(Mark("a", 30, {0: 9}), 3) is None
+    assert marks.add(Mark("b", 20, {1: 8}), 4) == Watermark(20, 30, {0: 9, 1: 8})
+    assert marks.add(Mark("a", 29, {0: 10}), 5) is None, "a writer's own time does not go back either"
+
+
+def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
+    marks = Watermarks(timeout=100)
+    marks.add(Mark("a", 10, {0: 5}), 0)
+    marks.add(Mark("b", 11, {0: 6}), 0)
+    assert marks.add(Mark("a", 50, {0: 7}), 100) == Watermark(11, 50, {0: 7})
+    assert marks.add(Mark("a", 60, {0: 8}), 100.5) == Watermark(60, 60, {0: 8})
+
+
+def test_a_writer_that_left_does_not_count() -> None:
+    marks = Watermarks(timeout=100)
+    marks.add(Mark("a", 10, {0: 5}), 0)
+    marks.add(Mark("b", 30, {0: 6}), 1)
+    assert marks.add(Mark("a", 10, left=True), 2) == Watermark(30, 30, {0: 6})
+    assert marks.add(Mark("b", 30, left=True), 2) is None
+
+
+def test_the_window_of_a_reader_moves_with_it() -> None:
+    marks = Watermarks()
+    for time in (10, 20, 30):
+        marks.add(Mark("a", time, {0: time}), time)
+
+    def window(offset: int) -> TimeWindow:
+        return marks.window(StreamPosition({0: SegmentPosition(offset)}), ONE)
+
+    assert window(0) == TimeWindow(None, 10)
+    assert window(9) == TimeWindow(None, 10)
+    assert window(10) == TimeWindow(10, 20)
+    assert window(29) == TimeWindow(20, 30)
+    assert window(30) == TimeWindow(30, None)
+    marks.add(Mark("a", 40, {0: 40}), 40)
+    assert window(35) == TimeWindow(30, 40)
+    assert len(marks.found) <= 2
+
+
+def test_a_cut_is_passed_across_splits_in_segments_of_ones_own() -> None:
+    left, right = KeyRange.FULL.split(2)
+    graph = graph_of(
+        Stream(
+            "s",
+            {
+                0: segment(0, KeyRange.FULL),
+                1: segment(1, left, frozenset([0]), 1),
+                2: segment(2, right, frozenset([0]), 1),
+            },
+        )
+    )
+    assert passed(StreamPosition.of({1: 0}), {0: 99}, graph)
+    assert not passed(StreamPosition.of({0: 99}), {0: 99, 1: 1}, graph)
+    assert passed(StreamPosition.of({1: 1}), {0: 99, 1: 1, 2: 50}, graph), "another reader has segment 2"
+    assert not passed(StreamPosition.of({1: 1, 2: 49}), {0: 99, 1: 1, 2: 50}, graph)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None:
+    """Against its definition: writers, segments that are full one after the other, and a reader of everything."""
+    rng = random.Random(seed)
+    stream = random_stream(rng, scalings=2, longest=6)
+    graph = graph_of(stream)
+    marks, times = Watermarks(), dict.fromkeys("ab", 0.0)
+    written: dict[str, dict[int, int]] = {"a": {}, "b": {}}
+    journal: list[tuple[int, int, float]] = []
+    for writer in "ab":
+        # Both have said something before anybody reads: time does not wait for who is not known.
+        marks.add(Mark(writer, 0, {}), 0)
+    for number in sorted(stream.segments):
+        for offset in range(stream.segments[number].sealed_at or 0):
+            writer = rng.choice("ab")
+            if rng.random() < 0.5:
+                times[writer] += rng.randrange(5)
+                marks.add(Mark(writer, times[writer], dict(written[writer])), len(journal))
+            journal.append((number, offset, times[writer] + rng.randrange(3)))
+            written[writer][number] = offset + 1
+    for read in range(len(journal) + 1):
+        ends = dict.fromkeys(stream.segments, 0)
+        ends.update((number, offset + 1) for number, offset, _ in journal[:read])
+        position = StreamPosition({number: SegmentPosition(end) for number, end in ends.items()})
+        lower = marks.window(position, graph).lower
+        assert all(time >= (lower or 0) for _, _, time in journal[read:])
+
+
+def test_marks_are_messages() -> None:
+    mark = Mark("w", 12.5, {3: 4}, left=True)
+    assert Mark.of(mark.to_message()) == mark
+    for broken in ({}, {"writer": 1, "time": 1, "positions": {}}, {"writer": "w", "time": True, "positions": {}}):
+        with pytest.raises(CorruptData):
+            Mark.of(broken)
+    with pytest.raises(InvalidInput):
+        Watermarks(0)
