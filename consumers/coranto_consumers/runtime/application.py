@@ -22,8 +22,11 @@ StoreT = TypeVar("StoreT", bound=Store)
 class Shard:
     """The shard that a call of the application is about, while it is assigned to this process."""
 
-    def __init__(self, spec: pc.ShardSpec, client: JournalClient) -> None:
+    def __init__(self, spec: pc.ShardSpec, client: JournalClient, fqn: str = "") -> None:
         self.log_recorder: Recorder | None = None
+        self.fqn = fqn or spec.id
+        """Its full name, by which stores know it, as Gazette's do: the key of its spec in etcd. Consumers that share a
+        database may so have shards of the same id. In a test without etcd it is the id."""
         self.spec = spec
         """As it is now: changes of the spec show here."""
         self.client = client

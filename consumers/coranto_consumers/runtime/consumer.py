@@ -161,6 +161,9 @@ class Consumer:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("shard did not stop cleanly", task=task.get_name(), exc_info=error)
 
+    def fqn_of(self, shard: str) -> str:
+        return self.keyspace.layout.item_key(shard)
+
     def assignment_of(self, shard: str) -> KeyValue | None:
         """This process's assignment to a shard."""
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)

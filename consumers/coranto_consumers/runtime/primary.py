@@ -102,7 +102,7 @@ class Primary:
             store = self.store = await self._call(self._app.new_store, self._shard)
             if not isinstance(store, Store):
                 raise InvalidInput(f"new_store returned {store!r}, which is no Store", field="new_store")
-            checkpoint = await store.restore_checkpoint(self._shard.id)
+            checkpoint = await store.restore_checkpoint(self._shard.fqn)
             if self._restored is not None:
                 await self._restored()
             ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
@@ -250,7 +250,7 @@ class Primary:
         checkpoint = Checkpoint(self._intake.checkpoint(DEFAULT_PRUNE_HORIZON_S), intents)
         # Nothing may commit before what it has published is there to be acknowledged.
         wait_for = self._appends.pending
-        committing = asyncio.ensure_future(await store.start_commit(self._shard.id, checkpoint, wait_for))
+        committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
         self._transactions.start_commit(self._now())
         self._begin_completing(self._complete(committing, checkpoint))
 

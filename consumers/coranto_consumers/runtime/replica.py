@@ -64,6 +64,10 @@ class Host(Protocol):
         """Write a replica's status into its assignment, for as long as there is one."""
         ...
 
+    def fqn_of(self, shard: str) -> str:
+        """The key of a shard's spec in etcd."""
+        ...
+
     def assignment_of(self, shard: str) -> KeyValue | None:
         """This process's assignment to a shard."""
         ...
@@ -82,7 +86,7 @@ class ShardReplica:
         clock: Clock,
         metrics: ConsumerMetrics,
     ) -> None:
-        self.shard = Shard(spec, client)
+        self.shard = Shard(spec, client, host.fqn_of(spec.id))
         self.progress = Progress()
         self.stopped = asyncio.Event()
         """It processes nothing any more."""

@@ -16,10 +16,11 @@ from coranto.client.config import ClientTls
 from coranto.effects import SystemClock
 from coranto.errors import InvalidInput, SqlStoreError
 from coranto.labels import label_selector, label_set
+from coranto.messages import Checkpoint, Source
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.testing import shard_spec
-from coranto_consumers.stores.sql import SqlStore
+from coranto_consumers.stores.sql import CHECKPOINTS, SqlStore
 
 pytestmark = pytest.mark.integration
 
@@ -163,7 +164,7 @@ async def test_a_transient_error_has_the_shard_start_anew(journals, consumer, su
     assert (await consumer.stat(process, one=head)).status == pc.OK
     assert sums.sums() == {"a": (1, 1)}
     assert [each["n"] for each in journals.committed("out/one")] == [1]
-    assert sums.database.read("shard-sums").fence == 3
+    assert sums.database.read(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence == 3
 
 
 async def test_changed_sources_are_taken_up(journals, consumer, sums):
@@ -294,3 +295,22 @@ async def test_two_shards_share_a_store(journals, consumer, sums):
     await consumer.stat(process, "shard-one", one=first)
     await consumer.stat(process, "shard-two", two=second)
     assert sums.sums() == {"a": (20, 20), "b": (40, 20)}
+
+
+async def test_stores_know_shards_as_gazettes_do_so_that_consumers_may_share_a_database(journals, consumer, sums):
+    """A shard that a Go consumer left is taken up, and one of the same id of another consumer is left alone."""
+    fqn = f"{consumer.settings.etcd_prefix}/items/shard-sums"
+    first = await journals.publish("in/one", {"key": "a", "n": 1})
+    sums.database.create_tables()
+    with sums.database.engine.begin() as connection:
+        row = {"fence": 4, "checkpoint": Checkpoint({"in/one": Source(first)}).to_bytes()}
+        connection.execute(
+            CHECKPOINTS.insert(), [{"shard_fqn": fqn, **row}, {"shard_fqn": "/other/items/shard-sums", **row}]
+        )
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    await consumer.stat(process, one=await journals.publish("in/one", {"key": "a", "n": 2}))
+
+    assert sums.sums() == {"a": (2, 1)}
+    assert sums.database.read(fqn).fence == 5
+    assert sums.database.read("/other/items/shard-sums").fence == 4
