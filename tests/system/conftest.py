@@ -1,0 +1,153 @@
+"""What the crash matrices share: a cluster, processes that stop where they are told to, and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.cluster import EmbeddedCluster
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import Clock, JsonLines, Sequencer, TransactionBuilder, iter_messages, new_producer_id
+from coranto.messages import read_committed as committed_of
+from coranto.wire import protocol_pb2 as pb
+
+PATIENCE_S = 60
+AT_ONCE = 6
+
+
+class Worker:
+    """A process of the matrix, by the words that it says."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def tell(self, word: str | int) -> None:
+        self._writer.write(f"{word}\n".encode())
+
+    async def says(self, *words: str) -> str:
+        """The next word, which must be one of these; none at all when the process is dead."""
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                said = (await self._reader.readline()).decode().strip()
+            except ConnectionError:
+                said = ""
+        assert said in words, f"the process said {said!r}, not {words}"
+        return said
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Workers:
+    """Starts processes, and waits for them to call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder / "control")
+        self._calls: dict[str, asyncio.Future[Worker]] = {}
+        self._numbers = itertools.count()
+
+    async def __aenter__(self) -> Workers:
+        self._server = await asyncio.start_unix_server(self._called, self._path)
+        self._zygote = _start_zygote()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.close()
+        await asyncio.to_thread(self._zygote.wait)
+        self._server.close()
+
+    async def start(self, job: dict[str, Any]) -> Worker:
+        name = f"worker-{next(self._numbers)}"
+        call = self._calls[name] = asyncio.get_running_loop().create_future()
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps({**job, "name": name, "control": self._path}) + "\n")
+        self._zygote.stdin.flush()
+        async with asyncio.timeout(PATIENCE_S):
+            return await call
+
+    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = (await reader.readline()).decode().strip()
+        self._calls.pop(name).set_result(Worker(reader, writer))
+
+
+def _start_zygote() -> subprocess.Popen[str]:
+    script = Path(__file__).with_name("crash_matrix_worker.py")
+    return subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, text=True)
+
+
+class Matrix:
+    """Journals for cells, and runs the cells, several at once."""
+
+    def __init__(self, client: JournalClient, workers: Workers, etcd: str) -> None:
+        self.client = client
+        self.workers = workers
+        self.etcd = etcd
+
+    async def create(self, *journals: str, content_type: str = JSON_LINES) -> None:
+        await self.client.apply([pb.ApplyRequest.Change(upsert=_spec(name, content_type)) for name in journals])
+
+    async def publish(self, journal: str, *numbers: int) -> int:
+        """Publish a transaction, and return the journal's head behind it."""
+        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        for n in numbers:
+            builder.add(journal, {"n": n})
+        ((_, content),) = builder.take_batches(1 << 20)
+        builder.ack_intents()
+        return (await self.client.append(journal, content + builder.commit()[journal])).end
+
+    async def read_committed(self, journal: str) -> list[int]:
+        content = await self.client.read_all(journal, 0, await self.client.head(journal))
+
+        def read(begin: int, end: int) -> Iterator[Any]:
+            return iter_messages(JsonLines(), journal, [content[begin:end]], begin)
+
+        found = committed_of(read(0, len(content)), Sequencer(), lambda wanted: read(wanted.begin, wanted.end))
+        return [each.message["n"] for each in found]
+
+    async def run(self, cells: Mapping[str, Callable[[], Awaitable[None]]]) -> dict[str, BaseException]:
+        """What went wrong, by cell."""
+        limit = asyncio.Semaphore(AT_ONCE)
+        problems: dict[str, BaseException] = {}
+
+        async def run(name: str, cell: Callable[[], Awaitable[None]]) -> None:
+            async with limit:
+                try:
+                    await cell()
+                except (AssertionError, Exception) as error:  # noqa: BLE001 - all cells are to be told of
+                    problems[name] = error
+
+        await asyncio.gather(*(run(name, cell) for name, cell in cells.items()))
+        return problems
+
+
+def _spec(name: str, content_type: str) -> pb.JournalSpec:
+    made = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: content_type}))
+    made.fragment.length = 1 << 20
+    made.fragment.compression_codec = pb.NONE
+    made.fragment.refresh_interval.FromSeconds(60)
+    return made
+
+
+@pytest.fixture(scope="session")
+def matrix_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), etcd_fsync=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def matrix(matrix_cluster: EmbeddedCluster, tmp_path: Path) -> AsyncIterator[Matrix]:
+    info = matrix_cluster.info
+    async with JournalClient(info.endpoint, patience=PATIENCE_S) as client, Workers(tmp_path) as workers:
+        yield Matrix(client, workers, info.etcd)

@@ -1,0 +1,104 @@
+"""What processes of the crash matrices share: the test that controls them, and a client that stops where it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from coranto.client import AppendResult, Chunk, JournalClient
+from coranto.errors import Fenced
+from coranto.messages import Flags, JsonLines, iter_messages
+from coranto_consumers.runtime.testing import RunningShard
+
+
+class Control:
+    """The test, and where it wants this process to stop."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(job["control"])
+        self._lines = self._socket.makefile("r")
+        self._point = job.get("point", "")
+        self._dies = job.get("dies", False)
+        self.armed = False
+        self.is_restored = False
+        self.say(job["name"])
+
+    def say(self, word: str) -> None:
+        self._socket.sendall(f"{word}\n".encode())
+
+    def hear(self) -> str:
+        """The next word; the process ends when the test does."""
+        word = self._lines.readline().strip()
+        if not word:
+            os._exit(2)
+        return word
+
+    def arm(self) -> None:
+        """From now on, stop at the point, once."""
+        self.armed = bool(self._point)
+
+    def _stops_at(self, point: str) -> bool:
+        if not self.armed or point != self._point:
+            return False
+        self.armed, self._point = False, ""
+        if self._dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.say("stopped")
+        return True
+
+    def at(self, point: str) -> None:
+        """In a thread that may block."""
+        if self._stops_at(point):
+            self.hear()
+
+    async def passing(self, point: str) -> None:
+        """On the event loop. All of it stands still meanwhile, as it does when a machine hangs."""
+        self.at(point)
+
+    async def follow(self, shard: RunningShard, journal: str) -> None:
+        """Have the shard read as far as the test says, until it is told to finish or finds itself fenced off."""
+        ready = asyncio.create_task(shard.primary.ready.wait())
+        await asyncio.wait({ready, shard.task}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        self.is_restored = True
+        self.say("restored")
+        while (word := await asyncio.to_thread(self.hear)) != "finish":
+            try:
+                await shard.read_through({journal: int(word)})
+            except Fenced:
+                self.say("fenced")
+                return
+            self.arm()
+            self.say("read")
+        await shard.finish()
+        self.say("finished")
+
+
+class StoppingClient(JournalClient):
+    """Stops around reads, and around appends of messages."""
+
+    control: Control
+    acks = 0
+
+    async def read(self, *arguments: Any, **options: Any) -> AsyncGenerator[Chunk]:  # type: ignore[override]
+        async for chunk in super().read(*arguments, **options):
+            await self.control.passing("read.before")
+            yield chunk
+            await self.control.passing("read.after")
+
+    async def append(self, journal: str, content: Any, **options: Any) -> AppendResult:
+        first = next(iter_messages(JsonLines(), journal, [b"".join(content)], 0))
+        if first.flags != Flags.ACK_TXN:
+            step = "publish"
+        else:
+            self.acks += self.control.armed
+            step = f"ack{self.acks}"
+        await self.control.passing(f"{step}.before")
+        result = await super().append(journal, content, **options)
+        await self.control.passing(f"{step}.after")
+        return result

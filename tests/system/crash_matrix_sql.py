@@ -1,0 +1,78 @@
+"""A shard with a SQL store, in a process of the crash matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crash_matrix_control import Control, StoppingClient
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, event
+
+from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.testing import running_shard, shard_spec
+from coranto_consumers.stores import SqlShardStore, SqlStore
+
+COUNTS = Table(
+    "counts",
+    MetaData(),
+    Column("cell", String(100), primary_key=True),
+    Column("n", BigInteger, primary_key=True, autoincrement=False),
+    Column("count", BigInteger, nullable=False),
+)
+
+
+class Counting(Application[SqlShardStore]):
+    """Counts in the store how often it consumed each number, and publishes it to two journals."""
+
+    def __init__(self, job: dict[str, Any], control: Control) -> None:
+        self._job = job
+        self._control = control
+        self._seen: list[int] = []
+
+    def new_store(self, shard: Any) -> SqlShardStore:
+        control = self._control
+        control.say("restoring")
+
+        def commit(connection: Connection) -> None:
+            control.at("commit.before")
+            connection.commit()
+            control.at("commit.after")
+
+        database = SqlStore(self._job["store"], commit=commit)
+
+        @event.listens_for(database.engine, "before_cursor_execute")
+        def before(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("UPDATE gazette_checkpoints SET checkpoint"):
+                control.at("fence.before")
+
+        @event.listens_for(database.engine, "after_cursor_execute")
+        def after(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("UPDATE gazette_checkpoints SET checkpoint"):
+                control.at("fence.after")
+
+        return SqlShardStore(database, COUNTS)
+
+    def consume_message(self, shard: Any, store: SqlShardStore, message: Any, publisher: Any) -> None:
+        self._control.at("consume.before")
+        n = message.message["n"]
+        self._seen.append(n)
+        for journal in self._job["outputs"]:
+            publisher.publish(journal, {"n": n})
+        self._control.at("consume.after")
+
+    def finalize_txn(self, shard: Any, store: SqlShardStore, publisher: Any) -> None:
+        seen, self._seen = self._seen, []
+        cell = self._job["cell"]
+        self._control.at("flush.before")
+        for n in seen:
+            mine = (COUNTS.c.cell == cell) & (COUNTS.c.n == n)
+            if not store.connection.execute(COUNTS.update().where(mine).values(count=COUNTS.c.count + 1)).rowcount:
+                store.connection.execute(COUNTS.insert().values(cell=cell, n=n, count=1))
+        self._control.at("flush.after")
+
+
+async def work(job: dict[str, Any], control: Control) -> None:
+    client = StoppingClient(job["endpoint"], patience=30)
+    client.control = control
+    spec = shard_spec(job["cell"], [job["input"]], max_seconds=10)
+    async with client, running_shard(Counting(job, control), spec, client) as shard:
+        await control.follow(shard, job["input"])
