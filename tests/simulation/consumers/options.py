@@ -1,0 +1,109 @@
+"""What a run consists of, derived from its seed; any of it can be given instead."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from coranto.errors import InvalidInput
+from coranto_broker.simulation.options import Options as BrokerOptions
+from coranto_broker.simulation.options import options_of as broker_options_of
+
+FAULTS = (
+    "kill consumer",
+    "pause consumer",
+    "zombie",
+    "consumer outage",
+    "exit consumer",
+    "cut consumer from etcd",
+    "cut consumer from broker",
+    "cut consumers",
+    "cut database",
+    "database errors",
+    "break consumer calls",
+    "move shard",
+    "change shard",
+)
+"""Of consumers; those of brokers are in `coranto_broker.simulation.options`."""
+
+KINDS = ("sql", "json", "sqlite")
+"""Of stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Times are virtual seconds. `faults` are those that may happen, by name."""
+
+    seed: int
+    consumers: int = 3
+    shards: tuple[str, ...] = KINDS
+    """The kind of store of each shard."""
+    inputs: int = 2
+    outputs: int = 2
+    sources: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1))
+    """Which inputs each shard reads."""
+    standbys: int = 1
+    producers: int = 3
+    transactions: int = 10
+    """Of each producer."""
+    plain: bool = False
+    """Whether the application's methods are plain ones, rather than `async`."""
+    defers: bool = False
+    min_txn_seconds: float = 0.0
+    max_txn_seconds: float = 1.0
+    ring_size: int = 0
+    read_ahead: int = 0
+    copy_bytes: int = 1 << 16
+    """When a SQLite store records its database anew."""
+    seconds: float = 15.0
+    """How long faults go on, about."""
+    lease_seconds: float = 6.0
+    skew: float = 0.0
+    faults: tuple[str, ...] = ()
+    brokers: BrokerOptions = field(default_factory=lambda: broker_options_of(0))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+
+
+def options_of(seed: int, **given: Any) -> Options:
+    """The options of a seed, some of them given. Raises InvalidInput for a name that is none.
+
+    `broker_faults` may be given, too.
+    """
+    rng = random.Random(f"consumers of {seed}")
+    brokers = broker_options_of(seed)
+    rate = rng.choice((0.0, 0.3, 0.7))
+    broker_faults = given.pop("broker_faults", tuple(fault for fault in brokers.faults if rng.random() < rate))
+    inputs = rng.choice((1, 2, 2, 3))
+    shards = tuple(rng.choice(KINDS) for _ in range(rng.choice((1, 2, 3))))
+    producers = rng.choice((1, 2, 3))
+    options = Options(
+        seed,
+        consumers=rng.choice((1, 2, 3, 3)),
+        shards=shards,
+        inputs=inputs,
+        outputs=rng.choice((1, 2)),
+        sources=tuple(tuple(sorted(rng.sample(range(inputs), rng.randint(1, min(2, inputs))))) for _ in shards),
+        standbys=rng.choice((0, 1, 1)),
+        producers=producers,
+        transactions=rng.choice((6, 10, 14)),
+        plain=rng.random() < 0.3,
+        defers=rng.random() < 0.3,
+        min_txn_seconds=rng.choice((0.0, 0.0, 0.3)),
+        max_txn_seconds=rng.choice((0.05, 0.5, 1.0, 3.0)),
+        ring_size=rng.choice((0, 0, 1, 4)),
+        read_ahead=rng.choice((0, 0, 3)),
+        copy_bytes=rng.choice((1, 1 << 14, 1 << 20)),
+        lease_seconds=rng.choice((3.0, 6.0)),
+        skew=rng.choice((0.0, 0.5, 5.0)),
+        # Few kinds at a time, so that each run has a character of its own; sometimes none.
+        faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.15, 0.4))),
+        brokers=replace(brokers, journals=1, writers=producers, readers=0, faults=broker_faults),
+    )
+    unknown = set(given) - set(asdict(options))
+    if unknown:
+        names = ", ".join([*asdict(options), "broker_faults"])
+        raise InvalidInput(f"{', '.join(sorted(unknown))}: no such option; there are {names}")
+    return replace(options, **given)

@@ -1,0 +1,252 @@
+"""One run: boot, faults under load, healing, proof of life, and a check of what stores and journals hold."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from coranto.client import JournalClient
+from coranto.testing.sim.checker import Anomaly
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.etcd import SimCoordinator
+from coranto.testing.sim.loop import Deadlock, Process, simulated
+from coranto.wire import consumer_pb2 as pc
+from coranto_broker.simulation import audit
+from coranto_broker.simulation.run import Tell, listening
+from coranto_consumers.recoverylog import EtcdAuthority, HintKeys, HintStore, Player
+from coranto_consumers.stores.json_file import STATE_FILE, decode_state
+from coranto_consumers.stores.sqlite_file import DATABASE_FILE
+
+from .application import load_book, read_database
+from .checker import check
+from .history import Book, FinalShard
+from .nemesis import ConsumerNemesis
+from .options import Options
+from .workload import Workload
+from .world import HINTS, LOGS, ConsumerWorld, apply_shards, has_log
+
+LIVELINESS_SECONDS = 200.0
+"""How long after healing everything has to work again."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run."""
+
+    options: Options
+    anomalies: list[Anomaly] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Reasons for which shards were FAILED. Faults may be the cause; an operator has them assigned anew."""
+    coverage: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+    steps: int = 0
+    virtual_seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        return not self.anomalies and not self.problems
+
+    @property
+    def replay(self) -> str:
+        """The command that repeats the run."""
+        return f"python -m tests.simulation.consumers --seed {self.options.seed}"
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.options.seed}: {'sound' if self.sound else 'FAILED'}; {dict(self.outcomes)}"]
+        if not self.sound:
+            lines += [f"  {each}" for each in (*self.anomalies[:12], *self.problems[:12])]
+            lines += [f"  a shard failed: {each}" for each in self.failures[:12]]
+            lines += [f"  options: {self.options}", f"  replay: {self.replay}"]
+        return "\n".join(lines)
+
+
+Prepare = Callable[[ConsumerWorld], None]
+
+
+def run(options: Options, *, tell: Tell | None = None, prepare: Prepare | None = None) -> Report:
+    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    report = Report(options)
+    with tempfile.TemporaryDirectory(prefix="coranto-simulation-") as folder:
+        with simulated(options.seed, shuffle=options.brokers.shuffle) as loop:
+            world = ConsumerWorld(loop, options, Path(folder))
+            with listening(world, tell):
+                if prepare is not None:
+                    prepare(world)
+                try:
+                    loop.run_until_complete(_run(world, report))
+                except Deadlock as error:
+                    report.problems.append(f"deadlock: {error}")
+                finally:
+                    for machine in (*world.machines, *world.consumers):
+                        machine.stays_down = True
+                        machine.kill()
+                    world.clients.kill()
+            report.anomalies = world.anomalies + report.anomalies
+            report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
+            report.failures = world.failures
+            report.coverage = world.coverage.counts
+            report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
+    return report
+
+
+async def _run(world: ConsumerWorld, report: Report) -> None:
+    world.etcd.before_txn.append(audit.watch_allocator(world))
+    world.start()
+    if not await world.until(lambda: all(map(world.is_consistent, world.journals)), 30.0):
+        report.anomalies.append(Anomaly("stuck", "all journals", "they were not assigned and synchronized at first"))
+        return
+    async with asyncio.timeout(30.0):
+        await apply_shards(world)
+    workload, nemesis = Workload(world), ConsumerNemesis(world)
+    harm = asyncio.ensure_future(nemesis.run())
+    published = asyncio.ensure_future(workload.run())
+    await asyncio.wait([published], timeout=2.0 * world.of_consumers.seconds)
+    harm.cancel()
+    await asyncio.gather(harm, return_exceptions=True)
+    nemesis.heal()
+    world.loop.note("healed")
+    if not await _prove_alive(world, workload, published, report):
+        return
+    await _end_consumers(world, report)
+    client = world.journal_client("auditor")
+    inputs = {journal: await _read_back(client, journal) for journal in world.inputs}
+    outputs = {journal: await _read_back(client, journal) for journal in world.outputs}
+    _check_reads(world, inputs | {log: await _read_back(client, log) for log in world.logs}, report)
+    shards = [FinalShard(shard, tuple(world.sources_of(shard)), await _book(world, shard)) for shard in world.shards]
+    report.anomalies += check(world.record, inputs, outputs, shards)
+    _note(world, report, shards)
+
+
+async def _prove_alive(
+    world: ConsumerWorld, workload: Workload, published: asyncio.Future[None], report: Report
+) -> bool:
+    """Journals are whole again, and every shard reads on to the end of what was published."""
+
+    def whole() -> bool:
+        machines = (*world.machines, *world.consumers)
+        return all(machine.is_up for machine in machines) and all(map(world.is_consistent, world.journals))
+
+    if not await world.until(whole, LIVELINESS_SECONDS):
+        down = [machine.name for machine in (*world.machines, *world.consumers) if not machine.is_up]
+        torn = [journal for journal in world.journals if not world.is_consistent(journal)]
+        report.anomalies.append(Anomaly("stuck", ", ".join(torn) or "-", f"not whole after healing; down: {down}"))
+        return False
+    try:
+        async with asyncio.timeout(LIVELINESS_SECONDS):
+            await published
+            await workload.close()
+    except TimeoutError:
+        report.anomalies.append(Anomaly("stuck", "all inputs", "nothing can be appended after healing"))
+        return False
+    for shard in world.shards:
+        offsets = {journal: workload.closing[journal] for journal in world.sources_of(shard)}
+        try:
+            async with asyncio.timeout(LIVELINESS_SECONDS):
+                await _read_through(world, shard, offsets)
+        except TimeoutError:
+            report.anomalies.append(Anomaly("stuck", shard, f"does not read through {offsets} after healing"))
+            return False
+    return True
+
+
+async def _read_through(world: ConsumerWorld, shard: str, offsets: dict[str, int]) -> None:
+    """Return once a shard has read this far, by its own word. One that failed is assigned anew, as operators do."""
+    while True:
+        try:
+            response = await world.any_stub().Stat(pc.StatRequest(shard=shard, read_through=offsets))
+            if response.status == pc.OK:
+                return
+            world.coverage.sometimes(f"stat: {pc.Status.Name(response.status)}")
+            request = pc.UnassignRequest(shards=[shard], only_failed=True)
+            if (await world.any_stub().Unassign(request)).shards:
+                world.coverage.sometimes("an operator had a failed shard assigned anew")
+        except grpc.aio.AioRpcError as error:
+            world.coverage.sometimes(f"stat: {error.code().name}")
+        await asyncio.sleep(0.5)
+
+
+async def _end_consumers(world: ConsumerWorld, report: Report) -> None:
+    """All at once, gracefully or not: what was read through is committed and acknowledged."""
+    gracefully = world.rng.random() < 0.5
+    for machine in world.consumers:
+        machine.stays_down = True
+        if gracefully:
+            machine.stop_requested.set()
+        else:
+            machine.kill()
+    if not await world.until(lambda: not any(machine.is_up for machine in world.consumers), 60.0):
+        report.anomalies.append(Anomaly("stuck", "consumers", "they do not end when asked to"))
+
+
+async def _read_back(client: JournalClient, journal: str) -> bytes:
+    """All of a journal."""
+    async with asyncio.timeout(LIVELINESS_SECONDS):
+        end = (await client.append(journal, b"", retry_unknown=True)).end
+        content = bytearray()
+        if end:
+            async for chunk in client.read(journal, 0, end_offset=end, block=True, fail_on_jump=True):
+                content += chunk.content
+    return bytes(content)
+
+
+async def _book(world: ConsumerWorld, shard: str) -> Book:
+    """What a shard's store holds, as a new owner would find it."""
+    if not has_log(shard):
+        return world.database.row(shard).book
+    process = Process(world.loop, f"auditor of {shard}")
+    clock = SimClock(world.loop, process)
+    coordinator = SimCoordinator(world.etcd, world.network, "auditor", process, clock)
+    keys = HintKeys(HINTS, shard, 1)
+    log = f"{LOGS}/{shard}"
+    hints = (await HintStore(coordinator, keys).fetch()).pick(log)
+    folder = world.folder / f"audit-{shard}"
+    client = world.journal_client("auditor", process, clock)
+    async with Player(client, hints, folder, authority=EtcdAuthority(coordinator, keys, log)) as player:
+        await player.finish()
+    if shard.startswith("json-"):
+        return load_book(decode_state((folder / STATE_FILE).read_text())[0])
+    return read_database(folder / DATABASE_FILE)
+
+
+def _check_reads(world: ConsumerWorld, finals: dict[str, bytes], report: Report) -> None:
+    """What consumers were given by brokers is what the journals have."""
+    for seen in world.history.observations:
+        if seen.journal not in finals:
+            continue
+        if finals[seen.journal][seen.offset : seen.offset + len(seen.content)] == seen.content:
+            continue
+        if seen.certain:
+            report.anomalies.append(
+                Anomaly("inconsistent-offsets", seen.journal, f"{seen.by} read something else at {seen.offset}")
+            )
+        world.coverage.sometimes("a consumer read what came to nothing")
+
+
+def _note(world: ConsumerWorld, report: Report, shards: list[FinalShard]) -> None:
+    record, coverage = world.record, world.coverage
+    entries = sum(len(shard.book.entries) for shard in shards)
+    report.outcomes = Counter(
+        {
+            "messages": len(record.sent),
+            "owners": len(record.owners),
+            "transactions": sum(len(shard.book.tokens) for shard in shards),
+            "effects": entries,
+            "deliveries": len(record.deliveries),
+            "acknowledgements": len(record.acknowledgements),
+        }
+    )
+    coverage.sometimes("a message was delivered again", len(record.deliveries) > entries)
+    for shard in shards:
+        kind = shard.name.partition("-")[0]
+        owners = [owner for owner in record.owners if owner.shard == shard.name and owner.found]
+        coverage.sometimes(f"{kind}: a later owner restored what an earlier one had committed", len(owners))
+        known = {token for owner in record.owners for token in owner.confirmed}
+        coverage.sometimes(f"{kind}: a commit took place and its owner never knew", set(shard.book.tokens) - known)
