@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table
 
 from coranto_consumers.spark.application import JournalOutput, Outputs, TableOutput
 from coranto_consumers.stores.merge import Add, Max, Quotient
@@ -23,7 +23,7 @@ def delays_table(name: str = TABLE) -> Table:
     return Table(
         name,
         MetaData(),
-        Column("carrier", Text, primary_key=True),
+        Column("carrier", String(10), primary_key=True),
         Column("year", Integer, primary_key=True, autoincrement=False),
         Column("month", Integer, primary_key=True, autoincrement=False),
         Column("flights", BigInteger, nullable=False),
