@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import allocator, append, endurance, latency, messages, read, spark_source
+from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source
 from benchmarks.runner import report
 from coranto.memory import keep_freed_memory
 
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "allocator": allocator.run,
     "append": append.run,
     "append_replicated": append.run_replicated,
+    "consuming": consuming.run,
     "endurance": endurance.run,
     "latency": latency.run,
     "messages": messages.run,

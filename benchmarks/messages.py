@@ -58,7 +58,7 @@ def _message(number: int) -> dict[str, object]:
     }
 
 
-def _content() -> bytes:
+def message_content() -> bytes:
     """Transactions of several producers, interleaved message by message."""
     builders = [TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), LINES) for _ in range(PRODUCERS)]
     content: list[bytes] = []
@@ -94,7 +94,7 @@ def _rate(count: int, work: Callable[[], int], expected: int) -> Callable[[], fl
 
 
 def _sequencing(rounds: int) -> list[Figure]:
-    content = _content()
+    content = message_content()
     lines = content.count(b"\n")
 
     def parsed_by_pyarrow() -> int:
