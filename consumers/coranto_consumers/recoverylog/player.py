@@ -190,6 +190,8 @@ class Player:
 
     async def _heads(self) -> dict[str, int]:
         """The heads of all logs that are to be read. Raises CorruptData when one is below what must be in it."""
+        # Asked first: whoever takes the log over meanwhile moves its head, too.
+        owner = await self._authority.current() if self._authority is not None else None
         logs = {self._hints.log: 0} | {segment.log: 0 for segment in self._playback.fsm.hinted_segments}
         for log in logs:
             logs[log] = await self._barrier(log)
@@ -197,7 +199,6 @@ class Player:
             head = logs[segment.log]
             if segment.first_offset >= head or segment.last_offset > head:
                 raise CorruptData(f"{segment.log} ends at offset {head}, below the hinted {segment}: content is lost")
-        owner = await self._authority.current() if self._authority is not None else None
         handoff = owner.handoff if owner is not None else None
         if handoff is not None and handoff.log in logs:
             if logs[handoff.log] < handoff.end:

@@ -108,7 +108,9 @@ class Primary:
             ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
             self._intake = Intake(checkpoint.sources, ring_size)
             offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
-            self._begin_completing(self._write_restored(checkpoint, offsets))
+            intents = checkpoint.ack_intents
+            written = {journal: self._appends.add(journal, intent) for journal, intent in intents.items()}
+            self._begin_completing(self._write_restored(written, offsets))
             self.ready.set()
             _log.info("shard is primary", shard=self._shard.id, read_through=offsets)
             for source in self._shard.spec.sources:
@@ -252,7 +254,10 @@ class Primary:
         wait_for = self._appends.pending
         committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
         self._transactions.start_commit(self._now())
-        self._begin_completing(self._complete(committing, checkpoint))
+        # Acknowledgements take their places now, so that nothing of the next transaction can come before them.
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        acknowledged = {journal: self._appends.add(journal, intent, after=gate) for journal, intent in intents.items()}
+        self._begin_completing(self._complete(committing, checkpoint, gate, acknowledged))
 
     # -- Completing the prior transaction ------------------------------------------------------------------------------
 
@@ -260,10 +265,9 @@ class Primary:
         self._completing = asyncio.create_task(work, name=f"complete {self._shard.id}")
         self._completing.add_done_callback(lambda _: self._wake.set())
 
-    async def _write_restored(self, checkpoint: Checkpoint, offsets: dict[str, int]) -> None:
+    async def _write_restored(self, written: dict[str, asyncio.Future[int]], offsets: dict[str, int]) -> None:
         """Write the acknowledgements of the restored checkpoint, which may never have been written, and roll back what
         came after it."""
-        written = {journal: self._appends.add(journal, intent) for journal, intent in checkpoint.ack_intents.items()}
         ends: dict[str, int] = {}
         for journal, done in written.items():
             try:
@@ -273,13 +277,13 @@ class Primary:
         self._transactions.acknowledged(self._now())
         self._progress.advance(offsets, ends)
 
-    async def _complete(self, committing: asyncio.Future[None], checkpoint: Checkpoint) -> None:
-        # Their places are taken now, so that nothing of the next transaction can come before them.
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        acknowledged = {
-            journal: self._appends.add(journal, intent, after=gate)
-            for journal, intent in checkpoint.ack_intents.items()
-        }
+    async def _complete(
+        self,
+        committing: asyncio.Future[None],
+        checkpoint: Checkpoint,
+        gate: asyncio.Future[None],
+        acknowledged: dict[str, asyncio.Future[int]],
+    ) -> None:
         try:
             await committing
         except BaseException:
