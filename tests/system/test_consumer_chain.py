@@ -1,0 +1,69 @@
+"""Three consumers in a chain, over real processes, come to exact sums while those are killed all the time.
+
+`python -m coranto_consumers.testing_chain --minutes 30` does it for as long as is wanted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coranto_consumers.testing_chain.chain import ChainOptions
+from coranto_consumers.testing_chain.model import Expected, of_stream
+from coranto_consumers.testing_chain.nemesis import HANDS
+from coranto_consumers.testing_chain.run import run_chain
+from coranto_consumers.testing_chain.verdict import differences
+
+SECONDS = 120
+
+
+@pytest.mark.system
+@pytest.mark.integration
+@pytest.mark.timeout(420)
+async def test_sums_are_exact_after_two_minutes_of_kills(tmp_path: Path) -> None:
+    outcome = await run_chain(tmp_path, ChainOptions(seed=7), SECONDS)
+    assert outcome.problems == []
+    assert outcome.harm.keys() == {harm.__name__ for hand in HANDS.values() for harm in hand}
+    # A kill every four seconds, and more on a machine that has nothing else to do.
+    assert sum(outcome.kills.values()) >= SECONDS / 4
+    assert min(outcome.kills.values()) >= 10
+    verdict = outcome.verdict
+    assert min(verdict.transactions.values()) > 0
+    assert verdict.numbers > 1000
+    assert verdict.alerts > 100
+
+
+def expected(*numbers: int) -> Expected:
+    made = Expected("s")
+    for n in numbers:
+        made.number(n, last=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [1, 2, 3, 4, 5, 6, 7, 8, 9],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10],
+        [1, 2, 3, 4, 5, 6, 7, 8, 10, 9],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 11],
+    ],
+    ids=["lost", "twice", "out of order", "another"],
+)
+def test_the_verdict_sees(found: list[int]) -> None:
+    right, wrong = expected(*range(1, 11)), expected(*found)
+    assert differences("clean", of_stream(right.cleaned), of_stream(right.cleaned)) == []
+    (line,) = differences("clean", of_stream(right.cleaned), of_stream(wrong.cleaned))
+    assert line.startswith("clean: s: ")
+    assert right.digest != wrong.digest
+
+
+def test_the_verdict_names_streams_that_are_missing() -> None:
+    lines = differences("store", {f"s{n}": [n] for n in range(5)}, {"s9": [1]})
+    assert lines == [
+        "store: s0: 1 expected, 0 found",
+        "store: s1: 1 expected, 0 found",
+        "store: s2: 1 expected, 0 found",
+        "store: 3 more streams differ",
+    ]
