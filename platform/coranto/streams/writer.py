@@ -120,6 +120,7 @@ class StreamWriter(Generic[E]):
         self._numbers_itself: bool | None = None  # Whether sequences are ours or the user's: by the first write.
         self._open: dict[str, Transaction[E]] = {}
         self._reaper: asyncio.Task[None] | None = None
+        self._reaps_at = math.inf
 
     async def __aenter__(self) -> StreamWriter[E]:
         """Raises StreamNotFound, InvalidInput when the stream's events are of no known format, and client errors."""
@@ -322,7 +323,10 @@ class StreamWriter(Generic[E]):
         transaction.deadline = self.now() + transaction.timeout
         self._open[key] = transaction
         self.metrics.open.inc()
-        if self._reaper is None and transaction.timeout < math.inf:
+        if transaction.deadline < self._reaps_at:
+            if self._reaper is not None:
+                self._reaper.cancel()
+            self._reaps_at = transaction.deadline
             self._reaper = asyncio.create_task(self._reap(), name=f"time-outs of {self.stream}")
         try:
             await self._contacted(transaction.place)
@@ -513,13 +517,12 @@ class StreamWriter(Generic[E]):
 
     async def _reap(self) -> None:
         """Time out transactions that nobody touches, so that their events are dropped."""
-        while self._open:
-            soonest = min(transaction.deadline for transaction in self._open.values())
-            wait = soonest - self.now()
-            if wait > 0:
-                await self._clock.sleep(min(wait, 60.0))
+        while self._reaps_at < math.inf:
+            if (wait := self._reaps_at - self.now()) > 0:
+                await self._clock.sleep(wait)
             for transaction in list(self._open.values()):
                 transaction.expire_if_due()
+            self._reaps_at = min((transaction.deadline for transaction in self._open.values()), default=math.inf)
         self._reaper = None
 
 

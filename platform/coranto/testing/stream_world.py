@@ -1,0 +1,172 @@
+"""For tests of streams: a cluster in this process with a stream, a clock moved by hand, and connections that break.
+
+`Wire.cut` loses a chosen message of the next append with content, and its connection with it, so a test can place a
+cut exactly: before, within or behind the content, before the commit, or between the commit and its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import heapq
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from coranto.client import JournalClient
+from coranto.messages.framing import Envelope, iter_messages
+from coranto.streams.events import BytesEvents, JsonEvents
+from coranto.streams.lifecycle import Streams, default_template
+from coranto.streams.model import segment_journal
+from coranto.testing.cluster import STORE_URL, Cluster
+from coranto.wire import protocol_pb2 as pb
+
+STREAM = "shop/orders"
+
+
+class VirtualClock:
+    """A clock that stands still until `advance`, which also ends waits."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._waits: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        wait = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waits, (self.seconds + seconds, len(self._waits), wait))
+        await wait
+
+    async def advance(self, seconds: float) -> None:
+        """Move on, and let those whose waits are over do what they wanted to."""
+        self.seconds += seconds
+        while self._waits and self._waits[0][0] <= self.seconds:
+            _, _, wait = heapq.heappop(self._waits)
+            if not wait.done():
+                wait.set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+class Point(enum.Enum):
+    """A message of an append with content, that can be lost, and its connection with it."""
+
+    PARAMETERS = "the parameters"
+    CONTENT = "content"
+    COMMIT = "the empty message that commits"
+    HALF_CLOSE = "the end of the client's messages"
+    ANSWER = "the answer, once it is applied"
+    STATUS = "the status after the answer"
+
+
+@dataclass(slots=True)
+class HeardAppend:
+    """What was heard of an append."""
+
+    journal: str = ""
+    has_content: bool = False
+    committing: bool = False
+    messages: int = 0
+
+
+@dataclass
+class Wire:
+    """What passes between a cluster's clients and its brokers."""
+
+    cuts: list[tuple[Point, Callable[[], None] | None]] = field(default_factory=list)
+    """Where appends with content are to be cut next, in order, and what else is to happen then."""
+    appends: list[HeardAppend] = field(default_factory=list)
+    messages: Counter[str] = field(default_factory=Counter)
+    _live: dict[Any, HeardAppend] = field(default_factory=dict)
+
+    def cut(self, *points: Point, then: Callable[[], None] | None = None) -> None:
+        """Lose these messages of the next appends with content, one after the other."""
+        self.cuts += [(point, then) for point in points]
+
+    @property
+    def contents(self) -> list[HeardAppend]:
+        """The appends with content."""
+        return [append for append in self.appends if append.has_content]
+
+    def hear(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+        if not str(call.node).startswith("client"):
+            return True
+        name = call.method.name
+        self.messages[name] += 1
+        if name != "Append":
+            return True
+        point = self._point(call, to_server, message)
+        if self.cuts and point is self.cuts[0][0]:
+            _, then = self.cuts.pop(0)
+            if then is not None:
+                then()
+            return False
+        return True
+
+    def _point(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> Point | None:
+        append = self._live.get(call)
+        if append is None:
+            append = self._live[call] = HeardAppend()
+            self.appends.append(append)
+        append.messages += 1
+        if not to_server:
+            if not append.has_content:
+                return None
+            return Point.ANSWER if message[0] == "message" else Point.STATUS
+        if message[0] == "end":
+            return Point.HALF_CLOSE if append.has_content else None
+        if message[0] != "message":
+            return None
+        request = pb.AppendRequest.FromString(message[1])
+        if request.journal:
+            append.journal = request.journal
+            append.has_content = request.HasField("union_registers")
+            return Point.PARAMETERS if append.has_content else None
+        if request.content:
+            return Point.CONTENT
+        append.committing = True
+        return Point.COMMIT if append.has_content else None
+
+
+@dataclass
+class StreamWorld:
+    """A cluster with a stream, and what is looked at from outside."""
+
+    cluster: Cluster
+    client: JournalClient
+    streams: Streams
+    wire: Wire
+    stream: str = STREAM
+
+    async def content(self, segment: int = 0) -> bytes:
+        """All bytes of a segment."""
+        journal = segment_journal(self.stream, segment)
+        return await self.client.read_all(journal, 0, await self.client.head(journal))
+
+    async def messages(self, segment: int = 0, events: JsonEvents | BytesEvents | None = None) -> list[Envelope[Any]]:
+        """All messages of a segment, committed or not."""
+        framing: Any = events or JsonEvents()
+        return list(iter_messages(framing, segment_journal(self.stream, segment), [await self.content(segment)], 0))
+
+
+@contextlib.asynccontextmanager
+async def stream_world(
+    brokers: int = 1, *, delay: float = 0.0, segments: int = 1, replication: int = 1, **create: Any
+) -> AsyncIterator[StreamWorld]:
+    """A cluster of so many brokers, and a stream; `create` are more options of that."""
+    async with Cluster(brokers, delay=delay) as cluster:
+        client = cluster.client()
+        streams = Streams(client)
+        template = default_template(stores=[STORE_URL], replication=replication)
+        stream = await streams.create(STREAM, segments, template=template, **create)
+        await cluster.ready(*(segment.journal for segment in stream.active()))
+        wire = Wire()
+        cluster._world.rpc.on_delivery = wire.hear
+        yield StreamWorld(cluster, client, streams, wire)

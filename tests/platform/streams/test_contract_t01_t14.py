@@ -1,0 +1,494 @@
+"""The contract of transactions on one routing key, rows T1 to T14, each in its focused form.
+
+Cuts are placed exactly (`coranto.testing.stream_world`); the simulation holds the same rows against whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from coranto.client.committed import async_committed_reader
+from coranto.errors import (
+    CorantoError,
+    MaxTransactionSizeExceeded,
+    TransactionStateError,
+    TransactionTimeout,
+)
+from coranto.messages.framing import Envelope
+from coranto.messages.uuids import Flags
+from coranto.streams.events import BytesEvents, JsonEvents
+from coranto.streams.keys import key_hash
+from coranto.streams.model import segment_journal
+from coranto.streams.scaling import Merge, Split
+from coranto.streams.transactions import Transaction, TransactionState
+from coranto.streams.units import CommitResult
+from coranto.streams.writer import MAX_TRANSACTION_BYTES, StreamWriter
+from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
+
+JOURNAL = segment_journal(STREAM, 0)
+CUTS = list(Point)
+
+
+def transactions_of(messages: Iterable[Envelope[Any]]) -> list[list[Any]]:
+    """The transactions of a segment in order, each the content of its events.
+
+    Fails unless each is contiguous, of one producer, and followed by its end.
+    """
+    found: list[list[Any]] = []
+    events: list[Envelope[Any]] = []
+    for message in messages:
+        assert not events or message.producer == events[0].producer, "a transaction is interrupted"
+        if message.flags == Flags.CONTINUE_TXN:
+            events.append(message)
+        elif events:
+            assert message.flags == Flags.ACK_TXN, "a transaction has no end"
+            found.append([each.message for each in events])
+            events = []
+    assert not events, "a transaction has no end"
+    return found
+
+
+def numbers(transactions: list[list[Any]]) -> list[list[int]]:
+    return [[event["n"] for event in events] for events in transactions]
+
+
+async def committed(world: StreamWorld, segment: int = 0) -> list[Any]:
+    """What readers of committed messages get of a segment, transaction ends left out."""
+    journal = segment_journal(world.stream, segment)
+    if not (end := await world.client.head(journal)):
+        return []
+    reader = async_committed_reader(world.client, journal, JsonEvents(), end=end)
+    async with contextlib.aclosing(reader):
+        return [message.message async for message in reader if message.flags != Flags.ACK_TXN]
+
+
+async def write(writer: StreamWriter[Any], key: str, *events: Any, **options: Any) -> CommitResult:
+    async with writer.transaction(key, **options) as txn:
+        for event in events:
+            txn.write(event)
+        return await txn.commit()
+
+
+# ------------------------------------------------------------------------------------------------- T1: all or nothing
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+async def test_t01_all_or_nothing_wherever_the_connection_breaks(world: StreamWorld, size: int) -> None:
+    async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
+        for number, cut in enumerate(CUTS):
+            world.wire.cut(cut)
+            events = [b"%d.%d" % (number, part) + bytes(size // 3) for part in range(3)]
+            result = await write(writer, "key", *events)
+            assert not world.wire.cuts
+            assert result.sequence == number
+    found = transactions_of(await world.messages(events=BytesEvents()))
+    assert [[event[:3] for event in events] for events in found] == [
+        [b"%d.%d" % (number, part) for part in range(3)] for number in range(len(CUTS))
+    ]
+
+
+async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
+    for number, cut in enumerate(CUTS):
+        writer = StreamWriter(world.client, STREAM, patience=30)
+        await writer.open()
+        gone = asyncio.Event()
+        world.wire.cut(cut, then=gone.set)
+        commit = asyncio.create_task(write(writer, "key", *[{"n": number, "part": part} for part in range(3)]))
+        await gone.wait()
+        await writer.close(deadline=0)
+        await asyncio.gather(commit, return_exceptions=True)
+    found = transactions_of(await world.messages())
+    assert all([event["part"] for event in events] == [0, 1, 2] for events in found)
+    numbers_found = [events[0]["n"] for events in found]
+    assert len(set(numbers_found)) == len(numbers_found)
+    applied = {CUTS.index(Point.ANSWER), CUTS.index(Point.STATUS)}
+    assert set(numbers_found) >= applied
+
+
+# ----------------------------------------------------------------------------------------- T2: ordered and contiguous
+
+
+async def test_t02_transactions_of_many_writers_on_one_key_are_contiguous_and_ordered(world: StreamWorld) -> None:
+    async def work(number: int) -> list[CommitResult]:
+        async with StreamWriter(world.client, STREAM) as writer:
+            return [
+                await write(writer, "key", *[{"n": n, "writer": number, "turn": turn} for n in range(5)])
+                for turn in range(3)
+            ]
+
+    results = await asyncio.gather(*map(work, range(20)))
+    content = await world.content()
+    found = transactions_of(await world.messages())
+    assert len(found) == 60
+    for events in found:
+        assert [event["n"] for event in events] == [0, 1, 2, 3, 4]
+        assert len({(event["writer"], event["turn"]) for event in events}) == 1
+    for number, theirs in enumerate(results):
+        assert [result.begin for result in theirs] == sorted(result.begin for result in theirs)
+        for turn, result in enumerate(theirs):
+            lines = content[result.begin : result.end].splitlines()
+            assert len(lines) == 6
+            assert all(f'"writer":{number},"turn":{turn}'.encode() in line for line in lines[:5])
+
+
+# --------------------------------------------------------------------------------------- T3: invisible until commit
+
+
+async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> None:
+    marks = [b"marked-open", b"marked-aborted", b"marked-cut"]
+    async with stream_world(3, replication=3) as world:
+        client, seen = world.client, bytearray()
+
+        async def tail() -> None:
+            async for chunk in client.read(JOURNAL, 0, block=True):
+                seen.extend(chunk.content)
+                if b'"end":true' in seen:
+                    return
+
+        tailing = asyncio.create_task(tail())
+
+        def places() -> list[bytes]:
+            files = [data for number in range(3) for data in world.cluster.files(number).values()]
+            return [bytes(seen), *files, *world.cluster.fragments(JOURNAL).values()]
+
+        async with StreamWriter(client, STREAM) as writer:
+            await writer.write_event("key", {"n": 0})
+            aborted = writer.transaction("aborted")
+            async with aborted:
+                aborted.write({"mark": "marked-aborted"})
+                aborted.abort()
+            txn = writer.transaction("key")
+            async with txn:
+                txn.write({"mark": "marked-open"})
+                await writer.write_event("key", {"n": 1})
+                head = await client.head(JOURNAL)
+                with pytest.raises(CorantoError):
+                    await client.read_all(JOURNAL, head, head + 1)
+                assert not [mark for mark in marks for place in places() if mark in place]
+                world.wire.cut(Point.HALF_CLOSE)
+                txn.write({"mark": "marked-cut"})
+        await client.append(JOURNAL, b'{"end":true}\n')
+        async with asyncio.timeout(10):
+            await tailing
+        assert seen == await world.content()
+        assert seen.count(b"marked-open") == seen.count(b"marked-cut") == 1  # The attempt that was cut left nothing.
+        assert not [place for place in places() if b"marked-aborted" in place]
+
+
+# ------------------------------------------------------------------------------------- T4, T5: read what was committed
+
+
+async def test_t04_what_is_committed_is_read_at_once_by_any_client_at_any_broker() -> None:
+    async with stream_world(3, replication=3) as world:
+        readers = [world.cluster.client(name=f"client-{number}") for number in range(3)]
+        async with StreamWriter(world.client, STREAM) as writer:
+            for number in range(20):
+                result = await write(writer, "key", {"n": number})
+                contents = await asyncio.gather(
+                    *(reader.read_all(JOURNAL, result.begin, result.end) for reader in readers)
+                )
+                assert all(b'"n":%d}' % number in content for content in contents)
+
+
+async def test_t05_a_commit_tells_where_it_stands() -> None:
+    async with stream_world(segments=3) as world:
+        async with StreamWriter(world.client, STREAM) as writer:
+            for number in range(10):
+                key = f"key {number}"
+                async with writer.transaction(key) as txn:
+                    txn.write({"n": number})
+                    txn.write({"n": -number})
+                    size = txn.size
+                    result = await txn.commit()
+                segment = (await world.streams.describe(STREAM)).segment_of(key)
+                assert segment is not None
+                assert (result.journal, result.segment) == (segment.journal, segment.number)
+                assert result.key_hash == key_hash(key)
+                assert result.end - result.begin == size
+                assert 0 < result.mod_revision <= world.cluster.revision
+                content = (await world.content(segment.number))[result.begin : result.end]
+                events = [line for line in content.splitlines() if b'"n":' in line]
+                assert events == [line for line in events if b'"n":%d}' % number in line or b"-%d}" % number in line]
+                assert content.endswith(b'"sequence":"%016x"}}\n' % result.sequence)
+
+
+# --------------------------------------------------------------------------------------------------- T6: aborts
+
+
+async def fail_within(txn: Transaction[Any]) -> None:
+    async with txn:
+        txn.write({"n": 2})
+        raise ZeroDivisionError
+
+
+async def test_t06_an_abort_leaves_nothing(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        async with writer.transaction("key") as txn:
+            txn.write({"n": 1})
+            txn.abort()
+        txn = writer.transaction("key")
+        with pytest.raises(ZeroDivisionError):
+            await fail_within(txn)
+        assert txn.state is TransactionState.ABORTED
+        assert world.wire.contents == []
+        assert await world.client.head(JOURNAL) == 0
+        with pytest.raises(TransactionStateError, match="aborted"):
+            txn.write({"n": 3})
+
+
+# ------------------------------------------------------------------------------------------- T7: bounded in size
+
+
+@pytest.mark.parametrize("limit", [1000, MAX_TRANSACTION_BYTES])
+async def test_t07_a_transaction_is_bounded_in_size_with_all_framing(world: StreamWorld, limit: int) -> None:
+    async with StreamWriter(world.client, STREAM, format=BytesEvents(), max_transaction_bytes=limit) as writer:
+        async with writer.transaction("probe") as txn:
+            txn.write(b"")
+            overhead = txn.size
+        for size in (limit - 1, limit):
+            result = await write(writer, "key", bytes(size - overhead))
+            assert result.end - result.begin == size
+        calls = len(world.wire.appends)
+        async with writer.transaction("key") as txn:
+            txn.write(b"kept")
+            with pytest.raises(MaxTransactionSizeExceeded) as raised:
+                txn.write(bytes(limit + 1 - overhead - 28))
+            assert (raised.value.limit, raised.value.actual) == (limit, limit + 1)
+            txn.write(bytes(limit - overhead - 28))  # It is as it was, and has room for a byte less.
+            with pytest.raises(MaxTransactionSizeExceeded):
+                txn.write(b"")
+            assert len(world.wire.appends) == calls
+            txn.abort()
+        with pytest.raises(MaxTransactionSizeExceeded):
+            writer.write_event("key", bytes(limit + 1 - 24))
+        with pytest.raises(MaxTransactionSizeExceeded):
+            writer.write_events("key", [bytes(limit - overhead), b""])
+        assert len(world.wire.appends) == calls
+
+
+# ------------------------------------------------------------------------------------------- T8: bounded in time
+
+
+async def test_t08_a_transaction_is_bounded_in_time(world: StreamWorld, virtual_clock: VirtualClock) -> None:
+    async def time_out(txn: Transaction[Any]) -> None:
+        async with txn:
+            txn.write({"n": 1})
+            await virtual_clock.advance(4.9)
+            txn.write({"n": 2})
+            assert txn.state is TransactionState.OPEN
+            await virtual_clock.advance(0.2)
+            assert txn.raw_state is TransactionState.TIMED_OUT  # Though nobody touched it,
+            assert txn.size == 0  # and its events are dropped.
+            with pytest.raises(TransactionTimeout):
+                txn.write({"n": 3})
+            with pytest.raises(TransactionTimeout):
+                await txn.commit()
+
+    async with StreamWriter(world.client, STREAM, clock=virtual_clock) as writer:
+        txn = writer.transaction("key", timeout=5)
+        async with writer.transaction("other", timeout=60) as other:
+            other.write({"n": 0})
+            with pytest.raises(TransactionTimeout, match="more than 5 s"):
+                await time_out(txn)
+            txn.abort()
+            result = await write(writer, "key", {"n": 4}, timeout=5)
+        assert result.begin == 0
+        assert numbers(transactions_of(await world.messages())) == [[4], [0]]
+
+
+# ------------------------------------------------------------------------------------------- T9: no coordinator
+
+
+async def test_t09_a_commit_is_one_append_to_the_primary() -> None:
+    async with stream_world(3, replication=3) as world:
+        async with StreamWriter(world.client, STREAM) as writer:
+            for number in range(5):
+                async with writer.transaction("key") as txn:
+                    txn.write({"n": number})
+                    revision = world.cluster.revision
+                    calls = {method: world.cluster.calls(method) for method in ("Append", "List", "Read", "Apply")}
+                    await txn.commit()
+                    calls["Append"] += 1
+                    assert {method: world.cluster.calls(method) for method in calls} == calls
+                    if number:  # The journal's first append of all writes the broker's own records.
+                        assert world.cluster.revision == revision
+
+
+# ------------------------------------------------------------------------------------ T10, T12: exactly once
+
+
+@pytest.mark.parametrize("size", [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES])
+async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: StreamWorld, size: int) -> None:
+    async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
+        async with writer.transaction("probe") as txn:
+            txn.write(b"")
+            overhead = txn.size if size == MAX_TRANSACTION_BYTES else 0
+        before = await world.client.head(JOURNAL)
+        world.wire.cut(Point.ANSWER)
+        cut = await write(writer, "key", bytes(size - overhead))
+        appends = len(world.wire.contents)
+        plain = await write(writer, "key", bytes(size - overhead))
+        assert len(world.wire.contents) == appends + 1
+    assert cut.begin == before  # It was found by its UUID, as no answer told.
+    assert (cut.end, cut.end - cut.begin) == (plain.begin, plain.end - plain.begin)
+    assert cut.end - cut.begin >= size
+    assert await world.client.head(JOURNAL) == plain.end
+    assert writer.metrics.retried._value.get() == 0  # Nothing was sent twice.
+
+
+async def test_t10_what_was_not_applied_is_sent_again(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        world.wire.cut(Point.COMMIT, Point.HALF_CLOSE, Point.ANSWER)
+        await write(writer, "key", {"n": 1})
+        await write(writer, "key", {"n": 2})
+    assert numbers(transactions_of(await world.messages())) == [[0], [1], [2]]
+
+
+# ------------------------------------------------------------------------- T11: when the process restarts
+
+
+@pytest.mark.parametrize("cut", CUTS)
+async def test_t11_a_restarted_process_goes_on_where_the_stream_stands(world: StreamWorld, cut: Point) -> None:
+    writer = StreamWriter(world.client, STREAM, writer_id="importer")
+    await writer.open()
+    original = [await write(writer, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(3)]
+    killed = asyncio.Event()
+    world.wire.cut(cut, then=killed.set)
+    commit = asyncio.create_task(write(writer, "key", {"n": 3}, {"n": -3}, sequence=3))
+    await killed.wait()
+    await writer.close(deadline=0)
+    await asyncio.gather(commit, return_exceptions=True)
+    async with StreamWriter(world.client, STREAM, writer_id="importer") as again:
+        applied = await again.last_sequence("key")
+        assert applied == (3 if cut in (Point.ANSWER, Point.STATUS) else 2)
+        assert applied == 3 or cut not in (Point.ANSWER, Point.STATUS)
+        results = [await write(again, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(4)]
+        assert [result.deduplicated for result in results] == [n <= applied for n in range(4)]
+        for before, after in zip(original, results, strict=False):
+            assert (before.begin, before.end, before.journal) == (after.begin, after.end, after.journal)
+        event = await again.write_event("key", {"n": 3}, sequence=3)
+        assert (event.deduplicated, event.begin) == (True, -1)
+    assert numbers(transactions_of(await world.messages())) == [[n, -n] for n in range(4)]
+
+
+async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM, writer_id="importer") as writer:
+        original = await write(writer, "key", {"n": 0}, sequence=10)
+    await world.streams.scale(STREAM, [Split(0)])
+    async with StreamWriter(world.client, STREAM, writer_id="importer") as writer:
+        assert await writer.last_sequence("key") == 10
+        again = await write(writer, "key", {"n": 0}, sequence=10)
+        assert again.deduplicated
+        assert again[:4] == original[:4]
+        later = await write(writer, "key", {"n": 1}, sequence=11)
+        assert later.segment in (1, 2)
+
+
+# --------------------------------------------------------------------------- T13: moved, sealed and split
+
+
+async def test_t13_transactions_go_to_one_successor_each_through_splits_and_merges(world: StreamWorld) -> None:
+    keys = [f"key {number}" for number in range(12)]
+    given: dict[str, list[int]] = {key: [] for key in keys}
+    stop = False
+
+    async def work(writer: StreamWriter[Any], key: str) -> None:
+        number = 0
+        while not stop or number < 5:
+            if number % 3 == 2:
+                await writer.write_event(key, {"key": key, "n": number})
+                given[key].append(number)
+                number += 1
+            else:
+                await write(writer, key, {"key": key, "n": number}, {"key": key, "n": number + 1})
+                given[key] += [number, number + 1]
+                number += 2
+
+    async with StreamWriter(world.client, STREAM) as writer:
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                group.create_task(work(writer, key))
+            for _ in range(3):
+                stream = await world.streams.describe(STREAM)
+                stream = await world.streams.scale(STREAM, [Split(segment.number) for segment in stream.active()])
+                whole = [segment.number for segment in stream.active()]
+                await world.streams.scale(STREAM, [Merge(tuple(whole[:3] if len(whole) > 2 else whole))])
+            stop = True
+    stream = await world.streams.describe(STREAM)
+    found: dict[str, list[int]] = {key: [] for key in keys}
+    for segment in sorted(stream.segments.values(), key=lambda segment: (segment.epoch, segment.number)):
+        messages = await world.messages(segment.number)
+        assert all(len(events) == 2 for events in transactions_of(messages))
+        for event in await committed(world, segment.number):
+            found[event["key"]].append(event["n"])
+    assert found == given
+
+
+async def test_t13_an_open_transaction_goes_to_a_successor_whole(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        async with writer.transaction("key") as txn:
+            txn.write({"n": 1})
+            stream = await world.streams.scale(STREAM, [Split(0)])
+            txn.write({"n": 2})
+            result = await txn.commit()
+    successor = stream.segment_of("key")
+    assert successor is not None
+    assert result.segment == successor.number
+    assert numbers(transactions_of(await world.messages(0))) == [[0]]
+    assert numbers(transactions_of(await world.messages(result.segment))) == [[1, 2]]
+
+
+@pytest.mark.parametrize("cut", [Point.HALF_CLOSE, Point.ANSWER])
+async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: StreamWorld, cut: Point) -> None:
+    """The connection breaks at the commit, and when it is there again the segment is sealed."""
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        broken = asyncio.Event()
+
+        def down() -> None:
+            world.cluster.cut("client", 0)
+            broken.set()
+
+        admin = world.cluster.client(name="admin")
+        world.wire.cut(cut, then=down)
+        done = writer.write_events("key", [{"n": 1}, {"n": 2}])
+        await broken.wait()
+        later = writer.write_event("key", {"n": 3})
+        await type(world.streams)(admin).scale(STREAM, [Split(0)])
+        world.cluster.heal()
+        result, position = await done, await later
+    assert (result.segment == 0) is (cut is Point.ANSWER)
+    assert position.segment != 0
+    whole = numbers(transactions_of([*await world.messages(0), *await world.messages(position.segment)]))
+    assert whole == [[0], [1, 2]]
+    assert [event["n"] for event in await committed(world, position.segment)][-1] == 3
+
+
+# ----------------------------------------------------------------------------- T14: order against plain events
+
+
+async def test_t14_plain_events_and_transactions_are_read_in_the_order_in_which_they_were_written(
+    world: StreamWorld,
+) -> None:
+    async with StreamWriter(world.client, STREAM, in_flight=4, batch_bytes=200) as writer:
+        for number in range(60):
+            if number % 3:
+                writer.write_event("key", {"n": number})
+            else:
+                writer.write_events("key", [{"n": number}, {"n": number, "second": True}])
+            if number % 10 == 0:
+                await asyncio.sleep(0)
+        # A transaction that was open all the while comes where it was committed.
+        async with writer.transaction("key") as txn:
+            txn.write({"n": 61})
+            writer.write_event("key", {"n": 60})
+        await writer.flush()
+    expected = [n for number in range(60) for n in ([number] if number % 3 else [number, number])]
+    assert [event["n"] for event in await committed(world)] == [*expected, 60, 61]
