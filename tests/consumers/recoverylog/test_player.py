@@ -22,6 +22,7 @@ from coranto_consumers.recoverylog import (
     LiveFnode,
     MemoryAuthority,
     Operation,
+    Ownership,
     Player,
     Recorder,
     Segment,
@@ -393,6 +394,22 @@ async def test_who_is_overtaken_between_claim_and_handoff_does_not_take_over(own
 
     with pytest.raises(Fenced, match="not its owner"):
         await owners.recover(author=Author(7), authority=Overtaken())
+
+
+async def test_who_takes_over_while_another_begins_to_play_is_not_taken_for_a_loss(owners: Owners) -> None:
+    class Raced(MemoryAuthority):
+        looks = 0
+
+        async def current(self) -> Ownership | None:
+            self.looks += 1
+            if self.looks == 1:
+                await owners.recover(author=Author(7), authority=self)
+            return await super().current()
+
+    authority = Raced()
+    recovery = await owners.recover(author=Author(8), authority=authority)
+    assert authority.ownership is not None
+    assert (authority.ownership.author, authority.ownership.handoff) == (8, recovery.handoff)
 
 
 async def test_a_log_that_lost_its_last_takeover_is_not_played(

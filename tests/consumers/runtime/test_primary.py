@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Sequence
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
@@ -13,6 +14,7 @@ from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
 from coranto_consumers.stores import SqlShardStore
+from coranto_consumers.stores.base import Store
 
 SUMS = Table(
     "sums",
@@ -270,3 +272,40 @@ async def test_recovered_acknowledgements_are_written_again_and_those_of_deleted
         head = await journals.publish("in/one", {"key": "a", "n": 3})
         await shard.read_through({"in/one": head})
     assert [each["n"] for each in journals.committed("out/one")] == [1, 3]
+
+
+class InMemory(Store):
+    """A store that never makes anybody wait."""
+
+    async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        return Checkpoint()
+
+    async def start_commit(self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]):
+        return asyncio.gather(*wait_for)
+
+    async def destroy(self) -> None:
+        """It holds nothing."""
+
+
+async def test_an_async_application_that_never_pauses_publishes_behind_the_acknowledgement(journals, client):
+    """Messages at hand are consumed as soon as a transaction begins to commit, before anything else gets to run."""
+
+    class Eager(Application[InMemory]):
+        consumed = 0
+
+        def new_store(self, shard):
+            return InMemory()
+
+        async def consume_message(self, shard, store, message, publisher):
+            if self.consumed == 1:
+                raise DeferToNextTransaction
+            self.consumed += 1
+            publisher.publish("out/one", {"n": message.message["n"]})
+
+        async def finalize_txn(self, shard, store, publisher):
+            self.consumed = 0
+
+    head = await journals.publish("in/one", *({"key": "a", "n": n} for n in range(5)))
+    async with running_shard(Eager(), SPEC, client) as shard:
+        await shard.read_through({"in/one": head})
+    assert [each["n"] for each in journals.committed("out/one")] == [0, 1, 2, 3, 4]
