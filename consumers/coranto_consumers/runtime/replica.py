@@ -6,8 +6,9 @@
       └──────────┴───────────┴────────────────────┴──> FAILED
 
 A shard with a recovery log plays it, and goes on to follow it as a standby until it is promoted. One without has
-nothing to play, and is STANDBY at once. A primary that meets a transient error starts anew from its checkpoint; one
-that does not get on, or meets any other error, is FAILED until it is unassigned. The status is kept in the assignment's
+nothing to play, and is STANDBY at once. A primary that meets a transient error starts anew from its checkpoint, and so
+does one that was fenced off although the shard is assigned to it; one that does not get on, or meets any other error,
+is FAILED until it is unassigned. The status is kept in the assignment's
 value, where the allocator and everybody else see it.
 """
 
@@ -24,9 +25,9 @@ import structlog
 
 from coranto.client import JournalClient
 from coranto.client.retry import backoff
-from coranto.coordination.etcd import Coordinator, KeyValue
+from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Target
 from coranto.effects import Clock, Entropy
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, Fenced, TxnOutcomeUnknown, Unavailable
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.hint_store import HintKeys
@@ -40,7 +41,8 @@ from coranto_consumers.runtime.specs import recovery_log
 _log = structlog.get_logger(__name__)
 
 RESTARTS: Final = 5
-"""How often a primary starts anew without completing a transaction in between, before it counts as failed."""
+"""How often a primary starts anew without completing a transaction in between, or because it was fenced off, before it
+counts as failed."""
 
 STOP_SECONDS: Final = 5.0
 """How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
@@ -160,8 +162,8 @@ class ShardReplica:
             self.stopped.set()
 
     async def _keep_running(self) -> None:
-        """Run the shard, and start anew after transient errors."""
-        failures = 0
+        """Run the shard. Start anew after transient errors, and when who fenced it off does not own it."""
+        failures = fencings = 0
         while not self._stopping:
             completed = dict(self.progress.read_through)
             self._primary = None
@@ -171,7 +173,8 @@ class ShardReplica:
                 if self.progress.read_through != completed:
                     failures = 0
                 failures += 1
-                if failures > RESTARTS or not self._is_transient(self._primary, error):
+                fencings += isinstance(error, Fenced)
+                if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
                     raise
                 pause = backoff(failures)
                 _log.warning(
@@ -230,6 +233,25 @@ class ShardReplica:
             await primary.run()
         finally:
             announcing.cancel()
+
+    async def _may_start_anew(self, error: Exception) -> bool:
+        if isinstance(error, Fenced):
+            return await self._is_assigned()
+        return self._is_transient(self._primary, error)
+
+    async def _is_assigned(self) -> bool:
+        """Whether the shard is still assigned to this process, by etcd's own word or as far as can be known.
+
+        Who raises a fence need not own the shard any more: it may have hung before that, for longer than its lease.
+        """
+        mine = self._host.assignment_of(self.spec.id)
+        if mine is None:
+            return False
+        try:
+            still = Compare(mine.key, Target.CREATE_REVISION, mine.create_revision)
+            return (await self._host.coordinator.txn([still], [])).succeeded
+        except (Unavailable, TxnOutcomeUnknown):
+            return True
 
     @staticmethod
     def _is_transient(primary: Primary | None, error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -14,7 +15,7 @@ from coranto.auth import Capability, Keys
 from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientTls
 from coranto.effects import SystemClock
-from coranto.errors import InvalidInput, SqlStoreError
+from coranto.errors import Fenced, InvalidInput, SqlStoreError
 from coranto.labels import label_selector, label_set
 from coranto.messages import Checkpoint, Source
 from coranto.wire import consumer_pb2 as pc
@@ -165,6 +166,40 @@ async def test_a_transient_error_has_the_shard_start_anew(journals, consumer, su
     assert sums.sums() == {"a": (1, 1)}
     assert [each["n"] for each in journals.committed("out/one")] == [1]
     assert sums.database.read(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence == 3
+
+
+async def test_a_shard_is_not_lost_to_a_process_that_raised_the_fence_too_late(journals, consumer, sums):
+    """It had the shard, hung before it restored the checkpoint, and went on when another had it."""
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    fqn = f"{consumer.settings.etcd_prefix}/items/shard-sums"
+    late = sums.database.raise_fence(fqn).fence
+    head = await journals.publish("in/one", {"key": "a", "n": 2})
+    assert (await consumer.stat(process, one=head)).status == pc.OK
+    await consumer.status(process, "PRIMARY")
+    assert sums.sums() == {"a": (3, 2)}
+    assert [each["n"] for each in journals.committed("out/one")] == [1, 2]
+    with pytest.raises(Fenced), sums.database.transaction(fqn, late):
+        pytest.fail("the late one must be fenced off in turn")
+
+
+async def test_a_process_that_lost_a_shard_leaves_it_when_fenced_off(journals, consumer, sums):
+    """Here it is told so by etcd alone: its own view is that of a process that hung."""
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    await consumer.stat(process, one=head)
+    (replica,) = process.consumer.resolver.replicas
+    mine = process.consumer.assignment_of("shard-sums")
+    process.consumer.assignment_of = lambda shard: replace(mine, create_revision=mine.create_revision - 1)
+    owner = sums.database.raise_fence(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence
+    await journals.publish("in/one", {"key": "a", "n": 2})
+    async with asyncio.timeout(20):
+        await replica.stopped.wait()
+    assert sums.database.read(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence == owner
+    assert sums.sums() == {"a": (1, 1)}
 
 
 async def test_changed_sources_are_taken_up(journals, consumer, sums):
