@@ -68,6 +68,8 @@ def main(
         if outcome.problems:
             _fail("the chain is wrong", where, replay)
         shutil.rmtree(where / f"round-{number}")
+    if folder is None:
+        shutil.rmtree(where)
     typer.echo("exact")
 
 

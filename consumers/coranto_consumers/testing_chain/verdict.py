@@ -109,7 +109,8 @@ def _difference(expected: list[Any], found: list[Any]) -> str:
 
 
 async def _stop_consumers(chain: Chain) -> list[str]:
-    members = [member for consumer in chain.consumers for member in consumer.members]
+    # One that has just ended by itself, its lease being lost, has no say in this.
+    members = [member for consumer in chain.consumers for member in consumer.members if member.is_running]
     codes = await asyncio.gather(*(member.stop() for member in members))
     problems = [
         f"{member.name} ended with {code} on SIGTERM:\n{member.last_words()}"
