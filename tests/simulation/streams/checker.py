@@ -131,7 +131,7 @@ def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> Non
         unknown = attempt.deduplicated and not unit.transaction and attempt.begin == -1
         if not unknown and told != (place.segment.number, place.begin, place.end):
             found.append(Anomaly("misplaced", f"{unit}: {place.segment.number}:[{place.begin}, {place.end})"))
-        if attempt.expected_offset is not None and attempt.expected_offset != place.begin:
+        if attempt.expected_offset is not None and not attempt.deduplicated and attempt.expected_offset != place.begin:
             found.append(Anomaly("misplaced", f"{unit}: was to begin at {attempt.expected_offset}"))
 
 

@@ -107,7 +107,7 @@ def options_of(seed: int, **given: Any) -> Options:
         harm=rng.choice((0.0, 0.05, 0.15)),
         scale_seconds=rng.choice((0.0, 1.0, 2.0, 4.0)),
         sealed=rng.random() < 0.3,
-        max_writers=rng.choice((2, 64, 64)),
+        max_writers=rng.choice((writers, 64, 64)),
         congestion=rng.choice((0.0, 0.0, 0.01, 0.1)),
         shuffle=rng.random() < 0.7,
         fragment_length=rng.choice((1 << 12, 1 << 20)),

@@ -141,12 +141,13 @@ async def _content(world: StreamWorld, journal: str) -> bytes:
     client = world.journal_client("prover", patience=LIVELINESS_SECONDS)
     while True:
         try:
-            end = (await client.append(journal, b"")).end
+            barrier = await client.append(journal, b"")
             break
         except AppendOutcomeUnknown:
             await asyncio.sleep(0.5)
     content = bytearray()
-    if end:
+    # A broker that took over a sealed segment has nothing of it by itself; it knows what is stored.
+    if end := max(barrier.end, await client.head(journal)):
         async for chunk in client.read(journal, 0, end_offset=end, block=True, direct=False, fail_on_jump=True):
             content += chunk.content
     return bytes(content)
