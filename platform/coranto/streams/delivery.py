@@ -287,6 +287,7 @@ class SegmentPool(Generic[E]):
         self._closing: list[asyncio.Task[None]] = []
         self.woken = asyncio.Event()
         self._ready: dict[int, None] = {}  # In the order of their turns.
+        self._ended: dict[int, None] = {}
         self._in_a_row = 0
         self._current: tuple[int, SegmentPosition] | None = None
 
@@ -298,6 +299,7 @@ class SegmentPool(Generic[E]):
         """Take a segment out, whatever is current of it. Returns how far it is consumed."""
         position = self.position(number)
         self._ready.pop(number, None)
+        self._ended.pop(number, None)
         if self._current is not None and self._current[0] == number:
             self._current = None
         self._closing = [task for task in self._closing if not task.done()]
@@ -328,9 +330,11 @@ class SegmentPool(Generic[E]):
         return {number: self.position(number) for number in self.sources}
 
     def finished(self) -> list[SegmentSource[E]]:
-        """The segments that are consumed to their ends."""
+        """The segments that are consumed to their ends, as far as `take` has found."""
+        if not self._ended:
+            return []
         current = self._current[0] if self._current is not None else None
-        return [each for each in self.sources.values() if each.is_finished and each.number != current]
+        return [self.sources[number] for number in self._ended if number != current]
 
     async def take(self) -> StreamTransaction[E] | None:
         """The next transaction of any segment; None when none is there yet. Raises as `SegmentSource.take`."""
@@ -346,6 +350,8 @@ class SegmentPool(Generic[E]):
             if transaction is None:
                 self._ready.pop(number, None)
                 self._in_a_row = 0
+                if source.is_finished:
+                    self._ended[number] = None
                 continue
             self._current = number, before
             self._in_a_row += 1

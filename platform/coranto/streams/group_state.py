@@ -70,9 +70,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """See the module. `generation` counts resets; `released` is up to where the group's users need nothing any more."""
+    """See the module.
+
+    `identity` is random, of whoever created the group. `generation` counts resets; `released` is up to where the
+    group's users need nothing any more.
+    """
 
     frontier: Frontier = field(default_factory=Frontier)
+    identity: str = ""
     generation: int = 0
     members: Mapping[str, Member] = field(default_factory=dict)
     owners: Mapping[int, str] = field(default_factory=dict)
@@ -342,7 +347,9 @@ class Reset:
 
     def apply(self, state: GroupState) -> GroupState:
         complete = tuple(each for each in state.checkpoints if each.is_complete)
-        return GroupState(self.frontier, state.generation + 1, {}, {}, complete, state.released)
+        return GroupState(
+            self.frontier, state.identity, state.generation + 1, checkpoints=complete, released=state.released
+        )
 
 
 @dataclass(frozen=True, slots=True)

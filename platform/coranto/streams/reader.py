@@ -78,7 +78,9 @@ class StreamReader(Generic[E]):
         self._watch = StreamWatch(client, stream, clock or SystemClock(), self._pool.woken.set)
         self._windows = TimeWindows(client, stream)
         self._frontier: Frontier | None = None
+        self._seen: Stream | None = None  # The newest one that sources were told of.
         self._opened: deque[int] = deque()  # Open segments that are not being read yet.
+        self._began: dict[int, int] = {}  # Where the stream begins by its metadata; retention may have removed more.
         self._done: dict[int, SegmentPosition] = {}  # Open segments that are read as far as they are to be.
         self._rest: deque[Event[E]] = deque()  # Of the transaction that is being handed out event by event.
 
@@ -159,15 +161,17 @@ class StreamReader(Generic[E]):
                 while self._opened:
                     await self._read_segment(self._opened[0])
                     self._opened.popleft()
+                if self._move_on():
+                    continue
                 transaction = await self._pool.take()
             except StreamTruncated as error:
-                if not self._skip_truncated:
+                if not self._skip_truncated and self._began.pop(error.segment, -1) != self._offset_of(error.segment):
                     raise
                 await self._skip(error)
                 continue
             if transaction is not None:
                 return transaction
-            if self._move_on():
+            if self._pool.finished():
                 continue
             if not self._pool.sources:
                 return None
@@ -185,16 +189,19 @@ class StreamReader(Generic[E]):
         if self._format is None:
             self._format = cast(Framing[E], format_of(stream.content_type))
         self._frontier = frontier_at(stream, self._begin, skip_truncated=self._skip_truncated)
+        if self._begin is None:
+            self._began = {number: at.offset for number, at in self._frontier.open.items()}
         self._opened.extend(self._frontier.open)
 
     def _move_on(self) -> bool:
         """Take up what can be read now. False when nothing has changed."""
         segments, moved = self._watch.stream.segments, False
-        for source in self._pool.sources.values():
-            segment = segments.get(source.number)
-            if source.end is None and segment is not None and segment.sealed_at is not None:
-                source.limit(segment.sealed_at)
-                moved = True
+        if self._seen is not self._watch.stream:
+            self._seen = self._watch.stream
+            for source in self._pool.sources.values():
+                segment = segments.get(source.number)
+                if source.end is None and segment is not None and segment.sealed_at is not None:
+                    source.limit(segment.sealed_at)
         for source in self._pool.finished():
             moved = True
             position = self._pool.remove(source.number)
@@ -214,7 +221,7 @@ class StreamReader(Generic[E]):
 
     async def _skip(self, error: StreamTruncated) -> None:
         """Go on behind what is gone."""
-        _log.warning("what is gone is skipped", reason=str(error))
+        _log.info("what is gone is skipped", reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
         assert self._frontier is not None
@@ -230,6 +237,13 @@ class StreamReader(Generic[E]):
         self._frontier = self._frontier.advanced({number: SegmentPosition(behind)})
         self._opened.append(number)
 
+    def _offset_of(self, number: int) -> int:
+        """Up to where an open segment is read."""
+        if number in self._pool.sources:
+            return self._pool.position(number).offset
+        assert self._frontier is not None
+        return self._frontier.open[number].offset
+
     def _ends_in(self, number: int) -> bool:
         """Whether what follows a segment is not to be read."""
         return self._end is not None and number in self._end
@@ -242,6 +256,7 @@ class StreamReader(Generic[E]):
         if segment is None:
             raise StreamTruncated(f"segment {number} is gone", number)
         end = await self._bound(segment)
+        self._seen = None
         position = self._frontier.open[number]
         if end is not None and end < position.offset:
             end = position.offset  # Nothing is left of what is to be read.

@@ -188,6 +188,10 @@ class StateSynchronizer(Generic[S, U]):
         self._fold: _Fold[S, U] = _Fold(journal, model, 0)
 
     @property
+    def is_loaded(self) -> bool:
+        return self._fold.state is not None
+
+    @property
     def state(self) -> S:
         """The newest state that this process knows; others may have changed it. Raises InvalidInput before `load`."""
         if self._fold.state is None:

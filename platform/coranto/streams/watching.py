@@ -9,7 +9,8 @@ from collections.abc import Callable
 from coranto.client.client import JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput
-from coranto.streams.model import Stream, decode, segments_selector
+from coranto.streams.model import Segment, Stream, decode, segments_selector
+from coranto.streams.positions import SegmentPosition, StreamPosition
 
 _AGAIN_SECONDS = 0.02
 """A broker hears of a change some hundredths of a second after another did."""
@@ -18,6 +19,20 @@ _AGAIN_SECONDS = 0.02
 async def describe(client: JournalClient, stream: str) -> Stream:
     """The stream as it is now, as far as the broker that is asked knows. Raises StreamNotFound and CorruptData."""
     return decode(await client.list(segments_selector(stream)))
+
+
+async def beginning(client: JournalClient, stream: str) -> StreamPosition:
+    """Where the stream begins: behind what was truncated, and what retention has removed, at the time of the call."""
+
+    async def first(segment: Segment) -> SegmentPosition:
+        async with contextlib.aclosing(client.read(segment.journal, segment.begin)) as chunks:
+            async for chunk in chunks:
+                return SegmentPosition(chunk.offset)
+        return SegmentPosition(segment.begin)
+
+    heads = (await describe(client, stream)).heads()
+    found = await asyncio.gather(*map(first, heads))
+    return StreamPosition({head.number: position for head, position in zip(heads, found, strict=True)})
 
 
 class StreamWatch:

@@ -328,11 +328,15 @@ def test_content_that_is_gone_while_reading_is_said_or_skipped() -> None:
             return real(journal, offset, **options)
 
         world.client.read = without  # type: ignore[method-assign]
+        for begin in (0, events[0].end):
+            async with world.reader(begin={0: begin}) as reader:
+                with pytest.raises(StreamTruncated) as caught:
+                    await anext(reader)
+            assert caught.value.available == gap
+            async with world.reader(begin={0: begin}, skip_truncated=True) as reader:
+                assert [event.data["n"] async for event in reader] == [2, 3]
         async with world.reader() as reader:
-            with pytest.raises(StreamTruncated) as caught:
-                await anext(reader)
-        assert caught.value.available == gap
-        async with world.reader(skip_truncated=True) as reader:
+            # The stream begins where retention has left off.
             assert [event.data["n"] async for event in reader] == [2, 3]
 
     run(main)
