@@ -44,15 +44,21 @@ async def kill_consumer(chain: Chain, rng: random.Random) -> None:
 
 async def pause_member(chain: Chain, rng: random.Random) -> None:
     """SIGSTOP of a member, and SIGCONT once others have its shards: a zombie, which has to end by itself."""
-    place = a_member(chain, rng)
-    consumer = next(each for each in chain.consumers if place in each.members)
-    number, incarnation = consumer.members.index(place), place.incarnation
-    place.pause()
-    await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
-    await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
-    place.resume()
-    await place.ended()
-    await place.start()
+    await _pause(chain, a_member(chain, rng))
+
+
+async def pause_successor(chain: Chain, rng: random.Random) -> None:
+    """SIGKILL of whoever has a shard, and SIGSTOP of who is given it next: a zombie in the midst of taking it over."""
+    consumer = rng.choice(chain.consumers)
+    shard = rng.choice(consumer.stage.specs()).id
+    await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is given to a member")
+    victim = primary_of(consumer, shard)
+    if victim is not None and not victim.is_harmed:
+        await _restart([victim])
+        await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is given to another member")
+        successor = primary_of(consumer, shard)
+        if successor is not None and not successor.is_harmed:
+            await _pause(chain, successor)
 
 
 async def stop_member(chain: Chain, rng: random.Random) -> None:
@@ -92,7 +98,7 @@ async def kill_broker_and_member(chain: Chain, rng: random.Random) -> None:
     await _restart([rng.choice(chain.brokers), a_member(chain, rng)])
 
 
-TO_CONSUMERS: Final = (kill_member, kill_primary_twice, kill_consumer, pause_member, stop_member)
+TO_CONSUMERS: Final = (kill_member, kill_primary_twice, kill_consumer, pause_member, pause_successor, stop_member)
 TO_BROKERS: Final = (kill_broker, kill_broker_for_long, kill_two_brokers, kill_all_brokers, kill_broker_and_member)
 
 
@@ -165,6 +171,17 @@ def a_member(chain: Chain, rng: random.Random) -> Place:
     """A member of a consumer that the other hand has not in its grip."""
     members = [member for consumer in chain.consumers for member in consumer.members]
     return rng.choice([member for member in members if not member.is_harmed])
+
+
+async def _pause(chain: Chain, place: Place) -> None:
+    consumer = next(each for each in chain.consumers if place in each.members)
+    number, incarnation = consumer.members.index(place), place.incarnation
+    place.pause()
+    await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
+    await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
+    place.resume()
+    await place.ended()
+    await place.start()
 
 
 async def _restart(places: Sequence[Place]) -> None:
