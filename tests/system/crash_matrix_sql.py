@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from crash_matrix_control import Control, StoppingClient
-from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, event
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, create_engine, event
 
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores import SqlShardStore, SqlStore
+
+# Drivers are imported now, once for all processes.
+for url in ("sqlite://", "postgresql+psycopg://", "mysql+pymysql://"):
+    create_engine(url)
 
 COUNTS = Table(
     "counts",
