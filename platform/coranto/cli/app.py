@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import grpc
 import typer
 
-from coranto.cli import attach_uuids, cluster, journals
+from coranto.cli import attach_uuids, cluster, journals, streams
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
@@ -55,6 +55,7 @@ def _build(words: Sequence[str]) -> typer.Typer:
         """Journals: replicated, transactional, append-only logs."""
 
     app.add_typer(journals.app, name="journals")
+    app.add_typer(streams.app, name="streams")
     app.command("up")(cluster.up)
     app.command("attach-uuids")(attach_uuids.attach_uuids)
     app.command("version")(version)

@@ -1,0 +1,53 @@
+"""`coranto streams autoscale`: splits and merges segments as streams' policies say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import note
+from coranto.client import JournalClient
+from coranto.errors import InvalidInput
+from coranto.streams.autoscale import DEFAULT_INTERVAL, Autoscaler
+from coranto.streams.scaling import Change, Split, parse_policy
+
+
+def autoscale(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[STREAM]...", help="Default: all that have a policy.")
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option("--policy", help="Instead of what the streams say (see `create --scale`).", show_default=False),
+    ] = "",
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = DEFAULT_INTERVAL,
+    endpoint: Endpoint = None,
+) -> None:
+    """Measure what segments take in, and split and merge them by that, until Ctrl-C.
+
+    A segment is split once it took in more than 5, 2 or 1 times the policy's rate for 2, 5 or 10 minutes, and merged
+    with its neighbour once both were well below it for 20. Nothing is changed in the first 10 minutes.
+    """
+    if not interval > 0:
+        raise InvalidInput(f"{interval:g} seconds is no interval", field="--interval")
+    given = parse_policy(policy) if policy else None
+
+    async def work(client: JournalClient) -> None:
+        scaler = Autoscaler(client, names or (), policy=given)
+        note(f"measuring every {interval:g} s")
+        while True:
+            for scaled in await scaler.step():
+                told = "; ".join(map(_told, scaled.changes))
+                typer.echo(f"{scaled.stream.name}: {told}; {len(scaled.stream.active())} segments are active now")
+            await asyncio.sleep(interval)
+
+    with_client(endpoint, work)
+
+
+def _told(change: Change) -> str:
+    if isinstance(change, Split):
+        return f"split {change.segment} into {change.into}"
+    return f"merged {' and '.join(map(str, change.segments))}"

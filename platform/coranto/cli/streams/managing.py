@@ -1,0 +1,290 @@
+"""`coranto streams create|list|describe|scale|seal|truncate|delete|resume`."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import print_table
+from coranto.client import JournalClient
+from coranto.errors import InvalidInput
+from coranto.fragments import Codec
+from coranto.labels import FIXED_FRAMES, JSON_LINES
+from coranto.streams.lifecycle import Streams, default_template
+from coranto.streams.model import Segment, Stream
+from coranto.streams.scaling import Change, Merge, Split, parse_policy
+from coranto.telemetry import amount
+from coranto.wire import protocol_pb2 as pb
+
+Name = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+
+
+class EventFormatName(enum.StrEnum):
+    """What events are."""
+
+    JSON = "json"
+    BYTES = "bytes"
+
+
+class Output(enum.StrEnum):
+    """What a command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
+
+
+def create(
+    name: Name,
+    segments: Annotated[int, typer.Option("--segments", "-s", min=1, help="Segments to begin with.")] = 1,
+    format: Annotated[
+        EventFormatName, typer.Option("--format", "-f", help="Events are JSON objects, or bytes.")
+    ] = EventFormatName.JSON,
+    replication: Annotated[int, typer.Option("--replication", "-r", min=1, help="Brokers that hold a segment.")] = 1,
+    stores: Annotated[
+        list[str] | None, typer.Option("--store", help="Fragment store, such as s3://bucket/path/. May repeat.")
+    ] = None,
+    length: Annotated[int, typer.Option("--fragment-bytes", help="Content of a fragment.")] = 1 << 26,
+    codec: Annotated[str, typer.Option("--codec", help="NONE, GZIP, SNAPPY or ZSTANDARD.")] = "ZSTANDARD",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--scale",
+            help="Policy for `autoscale`: bytes/RATE or events/RATE per segment and second, and perhaps "
+            "/FACTOR/MIN_SEGMENTS/MAX_SEGMENTS.",
+            show_default=False,
+        ),
+    ] = "",
+    max_writers: Annotated[
+        int | None,
+        typer.Option("--max-writers", min=1, help="Writers that a segment keeps in mind.", show_default=False),
+    ] = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Create a stream whose segments share the routing keys evenly."""
+    template = default_template(replication=replication, stores=stores or ["file:///"])
+    template.fragment.length = length
+    if codec.upper() not in Codec.__members__:
+        raise InvalidInput(f"{codec!r} is none of {', '.join(Codec.__members__)}", field="--codec")
+    template.fragment.compression_codec = pb.CompressionCodec.ValueType(Codec[codec.upper()])
+    template.fragment.refresh_interval.CopyFrom(Duration(seconds=30))
+    content_type = JSON_LINES if format is EventFormatName.JSON else FIXED_FRAMES
+    scaling = parse_policy(policy) if policy else None
+
+    async def work(client: JournalClient) -> None:
+        stream = await Streams(client).create(
+            name, segments, template=template, content_type=content_type, policy=scaling, max_writers=max_writers
+        )
+        typer.echo(f"created {name} with {_segments(len(stream.segments))}")
+
+    with_client(endpoint, work)
+
+
+def list_streams(output: OutputOption = Output.TABLE, endpoint: Endpoint = None) -> None:
+    """List streams."""
+
+    async def work(client: JournalClient) -> None:
+        found = await Streams(client).list()
+        if output is Output.JSON:
+            for stream in found:
+                typer.echo(json.dumps(_as_json(stream, None)))
+            return
+        rows = [
+            (
+                stream.name,
+                f"{len(stream.active())} of {len(stream.segments)}",
+                str(stream.epoch),
+                stream.content_type,
+                stream.scaling or "-",
+                _state(stream),
+            )
+            for stream in found
+        ]
+        print_table(("STREAM", "ACTIVE", "EPOCH", "CONTENT-TYPE", "SCALING", "STATE"), rows)
+
+    with_client(endpoint, work)
+
+
+def describe(
+    name: Name,
+    heads: Annotated[bool, typer.Option("--heads", help="Also ask where active segments end.")] = False,
+    output: OutputOption = Output.TABLE,
+    endpoint: Endpoint = None,
+) -> None:
+    """Show a stream's segments: their share of the routing keys, their ends, and what they succeed."""
+
+    async def work(client: JournalClient) -> None:
+        streams = Streams(client)
+        stream = await streams.describe(name)
+        _print(stream, await streams.heads(stream, stream.active()) if heads else {}, output)
+
+    with_client(endpoint, work)
+
+
+def scale(
+    name: Name,
+    split: Annotated[
+        list[str] | None,
+        typer.Option("--split", metavar="SEGMENT[:PARTS]", help="Split a segment, in two unless told. May repeat."),
+    ] = None,
+    merge: Annotated[
+        list[str] | None,
+        typer.Option("--merge", metavar="SEGMENT,SEGMENT…", help="Merge adjacent segments. May repeat."),
+    ] = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Split and merge segments, all at once. Events keep their order by routing key."""
+    changes: list[Change] = [_split(text) for text in split or ()]
+    changes += [Merge(tuple(_number(part, "--merge") for part in text.split(","))) for text in merge or ()]
+    _change(name, endpoint, lambda streams: streams.scale(name, changes))
+
+
+def seal(name: Name, endpoint: Endpoint = None) -> None:
+    """Let a stream take no more events, for good."""
+    _change(name, endpoint, lambda streams: streams.seal(name))
+
+
+def resume(name: Name, endpoint: Endpoint = None) -> None:
+    """Finish what a process began that died while it was scaling or sealing the stream."""
+    _change(name, endpoint, lambda streams: streams.resume(name))
+
+
+def truncate(
+    name: Name,
+    cut: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--at",
+            metavar="SEGMENT=OFFSET",
+            help="Where readers begin. Repeat it for segments that share the routing keys among them.",
+            show_default=False,
+        ),
+    ] = None,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Readers begin with what is written from now on.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Let readers begin later. Segments that are wholly before that are deleted."""
+    if bool(cut) == to_end:
+        raise InvalidInput("say where: with --at for each segment, or with --to-end", field="--at")
+
+    async def work(streams: Streams) -> Stream:
+        if not to_end:
+            return await streams.truncate(name, dict(map(_at, cut or ())))
+        stream = await streams.describe(name)
+        last = [each for each in stream.segments.values() if not each.sealing or each.end_of_stream]
+        return await streams.truncate(name, await streams.heads(stream, last))
+
+    _change(name, endpoint, work)
+
+
+def delete(
+    name: Name,
+    sure: Annotated[bool, typer.Option("--yes", help="Yes, delete the stream and all its events.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Delete a stream's journals. What they have in fragment stores stays there."""
+    if not sure:
+        raise InvalidInput(f"this deletes the stream {name} with all its events; say so with --yes", field="--yes")
+
+    async def work(client: JournalClient) -> None:
+        await Streams(client).delete(name)
+        typer.echo(f"deleted {name}")
+
+    with_client(endpoint, work)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _change(name: str, endpoint: str | None, change: Callable[[Streams], Awaitable[Stream]]) -> None:
+    async def work(client: JournalClient) -> None:
+        _print(await change(Streams(client)), {}, Output.TABLE)
+
+    with_client(endpoint, work)
+
+
+def _split(text: str) -> Split:
+    segment, _, parts = text.partition(":")
+    return Split(_number(segment, "--split"), _number(parts, "--split") if parts else 2)
+
+
+def _at(text: str) -> tuple[int, int]:
+    segment, _, offset = text.partition("=")
+    return _number(segment, "--at"), _number(offset, "--at")
+
+
+def _number(text: str, field: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidInput(f"{text!r} is not a number", field=field)
+    return int(text)
+
+
+def _segments(count: int) -> str:
+    return f"{count} segment{'' if count == 1 else 's'}"
+
+
+def _state(stream: Stream) -> str:
+    if stream.unfinished():
+        return "changing"
+    return "sealed" if stream.is_sealed else "open"
+
+
+def _print(stream: Stream, heads: Mapping[int, int], output: Output) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps(_as_json(stream, heads), indent=2))
+        return
+    rows = [_row(stream, segment, heads) for segment in stream.segments.values()]
+    print_table(("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS"), rows)
+
+
+def _row(stream: Stream, segment: Segment, heads: Mapping[int, int]) -> tuple[str, ...]:
+    if not segment.sealing:
+        state = "active"
+    elif segment.sealed_at is None:
+        state = "being sealed"
+    else:
+        after = ", ".join(str(each.number) for each in stream.successors(segment.number))
+        state = f"succeeded by {after}" if after else "sealed"
+    end = segment.sealed_at if segment.sealed_at is not None else heads.get(segment.number)
+    return (
+        str(segment.number),
+        str(segment.epoch),
+        str(segment.range),
+        str(segment.begin),
+        "-" if end is None else f"{end} ({amount(end - segment.begin, 'bytes')})",
+        state,
+        ", ".join(map(str, sorted(segment.predecessors))) or "-",
+    )
+
+
+def _as_json(stream: Stream, heads: Mapping[int, int] | None) -> dict[str, object]:
+    return {
+        "stream": stream.name,
+        "epoch": stream.epoch,
+        "sealed": stream.is_sealed,
+        "content_type": stream.content_type,
+        "scaling": stream.scaling,
+        "segments": [
+            {
+                "number": each.number,
+                "epoch": each.epoch,
+                "journal": each.journal,
+                "key_begin": each.range.begin,
+                "key_end": each.range.end,
+                "predecessors": sorted(each.predecessors),
+                "active": not each.sealing,
+                "begin": each.begin,
+                "sealed_at": each.sealed_at,
+                **({"head": heads[each.number]} if heads and each.number in heads else {}),
+            }
+            for each in stream.segments.values()
+        ],
+    }
