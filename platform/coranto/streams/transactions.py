@@ -21,7 +21,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
-from coranto.errors import CorantoError, TransactionStateError, TransactionTimeout
+from coranto.errors import TransactionStateError, TransactionTimeout
 from coranto.streams.registers import Fence
 from coranto.streams.units import CommitResult
 
@@ -255,20 +255,14 @@ class Transaction(Generic[E]):
         self._done.add_done_callback(self._ended)
 
     def _ended(self, done: asyncio.Future[CommitResult]) -> None:
-        self._state, _ = TABLE[self._state, Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED]
+        # Called by the future, and by whoever awaits it, whichever comes first.
+        if self._state is TransactionState.COMMITTING:
+            self._state, _ = TABLE[self._state, Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED]
 
     async def _outcome(self) -> CommitResult:
         assert self._done is not None
         try:
-            result = await asyncio.shield(self._done)
-        except CorantoError:
-            self._settle()
-            raise
-        self._settle()
-        return result
-
-    def _settle(self) -> None:
-        # The future's callbacks may run after those who await it.
-        if self._state is TransactionState.COMMITTING and self._done is not None:
-            self._done.remove_done_callback(self._ended)
-            self._ended(self._done)
+            return await asyncio.shield(self._done)
+        finally:
+            if self._done.done():
+                self._ended(self._done)
