@@ -18,7 +18,8 @@ from coranto.messages.sequencer import DEFAULT_RING_SIZE
 M = TypeVar("M")
 
 _COMMITS = frozenset({Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY, Outcome.ACK_COMMIT_RING, Outcome.ACK_COMMIT_REPLAY})
-_OPENS = frozenset({Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND})
+# Most messages are these, so looking at them costs no hashing.
+_BEGINS, _EXTENDS = Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND
 
 
 class Intake(Generic[M]):
@@ -92,10 +93,12 @@ class Intake(Generic[M]):
                 return None
             envelope = self._read.popleft()
             outcome = sequencer.queue(envelope)
+            if outcome is _EXTENDS or outcome is _BEGINS:
+                continue
             if outcome in _COMMITS:
                 self._delivering = True
                 self._replaying = outcome is Outcome.ACK_COMMIT_REPLAY
-            elif outcome not in _OPENS:
+            else:
                 self.passed_over[envelope.journal] = envelope.end
                 self.resets += outcome is Outcome.ACK_RESET
 

@@ -191,19 +191,22 @@ class Primary:
         await self._appends.wait_for_room()
 
     def _consume_slice_plainly(self) -> None:
-        until = self._now() + _SLICE_SECONDS
-        while (message := self._next_message(until)) is not None:
+        now = self._now()
+        until = now + _SLICE_SECONDS
+        while (message := self._next_message(now, until)) is not None:
             try:
                 if not _is_ack(message):
                     self._app.consume_message(self._shard, self.store, message, self._publisher)
             except DeferToNextTransaction:
                 self._defer(message)
                 return
-            self._transactions.consumed(self._now(), message.end - message.begin)
+            now = self._now()
+            self._transactions.consumed(now, message.end - message.begin)
 
     async def _consume_slice(self) -> None:
-        until = self._now() + _SLICE_SECONDS
-        while (message := self._next_message(until)) is not None:
+        now = self._now()
+        until = now + _SLICE_SECONDS
+        while (message := self._next_message(now, until)) is not None:
             try:
                 if not _is_ack(message):
                     outcome = self._app.consume_message(self._shard, self.store, message, self._publisher)
@@ -212,11 +215,11 @@ class Primary:
             except DeferToNextTransaction:
                 self._defer(message)
                 return
-            self._transactions.consumed(self._now(), message.end - message.begin)
+            now = self._now()
+            self._transactions.consumed(now, message.end - message.begin)
 
-    def _next_message(self, until: float) -> Envelope[Any] | None:
+    def _next_message(self, now: float, until: float) -> Envelope[Any] | None:
         """The next committed message; None when it is time to look at something else."""
-        now = self._now()
         if self._aborted or now >= until or self._publisher.staged_bytes >= _STAGED_BYTES:
             return None
         return self._intake.pull() if self._transactions.reads(now) else None

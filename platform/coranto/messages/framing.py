@@ -25,6 +25,9 @@ JsonObject: TypeAlias = Mapping[str, Any]
 """A JSON message: what `json.loads` makes of an object."""
 
 
+_decode = json.JSONDecoder().decode
+
+
 class Envelope(NamedTuple, Generic[M]):
     """One message as it stands in a journal: bytes [begin, end), framing included."""
 
@@ -193,7 +196,9 @@ class JsonLines:
 
     def unmarshal(self, content: bytes) -> JsonObject:
         try:
-            decoded = json.loads(content)
+            # What begins so is no UTF-16 or UTF-32, which would otherwise be looked for.
+            is_utf8 = content[:1] == b"{" and content[1:2] != b"\0"
+            decoded = _decode(content.decode("utf-8", "surrogatepass")) if is_utf8 else json.loads(content)
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"not a line of JSON: {error}") from error
         if not isinstance(decoded, dict):

@@ -31,6 +31,7 @@ from coranto.messages.framing import Envelope
 from coranto.messages.uuids import Flags, ProducerId
 
 M = TypeVar("M")
+_CONTINUE, _ACK = Flags.CONTINUE_TXN, Flags.ACK_TXN
 
 DEFAULT_RING_SIZE: Final = 8192
 
@@ -186,9 +187,9 @@ class Sequencer(Generic[M]):
         if partial is None:
             partial = partials[envelope.producer] = _Partial(clock - 1)
 
-        if envelope.flags == Flags.CONTINUE_TXN:
+        if envelope.flags == _CONTINUE:
             outcome = self._queue_continue(envelope, partial)
-        elif envelope.flags == Flags.ACK_TXN:
+        elif envelope.flags == _ACK:
             outcome = self._queue_ack(envelope, partial)
         elif clock <= partial.last_ack:
             outcome = Outcome.OUTSIDE_DUPLICATE
@@ -248,7 +249,7 @@ class Sequencer(Generic[M]):
                 f"message of {envelope.journal} at [{envelope.begin}, {envelope.end}) is not part of the replay of "
                 f"{trigger.journal} at [{partial.begin}, {end})"
             )
-        if envelope.producer != trigger.producer or envelope.flags != Flags.CONTINUE_TXN:
+        if envelope.producer != trigger.producer or envelope.flags != _CONTINUE:
             return False
         return self._deliver(envelope, partial, trigger)
 
@@ -303,7 +304,7 @@ class Sequencer(Generic[M]):
             partial.last_ack, partial.begin, partial.newest = handed.last_ack, handed.begin, handed.newest
         if handed.is_trigger:
             self._trigger = envelope
-            self._partial = partial if envelope.flags == Flags.ACK_TXN else None
+            self._partial = partial if envelope.flags == _ACK else None
             self._offsets[envelope.journal] = handed.offset
         elif partial is not None and self._replay_end is None:
             partial.held.appendleft(envelope)
@@ -361,7 +362,7 @@ def read_committed(
             yield from (replayed for replayed in replay(wanted) if sequencer.replay(replayed))
             sequencer.end_replay()
         while (committed := sequencer.step()) is not None:
-            if committed.flags != Flags.ACK_TXN or committed.clock == 0:
+            if committed.flags != _ACK or committed.clock == 0:
                 yield committed
 
 
@@ -380,5 +381,5 @@ async def read_committed_async(
                     yield replayed
             sequencer.end_replay()
         while (committed := sequencer.step()) is not None:
-            if committed.flags != Flags.ACK_TXN or committed.clock == 0:
+            if committed.flags != _ACK or committed.clock == 0:
                 yield committed
