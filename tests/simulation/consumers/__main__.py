@@ -26,15 +26,19 @@ def main(
         sys.exit(0 if report.sound else 1)
     began = time.process_time()
     failed: list[int] = []
+    failures: list[str] = []
     coverage: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for number in range(first, first + seeds):
         report = run(options_of(number))
         coverage += report.coverage
+        failures += [f"{number}: {failure}" for failure in report.failures]
         outcomes += report.outcomes
         if not report.sound:
             failed.append(number)
             print(report, flush=True)  # noqa: T201
+    for failure in failures:
+        print(f"a shard failed in seed {failure}")  # noqa: T201
     for name, count in sorted((coverage + outcomes).items()):
         print(f"{count:8} {name}")  # noqa: T201
     seconds = time.process_time() - began

@@ -86,12 +86,13 @@ class _Row:
 class SimDatabase:
     """The server."""
 
+    checks_fences = True
+    """A test has one that does not, to see that this is noticed."""
+
     def __init__(self, loop: SimLoop, network: Network) -> None:
         self.network = network
         self.loop = loop
         self.faults = DatabaseFaults()
-        self.checks_fences = True
-        """A database without is broken; a test plants it."""
         self._rows: dict[str, _Row] = {}
 
     def row(self, shard: str) -> _Row:
@@ -196,6 +197,7 @@ class Session:
                     raise _Refused("the server has no room")
                 result = await serve()
                 if loses_answer:
+                    self._database.loop.note(f"database: loses an answer to {self.process.name}")
                     self._end()
                     raise _Lost("the connection broke")
             except (_Lost, _Refused) as error:
@@ -233,14 +235,19 @@ class Session:
 class SimSqlStore(Store):
     """A shard's book in the database."""
 
-    def __init__(self, database: SimDatabase, node: str, process: Process, clock: SimClock) -> None:
+    retries_blindly = False
+    """A test has one that does, to see that this is noticed."""
+
+    def __init__(
+        self, database: SimDatabase, node: str, process: Process, clock: SimClock, reached: Callable[[str], None]
+    ) -> None:
+        """`reached` is told of each step before it is taken."""
         self.book = Book()
         """As this owner sees it: what is committed, and what it did since."""
-        self.retries_blindly = False
-        """A store that does is broken; a test plants it."""
         self._reach = database, node, process
         self._database = database
         self._clock = clock
+        self._reached = reached
         self._changes = Changes()
         self._fence = 0
 
@@ -253,6 +260,7 @@ class SimSqlStore(Store):
         self.book.tokens.append(token)
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        self._reached("fence")
         session = Session(*self._reach)
         try:
             self._fence, content, self.book = await session.call(lambda: self._database.raise_fence(session, shard))
@@ -276,12 +284,14 @@ class SimSqlStore(Store):
     ) -> None:
         for awaited in wait_for:
             await awaited
+        self._reached("update")
         database, session = self._database, Session(*self._reach)
         sent = False
         try:
             if not await session.call(lambda: database.update(session, shard, self._fence, checkpoint, changes)):
                 raise Fenced(f"{shard}: fence {self._fence} was raised by a later owner")
             sent = True
+            self._reached("commit")
             await session.call(lambda: database.commit(session))
         except _Lost as error:
             if not sent:

@@ -15,7 +15,7 @@ from coranto_broker.simulation.world import Machine
 
 from . import database
 from .database import DatabaseFaults
-from .world import SHARDS, ConsumerMachine, ConsumerWorld
+from .world import SHARDS, STEPS, ConsumerMachine, ConsumerWorld
 
 
 class ConsumerNemesis(Nemesis):
@@ -26,8 +26,10 @@ class ConsumerNemesis(Nemesis):
         self._all = world
         of_consumers: dict[str, Callable[[ConsumerMachine], Awaitable[None]]] = {
             "kill consumer": self._kill_consumer,
+            "kill at step": self._kill_at_step,
             "pause consumer": self._pause_consumer,
             "zombie": self._zombie,
+            "zombie at step": self._zombie_at_step,
             "consumer outage": self._consumer_outage,
             "exit consumer": self._exit_consumer,
             "cut consumer from etcd": self._cut_consumer_from_etcd,
@@ -53,6 +55,7 @@ class ConsumerNemesis(Nemesis):
         self._all.database.faults = DatabaseFaults()
         for machine in self._all.consumers:
             machine.stays_down = False
+            machine.at_step.clear()
             if machine.process is not None:
                 machine.process.resume()
             machine.boot(0.1)
@@ -73,6 +76,31 @@ class ConsumerNemesis(Nemesis):
 
     async def _kill_consumer(self, machine: ConsumerMachine) -> None:
         machine.kill()
+
+    async def _kill_at_step(self, machine: ConsumerMachine) -> None:
+        """Just before a step, or in its course."""
+        process = machine.process
+        if process is not None:
+            machine.at_step[self._rng.choice(STEPS)] = self._soon(process.kill)
+
+    async def _zombie_at_step(self, machine: ConsumerMachine) -> None:
+        """It comes to a step, hangs there while others take over, and goes on."""
+        process = machine.process
+        if process is None:
+            return
+        seconds = self._rng.uniform(1.2, 2.5) * self._consumer_lease
+
+        def hang() -> None:
+            process.pause()
+            self._all.loop.later(seconds, process.resume)
+
+        machine.at_step[self._rng.choice(STEPS)] = self._soon(hang)
+
+    def _soon(self, action: Callable[[], None]) -> Callable[[], None]:
+        delay = self._rng.choice((0.0, self._rng.uniform(0.0, 0.005)))
+        if not delay:
+            return action
+        return lambda: self._all.loop.later(delay, action)
 
     async def _pause_consumer(self, machine: ConsumerMachine) -> None:
         await self._hold(machine, 0.05, self._consumer_lease / 3)
@@ -136,7 +164,7 @@ class ConsumerNemesis(Nemesis):
 
     async def _database_errors(self, _: ConsumerMachine) -> None:
         rng, server = self._rng, self._all.database
-        server.faults = DatabaseFaults(*(rng.choice((0.0, 0.1, 0.4)) for _ in range(3)))
+        server.faults = DatabaseFaults(*(rng.choice((0.0, 0.1, 0.3)) for _ in range(3)))
 
         def mend() -> None:
             server.faults = DatabaseFaults()

@@ -12,8 +12,10 @@ from coranto_broker.simulation.options import options_of as broker_options_of
 
 FAULTS = (
     "kill consumer",
+    "kill at step",
     "pause consumer",
     "zombie",
+    "zombie at step",
     "consumer outage",
     "exit consumer",
     "cut consumer from etcd",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -108,9 +109,11 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
     workload, nemesis = Workload(world), ConsumerNemesis(world)
     harm = asyncio.ensure_future(nemesis.run())
     published = asyncio.ensure_future(workload.run())
+    operator = asyncio.ensure_future(_look_after_failed_shards(world))
     await asyncio.wait([published], timeout=2.0 * world.of_consumers.seconds)
-    harm.cancel()
-    await asyncio.gather(harm, return_exceptions=True)
+    for task in (harm, operator):
+        task.cancel()
+    await asyncio.gather(harm, operator, return_exceptions=True)
     nemesis.heal()
     world.loop.note("healed")
     if not await _prove_alive(world, workload, published, report):
@@ -123,6 +126,14 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
     shards = [FinalShard(shard, tuple(world.sources_of(shard)), await _book(world, shard)) for shard in world.shards]
     report.anomalies += check(world.record, inputs, outputs, shards)
     _note(world, report, shards)
+
+
+async def _look_after_failed_shards(world: ConsumerWorld) -> None:
+    """What an operator does who sees that a shard has failed for a while."""
+    while True:
+        await asyncio.sleep(world.rng.uniform(1.0, 6.0))
+        with contextlib.suppress(grpc.aio.AioRpcError):  # The process asked may be down.
+            await world.any_stub().Unassign(pc.UnassignRequest(shards=world.shards, only_failed=True))
 
 
 async def _prove_alive(

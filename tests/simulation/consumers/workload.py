@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coranto.client import AppendResult, JournalClient
+from coranto.errors import IndexHasGreaterOffset
 from coranto.messages import Clock, JsonLines, Publisher, new_producer_id
 
 from .history import Fate, Sent
@@ -128,9 +129,15 @@ class _Producer:
         return result
 
     async def _append_once(self, journal: str, content: bytes) -> AppendResult:
-        result = await self._client.append(journal, content, retry_unknown=True, patience=math.inf)
-        self._end = result.end
-        return result
+        while True:
+            try:
+                result = await self._client.append(journal, content, retry_unknown=True, patience=math.inf)
+                self._end = result.end
+                return result
+            except IndexHasGreaterOffset:
+                # The brokers that have the journal's end are away.
+                self._world.coverage.sometimes("a producer waited for the brokers of a journal's end")
+                await asyncio.sleep(0.5)
 
 
 def _content(sent: Sent) -> Mapping[str, Any]:

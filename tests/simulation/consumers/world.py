@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ SHARDS = Layout("/gazette/consumers/tally")
 LOGS = "logs"
 HINTS = "/hints/tally"
 PATIENCE = 60.0
+STEPS = ("fence", "publish", "update", "commit", "log", "acknowledge")
+"""Of a transaction. `fence`, `update` and `commit` are the database's, `log` is an append to a recovery log."""
 
 
 class ConsumerWorld(World):
@@ -100,7 +102,7 @@ class ConsumerWorld(World):
         return JournalClient(**self._client_options(node, process, clock))
 
     def watched_client(self, machine: ConsumerMachine, process: Process, clock: SimClock) -> WatchedClient:
-        return WatchedClient(self, process, **self._client_options(machine.name, process, clock))
+        return WatchedClient(self, machine, process, **self._client_options(machine.name, process, clock))
 
     def _client_options(self, node: str, process: Process | None, clock: SimClock | None) -> dict[str, Any]:
         return {
@@ -132,6 +134,8 @@ class ConsumerMachine(Host):
     def __init__(self, world: ConsumerWorld, number: int) -> None:
         super().__init__(world, f"consumer-{number}", f"zone-{number % 2}")
         self.consumer: Consumer | None = None
+        self.at_step: dict[str, Callable[[], None]] = {}
+        """What happens once the process comes to a step, one of `STEPS`."""
         self._world = world
         options = world.of_consumers
         self._skew, self._rate = world.rng.uniform(-options.skew, options.skew), world.rng.uniform(0.999, 1.001)
@@ -150,6 +154,14 @@ class ConsumerMachine(Host):
 
     def forget(self) -> None:
         self.consumer = None
+        self.at_step.clear()
+
+    def reached(self, step: str) -> None:
+        """The process is about to take a step."""
+        action = self.at_step.pop(step, None)
+        if action is not None:
+            self._loop.note(f"{self.name} has reached: {step}")
+            action()
 
     async def serve(self, process: Process) -> None:
         """What `coranto_consumers.runtime.process.ConsumerProcess` does, with the simulation's effects."""
@@ -195,7 +207,7 @@ class ConsumerMachine(Host):
             world.record.owners.append(owner)
             book: BookStore
             if shard.id.startswith("sql-"):
-                book = SqlBook(SimSqlStore(world.database, self.name, process, clock))
+                book = SqlBook(SimSqlStore(world.database, self.name, process, clock, self.reached))
             elif shard.id.startswith("json-"):
                 book = JsonBook(shard.recorder)
             else:
@@ -211,9 +223,10 @@ class WatchedClient(JournalClient):
     """A consumer's client: what it reads is held against what becomes of it, and the ACKs that it appends against what
     is known to be committed then."""
 
-    def __init__(self, world: ConsumerWorld, process: Process, **options: Any) -> None:
+    def __init__(self, world: ConsumerWorld, machine: ConsumerMachine, process: Process, **options: Any) -> None:
         super().__init__(**options)
         self._world = world
+        self._machine = machine
         self._process = process
 
     async def append(
@@ -221,19 +234,26 @@ class WatchedClient(JournalClient):
     ) -> AppendResult:
         if journal in self._world.outputs:
             assert isinstance(content, Sequence)
-            self._note_acknowledgements(journal, content if isinstance(content, bytes) else b"".join(content))
+            acknowledges = self._note_acknowledgements(journal, _joined(content))
+            self._machine.reached("acknowledge" if acknowledges else "publish")
+        elif journal in self._world.logs:
+            self._machine.reached("log")
+        self._process.check_alive()
         return await super().append(journal, content, **options)
 
-    def _note_acknowledgements(self, journal: str, content: bytes) -> None:
+    def _note_acknowledgements(self, journal: str, content: bytes) -> bool:
+        """Returns whether there are any."""
         self._process.check_alive()
-        record = self._world.record
+        record, found = self._world.record, False
         for envelope in iter_messages(JsonLines(), journal, [content], 0):
             if envelope.flags == Flags.ACK_TXN:
                 line = envelope.content + b"\n"
+                found = True
                 licensed = (journal, line) in record.intents
                 record.acknowledgements.append(
                     Acknowledgement(self._process.name, journal, line, self._world.loop.time(), licensed)
                 )
+        return found
 
     async def read(self, journal: str, offset: int = 0, **options: Any) -> AsyncGenerator[Chunk]:
         world = self._world
@@ -258,6 +278,10 @@ class _SimShardPeers(ShardPeers):
             raise Unavailable("the process to ask is no longer there")
         rpc, node, process = self._reach
         return rpc.shard_stub(node, endpoint, process)
+
+
+def _joined(content: bytes | Sequence[bytes]) -> bytes:
+    return content if isinstance(content, bytes) else b"".join(content)
 
 
 def has_log(shard: str) -> bool:

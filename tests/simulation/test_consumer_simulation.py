@@ -1,0 +1,194 @@
+"""Real consumers in the simulated world: seeds are sound and go where it is interesting, planted bugs are caught."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coranto.messages import Checkpoint, Envelope, Sequencer, Source
+from coranto_consumers.recoverylog import Recorder
+from coranto_consumers.runtime.appends import OrderedAppends
+from coranto_consumers.runtime.intake import Intake
+from coranto_consumers.stores import JsonFileStore
+from tests.simulation.consumers.application import WatchedStore
+from tests.simulation.consumers.database import DatabaseFaults, SimDatabase, SimSqlStore
+from tests.simulation.consumers.options import FAULTS, options_of
+from tests.simulation.consumers.run import Prepare, Report, run
+from tests.simulation.consumers.world import ConsumerWorld
+
+SEEDS = 30
+
+INTERESTING = {
+    *(f"fault: {fault}" for fault in FAULTS),
+    "a consumer exited gracefully",
+    "a consumer lost its lease or etcd",
+    "a message was delivered again",
+    "a producer repeated an append",
+    "a producer's transaction was abandoned",
+    "a producer's transaction was committed",
+    "a producer's transaction was rolled back",
+    "json: a later owner restored what an earlier one had committed",
+    "log: recorder.failed",
+    "log: recovery_log.played",
+    "log: shard starts anew",
+    "log: sqlite_store.copied",
+    "sql: a commit took place and its owner never knew",
+    "sql: a later owner restored what an earlier one had committed",
+    "sqlite: a later owner restored what an earlier one had committed",
+}
+"""Paths that some run must have taken, lest the others prove nothing."""
+
+
+@functools.cache
+def report_of(seed: int) -> Report:
+    return run(options_of(seed))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_seed(seed: int) -> None:
+    report = report_of(seed)
+    assert report.sound, f"\n{report}"
+
+
+def test_the_seeds_go_where_it_is_interesting() -> None:
+    coverage: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        coverage += report_of(seed).coverage
+        outcomes += report_of(seed).outcomes
+    assert sorted(name for name in INTERESTING if not coverage[name]) == []
+    assert outcomes["effects"] > 20 * SEEDS
+
+
+def test_a_run_is_the_same_in_another_process() -> None:
+    code = (
+        "from tests.simulation.consumers.options import options_of\n"
+        "from tests.simulation.consumers.run import run\n"
+        "report = run(options_of(4))\n"
+        "print(report.digest, report.steps)\n"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    here = report_of(4)
+    assert there == f"{here.digest} {here.steps}"
+    assert report_of(5).digest != here.digest
+
+
+def test_a_failure_says_how_to_repeat_it() -> None:
+    report = run(options_of(3, transactions=1, seconds=1.0), prepare=lambda world: world.problems.append("made up"))
+    assert not report.sound
+    assert "python -m tests.simulation.consumers --seed 3" in str(report)
+    assert "max_txn_seconds=" in str(report)
+
+
+# -- Planted bugs: each of these consumers is broken in one way, and the checker says which ----------------------------
+
+HARM = ("kill consumer", "zombie", "move shard")
+
+
+def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
+    """Whether one of a few seeds with these options finds an anomaly of one of these names."""
+    given = {"broker_faults": (), "faults": HARM, "consumers": 3, "inputs": 1, "sources": ((0,),), **options}
+    return any(
+        anomaly.name in names
+        for seed in range(12)
+        for anomaly in run(options_of(seed, **given), prepare=prepare).anomalies
+    )
+
+
+def test_acknowledgements_before_the_commit_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OrderedAppends.add
+
+    def at_once(self: OrderedAppends, journal: str, content: bytes, *, after: object = None) -> Any:
+        return real(self, journal, content)
+
+    monkeypatch.setattr(OrderedAppends, "add", at_once)
+    assert is_caught("early-ack", shards=("sql",), faults=())
+
+
+def test_acknowledgements_that_nobody_writes_again_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = WatchedStore.restore_checkpoint
+
+    async def forget(self: WatchedStore, shard: str) -> Checkpoint:
+        return Checkpoint((await real(self, shard)).sources)
+
+    monkeypatch.setattr(WatchedStore, "restore_checkpoint", forget)
+    assert is_caught("missing-ack", shards=("sql",))
+
+
+def test_a_database_without_a_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimDatabase, "checks_fences", False)
+    assert is_caught("zombie-commit", shards=("sql",), faults=("zombie",))
+
+
+def test_a_recorder_that_ignores_its_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What it records when another has taken over is out of place, and so lost, although it said otherwise.
+    async def append(self: Recorder, groups: Sequence[Any]) -> None:
+        pieces = [piece for group in groups for piece in group.pieces]
+        if pieces:
+            await self._client.append(self.log, pieces, retry_unknown=True)
+
+    monkeypatch.setattr(Recorder, "_append", append)
+    assert is_caught("lost-commit", "zombie-commit", shards=("json",), faults=("zombie",))
+
+
+def test_a_store_that_confirms_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JsonFileStore.start_commit
+
+    async def at_once(
+        self: JsonFileStore[Any], shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
+    ) -> Awaitable[None]:
+        await real(self, shard, checkpoint, wait_for)
+
+        async def done() -> None:
+            """It has not waited for the log."""
+
+        return done()
+
+    monkeypatch.setattr(JsonFileStore, "start_commit", at_once)
+    assert is_caught(
+        "lost-commit", "stray-ack", "output-of-nothing", shards=("json",), faults=("kill consumer", "zombie")
+    )
+
+
+def test_checkpoints_without_producers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Intake.checkpoint
+
+    def forgetful(self: Intake[Any], prune_horizon_s: float) -> dict[str, Source]:
+        return {journal: Source(source.read_through) for journal, source in real(self, prune_horizon_s).items()}
+
+    monkeypatch.setattr(Intake, "checkpoint", forgetful)
+    assert is_caught("lost-message", "duplicate-delivery", shards=("sql",), max_txn_seconds=0.05)
+
+
+def test_delivery_of_what_was_rolled_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Sequencer._queue_ack
+
+    def commit_all(self: Sequencer[Any], envelope: Envelope[Any], partial: Any) -> Any:
+        return real(self, envelope._replace(clock=max(envelope.clock, partial.top)), partial)
+
+    monkeypatch.setattr(Sequencer, "_queue_ack", commit_all)
+    assert is_caught("aborted-delivery", shards=("sql",), faults=(), transactions=14)
+
+
+def test_commits_that_are_repeated_blindly_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimSqlStore, "retries_blindly", True)
+
+    def lose_answers(world: ConsumerWorld) -> None:
+        world.database.faults = DatabaseFaults(lose_answer=0.1)
+
+    assert is_caught("duplicate-commit", shards=("sql",), faults=(), prepare=lose_answers)
