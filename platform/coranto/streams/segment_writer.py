@@ -11,6 +11,7 @@ A segment that turns out to be sealed, or is gone, is left: what is not durable 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
@@ -104,10 +105,11 @@ class SegmentWriter:
         if self._pump is not None:
             await asyncio.wait((self._pump,))
 
-    def unsettled(self) -> list[Unit]:
-        """The units that are neither durable nor failed."""
-        attempts = [*self._in_flight, *self._again]
-        return [*(unit for attempt in attempts for unit in attempt.units), *self._queue]
+    @property
+    def oldest(self) -> float:
+        """The order of the first unit that is neither durable nor failed; infinite without one."""
+        firsts = [attempts[0].units[0] for attempts in (self._in_flight, self._again) if attempts]
+        return min([unit.order for unit in [*firsts, *([self._queue[0]] if self._queue else [])]], default=math.inf)
 
     def submit(self, unit: Unit) -> None:
         """Queue a unit behind all others."""

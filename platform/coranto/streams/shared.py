@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from coranto.messages.uuids import Clock as UuidClock
 from coranto.streams.events import EventFormat
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.registers import Identity
-from coranto.streams.units import CommitResult, Done, EventPosition, Unit
+from coranto.streams.units import CommitResult, EventPosition, Unit
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class Shared:
     """Why nothing more can be appended under this writer's id."""
     failure: CorantoError | None = None
     """Why the first plain event failed since `flush` looked."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Where what was written last ends in each segment, by number."""
     pending_bytes: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
@@ -49,6 +52,8 @@ class Shared:
 
     def succeed(self, unit: Unit, result: EventPosition | CommitResult) -> None:
         self._settle(unit)
+        if result.end > self.ends.get(result.segment, 0):
+            self.ends[result.segment] = result.end
         if result.deduplicated:
             self.metrics.deduplicated.inc()
         else:
@@ -75,12 +80,16 @@ class Shared:
         """Have work settle a unit that is not in any segment writer any more."""
         task = asyncio.create_task(work)
         self._finding[task] = unit
-        task.add_done_callback(self._finding.pop)
+        task.add_done_callback(self._found)
+
+    def _found(self, task: asyncio.Task[None]) -> None:
+        del self._finding[task]
+        self.settled.set()
 
     @property
-    def finding(self) -> list[Done]:
-        """The outcomes of units that work was begun for."""
-        return [unit.done for unit in self._finding.values()]
+    def oldest_found(self) -> float:
+        """The order of the first unit that work was begun for and is not done with; infinite without one."""
+        return min((unit.order for unit in self._finding.values()), default=math.inf)
 
     async def close(self) -> None:
         """End that work. Its units are durable, but nobody will know where."""

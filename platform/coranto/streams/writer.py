@@ -8,6 +8,7 @@ user's own that holds across processes, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ from coranto.errors import (
     InvalidInput,
     JournalNotFound,
     MaxTransactionSizeExceeded,
+    NotAllowed,
     Outcome,
+    RegisterMismatch,
     StreamNotFound,
     TransactionInProgress,
     WriterClosed,
@@ -36,6 +39,7 @@ from coranto.streams.events import MAX_SEQUENCE, EventFormat, format_of, validat
 from coranto.streams.keys import KEY_BITS, key_hash
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.model import decode, segments_selector, validate_stream
+from coranto.streams.noting import TimeNotes
 from coranto.streams.registers import Fence, Identity, stable_producer, validate_fence_name
 from coranto.streams.routing import Routing
 from coranto.streams.segment_writer import SegmentWriter
@@ -114,6 +118,7 @@ class StreamWriter(Generic[E]):
         self._fresh = fresh
         self._shared: Shared | None = None
         self._routing: Routing | None = None
+        self._notes: TimeNotes | None = None
         self._closed = False
         self._order = 0
         self._places: dict[str, int] = {}
@@ -157,6 +162,7 @@ class StreamWriter(Generic[E]):
         )
         self._format = events
         self._routing = Routing(self._shared, self.stream, stream)
+        self._notes = TimeNotes(self._shared, self.stream, self._settled, self._ends)
 
     # -- Writing -------------------------------------------------------------------------------------------------------
 
@@ -224,13 +230,25 @@ class StreamWriter(Generic[E]):
             self._check_sequence(sequence)
         return Transaction(self, key, self.place(key), timeout, self._end_bytes, sequence, expected_offset, fence)
 
+    def note_time(self, time: float) -> None:
+        """Say that all events that are written from now on are of this time or a later one.
+
+        Times are in whatever unit the stream's writers agree on. Readers make time windows of them
+        (`coranto.streams.watermarks`), once what was written before is durable.
+        """
+        self._require_open()
+        assert self._notes is not None
+        self._notes.note(time)
+
     async def flush(self) -> None:
-        """Return once all that was given so far is settled.
+        """Return once all that was given so far is settled, and times that were noted are in the stream.
 
         Raises why the first event failed since `flush` was last called, if one did; transactions tell by themselves.
         """
-        await self._settled(math.inf)
         shared = self._ready
+        await self._settled()
+        if self._notes is not None:
+            await self._notes.flush()
         failure, shared.failure = shared.failure, None
         if failure is not None:
             raise failure
@@ -276,14 +294,22 @@ class StreamWriter(Generic[E]):
                 continue
             uuid = build_uuid(self.identity.producer, shared.ticks.tick(), Flags.ACK_TXN)
             conditions = rules.raise_fence(registers, fence)
-            await self._client.append(
-                segment.journal,
-                shared.events.acknowledgement(uuid),
-                check_registers=conditions.check,
-                union_registers=conditions.union,
-                retry_unknown=True,
-                patience=self._patience,
-            )
+            try:
+                await self._client.append(
+                    segment.journal,
+                    shared.events.acknowledgement(uuid),
+                    check_registers=conditions.check,
+                    union_registers=conditions.union,
+                    retry_unknown=True,
+                    patience=self._patience,
+                )
+            except RegisterMismatch:
+                continue  # They were lost meanwhile.
+            except NotAllowed:
+                writer = self._ready_routing.route(place)
+                writer.leave()
+                await writer.idle()
+                continue
             return fence
 
     # -- Closing -------------------------------------------------------------------------------------------------------
@@ -300,11 +326,14 @@ class StreamWriter(Generic[E]):
             self._reaper.cancel()
             await asyncio.gather(self._reaper, return_exceptions=True)
         if self._shared is not None and self._routing is not None:
-            await self._settled(deadline)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled(), deadline)
             await self._routing.cancel(
                 WriterClosed(f"the writer was closed, and this was not appended within {deadline:g} s")
             )
             await self._shared.close()
+            if self._notes is not None:
+                await self._notes.close(deadline)
 
     # -- For transactions ----------------------------------------------------------------------------------------------
 
@@ -508,12 +537,17 @@ class StreamWriter(Generic[E]):
             del self._open[transaction.key]
             self.metrics.open.dec()
 
-    async def _settled(self, seconds: float) -> None:
-        """Wait until all that was given so far is settled, for up to so long."""
-        given = [unit.done for writer in self._ready_routing.writers for unit in writer.unsettled()]
-        given += self._ready.finding
-        if given:
-            await asyncio.wait(given, timeout=None if seconds == math.inf else seconds)
+    async def _settled(self) -> None:
+        """Wait until all that was given so far is settled."""
+        shared, last = self._ready, self._order
+        while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
+            shared.settled.clear()
+            await shared.settled.wait()
+
+    def _ends(self) -> dict[int, int]:
+        """Where what was written ends in each segment that is there still."""
+        there = self._ready_routing.stream.segments
+        return {number: end for number, end in self._ready.ends.items() if number in there}
 
     async def _reap(self) -> None:
         """Time out transactions that nobody touches, so that their events are dropped."""

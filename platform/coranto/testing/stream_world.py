@@ -158,10 +158,16 @@ class StreamWorld:
 
 @contextlib.asynccontextmanager
 async def stream_world(
-    brokers: int = 1, *, delay: float = 0.0, segments: int = 1, replication: int = 1, **create: Any
+    brokers: int = 1,
+    *,
+    delay: float = 0.0,
+    segments: int = 1,
+    replication: int = 1,
+    log_level: str = "warning",
+    **create: Any,
 ) -> AsyncIterator[StreamWorld]:
     """A cluster of so many brokers, and a stream; `create` are more options of that."""
-    async with Cluster(brokers, delay=delay) as cluster:
+    async with Cluster(brokers, delay=delay, log_level=log_level) as cluster:
         client = cluster.client()
         streams = Streams(client)
         template = default_template(stores=[STORE_URL], replication=replication)

@@ -1,0 +1,682 @@
+"""The contract of transactions on one routing key, rows T15 to T28, each in its focused form.
+
+T16 is in `test_transactions.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+
+from coranto import labels
+from coranto.auth import BearerToken
+from coranto.client import JournalClient
+from coranto.coordination.etcd import Delete
+from coranto.errors import (
+    CommitUnknown,
+    CorantoError,
+    EarlierWriteFailed,
+    InvalidInput,
+    Outcome,
+    PositionUnknown,
+    PreconditionFailed,
+    StreamNotFound,
+    StreamSealed,
+    TransactionInProgress,
+    TransactionTimeout,
+    Unauthenticated,
+    WriteError,
+    WriterClosed,
+    WriterExpired,
+    WriterFenced,
+)
+from coranto.streams.events import BytesEvents
+from coranto.streams.keys import KeyRange
+from coranto.streams.lifecycle import Streams
+from coranto.streams.model import Segment, segment_journal, spec_of
+from coranto.streams.reader import StreamReader
+from coranto.streams.registers import Entry, Fence, Registers, enter
+from coranto.streams.scaling import Split
+from coranto.streams.transactions import TransactionState
+from coranto.streams.units import CommitResult
+from coranto.streams.writer import StreamWriter
+from coranto.testing.fake_broker import FakeBroker
+from coranto.testing.fake_broker import Point as BrokerPoint
+from coranto.testing.sim.disk import SimDisk
+from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
+from coranto.wire import protocol_pb2 as pb
+
+JOURNAL = segment_journal(STREAM, 0)
+
+
+async def write(writer: StreamWriter[Any], key: str, *events: Any, **options: Any) -> CommitResult:
+    async with writer.transaction(key, **options) as txn:
+        for event in events:
+            txn.write(event)
+        return await txn.commit()
+
+
+async def events_of(world: StreamWorld) -> list[Any]:
+    """The numbers of all events that are in the stream, committed, in order."""
+    async with StreamReader[Any](world.client, STREAM) as reader:
+        return [event.data["n"] async for event in reader]
+
+
+async def registers_of(world: StreamWorld) -> Registers:
+    return Registers.of((await world.client.append(JOURNAL, b"")).registers)
+
+
+# ------------------------------------------------------------------------------------------- T15: one open at a time
+
+
+async def test_t15_a_second_transaction_of_a_key_is_refused_before_anything_is_sent(
+    world: StreamWorld, virtual_clock: VirtualClock
+) -> None:
+    async with StreamWriter(world.client, STREAM, clock=virtual_clock) as writer:
+        async with writer.transaction("key") as txn:
+            calls = len(world.wire.appends)
+            with pytest.raises(TransactionInProgress, match="'key'"):
+                await writer.transaction("key").__aenter__()
+            assert len(world.wire.appends) == calls
+            await write(writer, "other key", {"n": 0})
+            txn.write({"n": 1})
+        await write(writer, "key", {"n": 2})
+        async with writer.transaction("key") as txn:
+            txn.abort()
+            await write(writer, "key", {"n": 3})
+        timed_out = await writer.transaction("key", timeout=1).__aenter__()
+        await virtual_clock.advance(1)
+        await write(writer, "key", {"n": 4})
+        with pytest.raises(TransactionTimeout):
+            await timed_out.commit()
+        async with writer.transaction("key") as txn:
+            txn.write({"n": 5})
+            commit = asyncio.create_task(txn.commit())
+            await asyncio.sleep(0)
+            assert txn.state is TransactionState.COMMITTING
+            await write(writer, "key", {"n": 6})  # Pipelined behind it.
+            await commit
+    assert await events_of(world) == [0, 1, 2, 3, 4, 5, 6]
+
+
+# ----------------------------------------------------------------------------------------------------- T17: closing
+
+
+async def test_t17_closing_aborts_what_is_open_and_awaits_what_is_in_flight(world: StreamWorld) -> None:
+    writer = StreamWriter(world.client, STREAM)
+    await writer.open()
+    txn = await writer.transaction("open").__aenter__()
+    txn.write({"n": -1})
+    done = writer.write_events("key", [{"n": 0}])
+    plain = writer.write_event("key", {"n": 1})
+    await writer.close()
+    assert txn.state is TransactionState.ABORTED
+    assert done.result().end == plain.result().begin
+    for use in (lambda: writer.write_event("key", {}), lambda: writer.write_events("key", [{}])):
+        with pytest.raises(WriterClosed):
+            use()
+    assert await events_of(world) == [0, 1]
+
+
+async def test_t17_what_is_not_settled_by_the_deadline_is_unknown_or_was_not_appended(world: StreamWorld) -> None:
+    writer = StreamWriter(world.client, STREAM, in_flight=1, batch_bytes=1)
+    await writer.open()
+    await writer.write_event("key", {"n": 0})
+    cut = asyncio.Event()
+
+    def down() -> None:
+        world.cluster.cut("client", 0)
+        cut.set()
+
+    world.wire.cut(Point.ANSWER, then=down)
+    sent, waiting = writer.write_events("key", [{"n": 1}]), writer.write_events("key", [{"n": 2}])
+    await cut.wait()
+    await writer.close(deadline=0.05)
+    with pytest.raises(CommitUnknown) as unknown:
+        await sent
+    assert unknown.value.outcome is Outcome.UNKNOWN
+    with pytest.raises(WriterClosed) as refused:
+        await waiting
+    assert refused.value.outcome is Outcome.NOT_APPLIED
+    world.cluster.heal()
+    assert await events_of(world) == [0, 1]
+
+
+# ---------------------------------------------------------------------------------------------------- T18: outcomes
+
+
+def subclasses(kind: type[CorantoError]) -> list[type[CorantoError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in subclasses(child))]
+
+
+def test_t18_every_error_says_whether_the_write_may_be_durable() -> None:
+    unknown = {kind for kind in subclasses(WriteError) if kind.outcome is Outcome.UNKNOWN}
+    assert unknown == {CommitUnknown, PositionUnknown}
+    assert all(isinstance(kind.outcome, Outcome) for kind in subclasses(CorantoError))
+    assert WriterExpired("…", Outcome.UNKNOWN).outcome is Outcome.UNKNOWN
+
+
+async def test_t18_what_failed_as_not_applied_is_never_read(world: StreamWorld) -> None:
+    """All that can be refused, with something behind it in the pipeline each time."""
+    failed: list[tuple[int, CorantoError]] = []
+    async with StreamWriter(world.client, STREAM, batch_bytes=1) as writer:
+        stale = await writer.raise_fence("key", "owner")
+        await writer.raise_fence("key", "owner")
+        for number, options in enumerate([{"fence": stale}, {"expected_offset": 3}, {"expected_offset": 0}]):
+            first = writer.write_events("key", [{"n": 10 * number}])
+            refused = writer.write_events("key", [{"n": 10 * number + 1}], **options)
+            behind = [writer.write_events("key", [{"n": 10 * number + n}]) for n in (2, 3)]
+            await asyncio.gather(first, *behind)
+            with pytest.raises(PreconditionFailed) as raised:
+                await refused
+            failed.append((10 * number + 1, raised.value))
+    assert all(error.outcome is Outcome.NOT_APPLIED for _, error in failed)
+    assert await events_of(world) == [10 * number + n for number in range(3) for n in (0, 2, 3)]
+
+
+async def test_t18_behind_something_that_failed_nothing_is_appended(world: StreamWorld) -> None:
+    writer = StreamWriter(world.client, STREAM, in_flight=2, batch_bytes=1, patience=0.01)
+    await writer.open()
+    await writer.write_event("key", {"n": 0})
+    world.wire.cut(Point.COMMIT, then=lambda: world.cluster.cut("client", 0))
+    given = [writer.write_event("key", {"n": number}) for number in (1, 2, 3, 4)]
+    outcomes = await asyncio.gather(*given, return_exceptions=True)
+    world.cluster.heal()
+    assert isinstance(outcomes[0], CorantoError)
+    for later in outcomes[2:]:
+        assert isinstance(later, EarlierWriteFailed)
+        assert later.outcome is Outcome.NOT_APPLIED
+    with pytest.raises(type(outcomes[0])):
+        await writer.flush()
+    await writer.flush()  # It was told, and the writer goes on.
+    await writer.write_event("key", {"n": 5})
+    await writer.close()
+    found = await events_of(world)
+    for number, outcome in enumerate(outcomes, start=1):
+        assert isinstance(outcome, CorantoError)
+        assert number not in found or outcome.outcome is Outcome.UNKNOWN
+    assert found[-1] == 5
+
+
+# -------------------------------------------------------------------------------------------- T19: nothing, and wrong
+
+
+async def test_t19_nothing_is_committed_without_an_append_and_what_is_wrong_is_refused(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        calls = len(world.wire.appends)
+        result = await write(writer, "key")
+        assert result == CommitResult("", -1, -1, -1, writer.place("key"), -1, -1)
+        assert await writer.write_events("key", []) == result
+        async with writer.transaction("key") as txn:
+            with pytest.raises(InvalidInput, match="JSON object"):
+                txn.write("text")
+            with pytest.raises(InvalidInput, match="cannot be written as JSON"):
+                txn.write({"n": object()})
+            txn.write({"n": 1})
+            assert len(world.wire.appends) == calls
+        for options in ({"timeout": 0}, {"timeout": float("nan")}, {"expected_offset": -1}, {"sequence": 1}):
+            with pytest.raises(InvalidInput):
+                writer.transaction("key", **options)
+        with pytest.raises(InvalidInput, match="writer with an id"):
+            writer.write_event("key", {}, sequence=1)
+    async with StreamWriter(world.client, STREAM, writer_id="w") as writer:
+        await writer.write_event("key", {"n": 2}, sequence=0)
+        with pytest.raises(InvalidInput, match="all that a writer is given"):
+            writer.write_event("key", {"n": 3})
+        for wrong in (-1, 1 << 63):
+            with pytest.raises(InvalidInput, match="no sequence"):
+                writer.write_event("key", {}, sequence=wrong)
+    assert await events_of(world) == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------------------- T20: conditional commits
+
+
+async def test_t20_a_commit_may_expect_an_offset_and_hold_a_fence(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        first = await write(writer, "key", {"n": 0}, expected_offset=0)
+        second = await write(writer, "key", {"n": 1}, expected_offset=first.end)
+        assert second.begin == first.end
+        for wrong in (first.end, second.end + 1, 0):
+            with pytest.raises(PreconditionFailed) as raised:
+                await write(writer, "key", {"n": -1}, expected_offset=wrong)
+            assert raised.value.actual == second.end
+        old = await writer.raise_fence("key", "owner")
+        third = await write(writer, "key", {"n": 2}, fence=old)
+        async with StreamWriter(world.client, STREAM) as other:
+            new = await other.raise_fence("key", "owner")
+            await write(other, "key", {"n": 3}, fence=new)
+        with pytest.raises(PreconditionFailed, match="raised by another") as raised:
+            await write(writer, "key", {"n": -2}, fence=old)
+        assert raised.value.actual == new.token
+        with pytest.raises(PreconditionFailed, match="not raised here") as raised:
+            await write(writer, "key", {"n": -3}, fence=Fence("nobody", "t"))
+        assert raised.value.actual is None
+        assert await world.client.head(JOURNAL) > third.end
+        await write(writer, "key", {"n": 4}, fence=new)  # Whoever has the token may use it.
+    assert await events_of(world) == [0, 1, 2, 3, 4]
+
+
+# -------------------------------------------------------------------------------------------- T21: a total loss
+
+
+async def lose_everything(world: StreamWorld) -> None:
+    """The broker's disk and etcd's record of who was in sync are gone; the fragment store has the content."""
+    cluster = world.cluster
+    await cluster.stop(0)
+    machine = cluster._machine(0)
+    machine.disk = SimDisk(cluster._world.timeline, random.Random(), loses_power=False)
+    etcd = cluster._world.etcd
+    records = [kv.key for kv in etcd.kvs.values() if JOURNAL in kv.key and "/items/" not in kv.key]
+    etcd.txn([], [Delete(key) for key in records], ())
+    await cluster.start(0)
+    await cluster.ready(JOURNAL)
+    head = await world.client.head(JOURNAL)
+    await world.client.append(JOURNAL, b"", offset=head)  # An operator's word that nobody has more.
+    assert not (await world.client.append(JOURNAL, b"")).registers.labels
+
+
+async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_past_is_made_up(
+    world: StreamWorld,
+) -> None:
+    async with StreamWriter(world.client, STREAM) as holder, StreamWriter(world.client, STREAM) as writer:
+        async with StreamWriter(world.client, STREAM, writer_id="importer") as importer:
+            await write(importer, "key", {"n": 0}, sequence=7)
+        fence = await holder.raise_fence("key", "owner")
+        await write(holder, "key", {"n": 1}, fence=fence)
+        await write(writer, "key", {"n": 2})
+        await lose_everything(world)
+        with pytest.raises(PreconditionFailed, match="not raised here"):
+            await write(holder, "key", {"n": -1}, fence=fence)
+        await write(writer, "key", {"n": 3})  # With nothing in doubt it enters anew.
+        async with StreamWriter(world.client, STREAM, writer_id="importer") as importer:
+            with pytest.raises(WriterExpired) as raised:
+                await write(importer, "key", {"n": 0}, sequence=7)
+            assert raised.value.outcome is Outcome.NOT_APPLIED
+        async with StreamWriter(world.client, STREAM, writer_id="importer", fresh=True) as importer:
+            await write(importer, "key", {"n": 4}, sequence=8)
+        again = await holder.raise_fence("key", "owner")
+        await write(holder, "key", {"n": 5}, fence=again)
+    assert (await registers_of(world)).restored is not None
+    assert await events_of(world) == [0, 1, 2, 3, 4, 5]
+
+
+# ----------------------------------------------------------------------------------- T22: state is bounded
+
+
+def test_t22_a_million_short_lived_writers_leave_a_map_of_constant_size() -> None:
+    """The register map under the rules of brokers. Entering costs the same however many were there before."""
+    most = 16
+    registers = pb.LabelSet()
+    sizes = set()
+    decoded = Registers.of(registers)
+    # The map is replaced wholly by every `most` writers, so what it is depends on the last ones alone: those between
+    # the first thousand and the last are left out.
+    for number in [*range(1_000), *range(999_000, 1_000_000)]:
+        label = f"coranto.dev/writer-{number:012x}"
+        value = Entry(number, 1, 1 << 60, 1 << 30, 1_700_000_000 + number).encode()
+        conditions = enter(decoded, label, value, nonce=f"{number:x}.1", max_writers=most)
+        if conditions.subtract is not None:
+            registers = labels.subtract(registers, conditions.subtract)
+        registers = labels.union(conditions.union, registers)
+        decoded = Registers.of(registers)
+        if number >= most:
+            assert len(decoded.entries) == most
+            sizes.add(registers.ByteSize() // 100)
+    assert max(sizes) - min(sizes) <= 1
+
+
+async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told() -> None:
+    async with stream_world(max_writers=4) as world:
+        idle = StreamWriter[Any](world.client, STREAM)
+        await idle.open()
+        await write(idle, "key", {"n": 0})
+        async with StreamWriter(world.client, STREAM, writer_id="stable") as stable:
+            await write(stable, "key", {"n": 1}, sequence=0)
+            for number in range(100):
+                async with StreamWriter(world.client, STREAM) as writer:
+                    writer.write_event("key", {"n": 100 + number})
+            registers = await registers_of(world)
+            assert len(registers.entries) == 4
+            assert registers.expired is not None
+            with pytest.raises(WriterExpired):
+                await write(stable, "key", {"n": 2}, sequence=1)
+        async with StreamWriter(world.client, STREAM, writer_id="stable") as again:
+            with pytest.raises(WriterExpired, match="writer stable"):
+                await again.last_sequence("key")
+        await write(idle, "key", {"n": 3})  # It had nothing in doubt.
+        await idle.close()
+        async with StreamWriter(world.client, STREAM, writer_id="stable", fresh=True) as fresh:
+            await write(fresh, "key", {"n": 4}, sequence=1)
+        found = await events_of(world)
+        assert found[:2] == [0, 1]
+        assert found[2:-2] == list(range(100, 200))
+        assert found[-2:] == [3, 4]
+
+
+async def test_t22_an_expired_writer_in_doubt_is_told_that_the_outcome_is_unknown() -> None:
+    async with stream_world(max_writers=2) as world:
+        async with StreamWriter(world.client, STREAM) as writer:
+            await write(writer, "key", {"n": 0})
+            broken = asyncio.Event()
+
+            def down() -> None:
+                world.cluster.cut("client", 0)
+                broken.set()
+
+            world.wire.cut(Point.ANSWER, then=down)
+            commit = writer.write_events("key", [{"n": 1}])
+            await broken.wait()
+            for number in (2, 3):
+                async with StreamWriter(world.cluster.client(name="other"), STREAM) as other:
+                    await write(other, "key", {"n": number})
+            world.cluster.heal()
+            with pytest.raises(WriterExpired) as raised:
+                await commit
+            assert raised.value.outcome is Outcome.UNKNOWN
+            await write(writer, "key", {"n": 4})
+        assert await events_of(world) == [0, 1, 2, 3, 4]
+
+
+async def test_t22_a_writer_id_is_one_process_at_a_time(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM, writer_id="w") as zombie:
+        await write(zombie, "key", {"n": 0}, sequence=0)
+        async with StreamWriter(world.client, STREAM, writer_id="w") as later:
+            assert await later.last_sequence("key") == 0
+            await write(zombie, "key", {"n": 1}, sequence=1)  # Not taken over yet.
+            await write(later, "key", {"n": 2}, sequence=2)
+            for _ in range(2):
+                with pytest.raises(WriterFenced):
+                    await write(zombie, "key", {"n": -1}, sequence=3)
+            await write(later, "key", {"n": 3}, sequence=3)
+    assert await events_of(world) == [0, 1, 2, 3]
+
+
+# -------------------------------------------------------------------------------------------- T23: pipelining
+
+
+async def test_t23_pipelined_transactions_stay_in_order_and_are_faster() -> None:
+    async with stream_world(delay=0.02) as world:
+        seconds = {}
+        for width in (1, 16):
+            async with StreamWriter(world.client, STREAM, in_flight=width, batch_bytes=1) as writer:
+                await write(writer, "key", {"n": 0})
+                begun = time.perf_counter()
+                await asyncio.gather(*(writer.write_events("key", [{"n": n}, {"n": n}]) for n in range(1, 25)))
+                seconds[width] = time.perf_counter() - begun
+        assert await events_of(world) == [0, *(n for n in range(1, 25) for _ in range(2))] * 2
+        assert seconds[1] > 5 * seconds[16]
+
+
+@pytest.mark.parametrize("cut", list(Point))
+async def test_t23_one_that_fails_in_the_pipeline_is_sent_again_in_its_place(world: StreamWorld, cut: Point) -> None:
+    async with StreamWriter(world.client, STREAM, in_flight=8, batch_bytes=1) as writer:
+        await write(writer, "key", {"n": 0})
+        begun = asyncio.gather(*(writer.write_events("key", [{"n": n}]) for n in range(1, 5)))
+        world.wire.cut(cut, cut)
+        later = asyncio.gather(*(writer.write_events("key", [{"n": n}]) for n in range(5, 17)))
+        results = [*await begun, *await later]
+    assert await events_of(world) == list(range(17))
+    assert [result.begin for result in results[1:]] == [result.end for result in results[:-1]]
+
+
+# ------------------------------------------------------------------------------------------ T24: tokens
+
+
+@contextlib.asynccontextmanager
+async def one_segment_on_a_fake_broker() -> AsyncIterator[FakeBroker]:
+    async with FakeBroker() as broker:
+        segment = Segment(0, 0, JOURNAL, KeyRange.FULL)
+        journal = broker.create(JOURNAL)
+        journal.spec.CopyFrom(spec_of(STREAM, segment, journal.spec))
+        yield broker
+
+
+@pytest.mark.parametrize("point", [BrokerPoint.APPEND_BEGUN, BrokerPoint.APPEND_CONTENT])
+async def test_t24_a_token_that_expires_before_the_commit_is_told_and_nothing_is_applied(point: BrokerPoint) -> None:
+    async with one_segment_on_a_fake_broker() as broker:
+        token = BearerToken.parse("expires")
+        async with (
+            JournalClient(broker.endpoint, auth=token) as client,
+            StreamWriter(client, STREAM, in_flight=4, batch_bytes=1) as writer,
+        ):
+            await write(writer, "key", {"n": 0})
+            before = broker.journals[JOURNAL].content
+            async with writer.transaction("key") as txn:
+                txn.write({"n": 1})
+                broker.at(point, grpc.StatusCode.UNAUTHENTICATED)
+                with pytest.raises(Unauthenticated) as raised:
+                    await txn.commit()
+            assert raised.value.outcome is Outcome.NOT_APPLIED
+            assert txn.state is TransactionState.FAILED
+            assert broker.journals[JOURNAL].content == before
+            await write(writer, "key", {"n": 2})
+            content = broker.journals[JOURNAL].content
+            assert [b'"n":%d}' % number in content for number in range(3)] == [True, False, True]
+
+
+# ------------------------------------------------------------------------------------------ T25: cancellation
+
+
+async def test_t25_a_cancelled_transaction_is_aborted_and_a_cancelled_commit_goes_on(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        entered = asyncio.Event()
+
+        async def hang() -> None:
+            async with writer.transaction("key") as txn:
+                txn.write({"n": -1})
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hang())
+        await entered.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        applied = asyncio.Event()
+        world.wire.cut(Point.ANSWER, then=applied.set)
+        async with writer.transaction("key") as txn:
+            txn.write({"n": 1})
+            commit = asyncio.create_task(txn.commit())
+            await applied.wait()
+            commit.cancel()
+            await asyncio.gather(commit, return_exceptions=True)
+            assert commit.cancelled()
+            assert txn.state is TransactionState.COMMITTING  # Nobody knows, until the writer finds out.
+            behind = await write(writer, "key", {"n": 2})
+            result = await txn.commit()
+            assert result.end == behind.begin
+    assert await events_of(world) == [0, 1, 2]
+
+
+async def test_t25_a_writer_waits_for_room_when_told_to(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM, format=BytesEvents(), pending_bytes=10_000) as writer:
+        for _ in range(50):
+            writer.write_event("key", bytes(1000))
+            await writer.drain()
+            assert writer.pending_bytes <= 10_000
+        writer.write_event("key", bytes(20_000))
+        assert writer.pending_bytes > 10_000
+        await writer.drain()
+        assert writer.pending_bytes <= 10_000
+        waiting = writer.write_event("key", b"cancelled")
+        waiting.cancel()  # Nothing is recalled.
+        await writer.flush()
+        assert writer.pending_bytes == 0
+    assert len(await world.messages(events=BytesEvents())) == 52
+
+
+# ---------------------------------------------------------------------------------------- T26: observability
+
+
+async def test_t26_counters_and_one_line_for_each_end_that_is_no_commit(virtual_clock: VirtualClock) -> None:
+    async with stream_world(log_level="info") as world:
+        await count_all_ends(world, virtual_clock)
+
+
+async def count_all_ends(world: StreamWorld, virtual_clock: VirtualClock) -> None:
+    def value(name: str, **labels: str) -> float:
+        return writer.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def ended(outcome: str) -> float:
+        return value("coranto_stream_transactions_total", outcome=outcome)
+
+    with structlog.testing.capture_logs() as lines:
+        async with StreamWriter(world.client, STREAM, writer_id="w", clock=virtual_clock) as writer:
+            async with writer.transaction("key", sequence=0) as txn:
+                assert value("coranto_stream_transactions_open") == 1
+                txn.write({"n": 0, "secret": "payload"})
+            assert value("coranto_stream_transactions_open") == 0
+            await write(writer, "key", {"n": 0, "secret": "payload"}, sequence=0)
+            async with writer.transaction("key", sequence=1) as txn:
+                txn.write({"n": 1, "secret": "payload"})
+                txn.abort()
+            timed_out = await writer.transaction("key", sequence=1, timeout=1).__aenter__()
+            await virtual_clock.advance(1)
+            assert timed_out.state is TransactionState.TIMED_OUT
+            with pytest.raises(PreconditionFailed):
+                await write(writer, "key", {"n": 1, "secret": "payload"}, sequence=1, expected_offset=0)
+            await write(writer, "key", sequence=1)
+            result = await write(writer, "key", {"n": 1}, sequence=1)
+            await writer.write_event("key", {"n": 2}, sequence=2)
+            world.wire.cut(Point.COMMIT)
+            broken = asyncio.create_task(write(writer, "key", {"n": 3}, sequence=3))
+            while not broken.done():
+                await virtual_clock.advance(0.1)
+            last = await broken
+    ends = {outcome: ended(outcome) for outcome in ("committed", "deduplicated", "aborted", "timed_out", "failed")}
+    assert ends == {"committed": 3, "deduplicated": 1, "aborted": 1, "timed_out": 1, "failed": 1}
+    assert ended("empty") == 1
+    assert value("coranto_stream_deduplicated_total") == 1
+    assert value("coranto_stream_appends_retried_total") >= 1
+    assert value("coranto_stream_commit_seconds_count") == 3
+    assert value("coranto_stream_events_total", outcome="committed") == 1
+    assert value("coranto_stream_bytes_total") == last.end
+    assert result.sequence == 1
+    told = [line for line in lines if line["event"] == "a transaction ended without a commit"]
+    assert [line["outcome"] for line in told] == ["deduplicated", "aborted", "timed_out", "failed", "empty"]
+    assert {line["writer"] for line in told} == {"w"}
+    assert [line["sequence"] for line in told] == [0, 1, 1, 1, 1]
+    assert {line["key_hash"] for line in told} == {f"{writer.place('key'):013x}"}
+    assert "payload" not in str(lines)
+
+
+# ------------------------------------------------------------------------------------- T27: whole transactions
+
+
+async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        given = []
+        for number in range(10):
+            events = [{"n": number, "part": part} for part in range(number % 4 + 1)]
+            if len(events) == 1:
+                await writer.write_event("key", events[0])
+            else:
+                await write(writer, "key", *events)
+            given.append(events)
+    async with StreamReader[Any](world.client, STREAM) as reader:
+        found = [[event.data for event in txn.events] async for txn in reader.transactions()]
+    assert [[(event["n"], event["part"]) for event in events] for events in found] == [
+        [(event["n"], event["part"]) for event in events] for events in given
+    ]
+    # Wherever a reader stops, its position is between transactions.
+    for taken in range(1, 10):
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            iterator = reader.transactions()
+            for _ in range(taken):
+                await anext(iterator)
+            position = reader.position()
+        async with StreamReader[Any](world.client, STREAM, begin=position) as rest:
+            assert len([txn async for txn in rest.transactions()]) == 10 - taken
+
+
+# -------------------------------------------------------------------------------------------------- T28: cost
+
+
+async def test_t28_a_commit_costs_what_a_plain_append_of_the_same_bytes_does() -> None:
+    async with stream_world(3, replication=3) as world:
+        plain_journal = "plain/journal"
+        await world.cluster.create(plain_journal)
+        async with StreamWriter(world.client, STREAM) as writer:
+            first = await write(writer, "key", {"n": 0})
+            await world.client.append(plain_journal, bytes(first.end))
+            content = await world.client.read_all(JOURNAL, first.begin, first.end)
+
+            async def cost(work: Any) -> tuple[dict[str, int], dict[str, int]]:
+                methods = ("Append", "List", "Read", "Apply", "ListFragments")
+                calls = {method: world.cluster.calls(method) for method in methods}
+                messages = dict(world.wire.messages)
+                await work
+                after = world.wire.messages
+                return (
+                    {method: world.cluster.calls(method) - calls[method] for method in methods},
+                    {method: after[method] - messages.get(method, 0) for method in after},
+                )
+
+            plain = await cost(world.client.append(plain_journal, content))
+            transaction = await cost(write(writer, "key", {"n": 1}))
+        assert transaction == plain
+        assert transaction[0] == {"Append": 1, "List": 0, "Read": 0, "Apply": 0, "ListFragments": 0}
+
+
+# ------------------------------------------------------------------------------------------- the stream itself
+
+
+async def test_a_stream_that_is_sealed_or_not_there_takes_nothing(world: StreamWorld) -> None:
+    with pytest.raises(StreamNotFound, match="no stream shop/other"):
+        await StreamWriter(world.client, "shop/other").open()
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        await world.streams.seal(STREAM)
+        for _ in range(2):
+            with pytest.raises(StreamSealed) as raised:
+                await write(writer, "key", {"n": 1})
+            assert raised.value.outcome is Outcome.NOT_APPLIED
+    assert await events_of(world) == [0]
+
+
+async def test_a_segment_that_is_deleted_meanwhile_leaves_an_outcome_unknown(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await write(writer, "key", {"n": 0})
+        broken = asyncio.Event()
+
+        def down() -> None:
+            world.cluster.cut("client", 0)
+            broken.set()
+
+        world.wire.cut(Point.ANSWER, then=down)
+        commit = writer.write_events("key", [{"n": 1}])
+        await broken.wait()
+        admin = Streams(world.cluster.client(name="admin"))
+        stream = await admin.scale(STREAM, [Split(0)])
+        await admin.truncate(STREAM, {segment.number: 0 for segment in stream.active()})
+        world.cluster.heal()
+        with pytest.raises(CommitUnknown):
+            await commit
+        result = await write(writer, "key", {"n": 2})
+        assert result.segment in (1, 2)
+
+
+async def test_times_that_are_noted_come_behind_what_was_written_before(world: StreamWorld) -> None:
+    async with StreamWriter(world.client, STREAM) as writer:
+        await writer.write_event("key", {"n": 0})
+        writer.note_time(10)
+        writer.write_event("key", {"n": 1})
+        await writer.flush()
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            assert [event.data["n"] async for event in reader] == [0, 1]
+            window = await reader.time_window()
+            assert (window.lower, window.upper) == (10, None)
+    marks = await world.client.read_all(f"{STREAM}/marks", 0, await world.client.head(f"{STREAM}/marks"))
+    assert marks.count(b"\n") == 2
+    assert b'"left":true' in marks.splitlines()[-1]
