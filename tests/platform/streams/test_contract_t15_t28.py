@@ -20,6 +20,7 @@ from coranto import labels
 from coranto.auth import BearerToken
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Delete
+from coranto.effects import SystemClock
 from coranto.errors import (
     CommitUnknown,
     CorantoError,
@@ -363,9 +364,16 @@ async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told()
         assert found[-2:] == [3, 4]
 
 
+class OldClock(SystemClock):
+    """A clock that is behind, so that its writer is the least recently used."""
+
+    def now(self) -> float:
+        return super().now() - 1000
+
+
 async def test_t22_an_expired_writer_in_doubt_is_told_that_the_outcome_is_unknown() -> None:
     async with stream_world(max_writers=2) as world:
-        async with StreamWriter(world.client, STREAM) as writer:
+        async with StreamWriter(world.client, STREAM, clock=OldClock()) as writer:
             await write(writer, "key", {"n": 0})
             broken = asyncio.Event()
 
