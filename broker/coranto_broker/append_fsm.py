@@ -16,19 +16,18 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol
 
 from coranto.auth import Claims
 from coranto.coordination.etcd import Coordinator, KeyValue, Op, Put, unmodified
-from coranto.effects import Clock
+from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError, InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, preconditions
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.content import AppendMessage, Content
 from coranto_broker.group_commit import (
     PROPOSALS_IN_FLIGHT,
     Course,
@@ -68,11 +67,6 @@ class State(enum.Enum):
     PROXY = "proxy"
     FINISHED = "finished"
 
-
-HASH_ASIDE_BYTES = 1 << 17
-"""Content of at least this size is hashed by another thread, while this one receives what follows."""
-
-_HASHERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="hash")  # Its own: appends wait for no upload.
 
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
@@ -219,7 +213,6 @@ class AppendFsm:
         self._synchronizing = False
         self._begin = self._end = 0
         self._sum: Hash | None = None
-        self._hashing: asyncio.Future[None] | None = None
         self._committing = False
         self._proposal: Fragment | None = None
         self._asks_loss = False  # Only if this turns out to be an append of nothing it confirms a loss.
@@ -235,14 +228,15 @@ class AppendFsm:
             await self._step()
         return True
 
-    def client_sent(self, message: pb.AppendRequest) -> bool:
+    def client_sent(self, message: AppendMessage) -> bool:
         """In STREAM_CONTENT, a message of the client. False when no more are wanted; then `finish`."""
         problem: CorantoError | None = None
+        content = message.content
         if self._committing:
             problem = InvalidInput("expected the end of the stream after the empty message that commits")
         elif has_parameters(message):
             problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
-        elif not message.content:
+        elif not content:
             self._committing = True
         elif self._asks_loss:
             self.status = pb.INDEX_HAS_GREATER_OFFSET
@@ -251,7 +245,7 @@ class AppendFsm:
             self.status = pb.NOT_ALLOWED
             return self._end_of_input(None)
         else:
-            self._write(message.content)
+            self._write(content)
         if problem is not None or self._owned.error is not None:
             return self._end_of_input(problem)
         self._to(State.STREAM_CONTENT)
@@ -275,21 +269,13 @@ class AppendFsm:
         """In STREAM_CONTENT, the client broke a rule or the stream. Returns False; then `finish`."""
         return self._end_of_input(problem)
 
-    async def hashed(self) -> None:
-        """In STREAM_CONTENT, before the client's next message is passed on: let its last one be hashed."""
-        hashing, self._hashing = self._hashing, None
-        if hashing is not None:
-            await hashing
-
     async def drain(self) -> None:
-        """Let slow replicas catch up with what was sent to them."""
-        if not self._owned.local_only:
-            await self._owned.drain()
+        """Let slow replicas, and our own, catch up with what was sent to them."""
+        await self._owned.drain()
 
-    @property
-    def local_only(self) -> bool:
-        """Whether there are no peers to wait for."""
-        return self._owned.local_only
+    async def written(self) -> None:
+        """In STREAM_CONTENT, before the client's end is passed on: have everything written that it sent."""
+        await self._owned.written()
 
     async def prepare_stream(self) -> None:
         """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
@@ -316,8 +302,8 @@ class AppendFsm:
             return
         if not pipeline.recorded:  # What this one may do is not what others may.
             if whole.content:
-                self.client_sent(pb.AppendRequest(content=whole.content))
-            if self.state is State.STREAM_CONTENT and self.client_sent(pb.AppendRequest()):
+                self.client_sent(Content(whole.content))
+            if self.state is State.STREAM_CONTENT and self.client_sent(Content(b"")):
                 self.client_ended()
             return
         committed = pipeline.spool.committed
@@ -724,20 +710,17 @@ class AppendFsm:
                 raise pipeline.error  # Not every replica has what would complete.
             pipeline.propose(proposal, spool.registers, acknowledge=False)
 
-    def _write(self, content: bytes) -> None:
-        self._owned.write(self._end - self._begin, content)
-        if len(content) >= HASH_ASIDE_BYTES and self.whole is None:
-            jobs = [self._owned.spool.hashing()]
-            if self._sum is not None:
-                jobs.append(partial(self._sum.update, content))
-            self._hashing = asyncio.get_running_loop().run_in_executor(_HASHERS, _do_all, jobs)
-        elif self._sum is not None:
-            self._sum.update(content)
+    def _write(self, content: Bytes) -> None:
+        pipeline = self._owned
+        pipeline.write(self._end - self._begin, content)
+        if self._sum is not None:
+            pipeline.spool.hash(self._sum, content)
         self._end += len(content)
 
     def _end_of_input(self, problem: CorantoError | None) -> bool:
         """Propose to commit what the client has sent, or to roll it back."""
         pipeline = self._owned
+        pipeline.join()
         spool = pipeline.spool
         if problem is None and self.status == pb.OK and pipeline.error is None:
             proposal = spool.next_fragment()
@@ -791,19 +774,14 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
 }
 
 
-def _do_all(jobs: list[Callable[[], object]]) -> None:
-    for job in jobs:
-        job()
-
-
 def registers_change(request: pb.AppendRequest) -> bool:
     """Whether an append asks for other registers, which takes content."""
     return request.HasField("union_registers") or request.HasField("subtract_registers")
 
 
-def has_parameters(message: pb.AppendRequest) -> bool:
+def has_parameters(message: AppendMessage) -> bool:
     """Whether a message of the stream holds anything but content."""
-    return bool(
+    return not isinstance(message, Content) and bool(
         message.journal
         or message.offset
         or message.do_not_proxy

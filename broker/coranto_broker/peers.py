@@ -15,6 +15,7 @@ from coranto.auth import Capability
 from coranto.call_tokens import CallTokens, Metadata
 from coranto.client.config import ClientTls, parse_endpoint, require_private
 from coranto.client.connection import channel_credentials
+from coranto.effects import Bytes
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
@@ -137,8 +138,8 @@ class PeerStream:
         self._moved_at = 0.0  # When something was last sent, by the event loop's time.
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
 
-    def write(self, content_delta: int, content: bytes) -> None:
-        self._send(pb.ReplicateRequest(content=content, content_delta=content_delta), len(content))
+    def write(self, content_delta: int, content: Bytes) -> None:
+        self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
 
     def propose(
         self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool

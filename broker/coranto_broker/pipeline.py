@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coranto.effects import Bytes
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
@@ -39,7 +40,7 @@ class ReplicationFailed(CorantoError):
 class ReplicaStream(Protocol):
     """One replica of a pipeline. The first failure of a method is the last call of it."""
 
-    def write(self, content_delta: int, content: bytes) -> None:
+    def write(self, content_delta: int, content: Bytes) -> None:
         """Send content."""
         ...
 
@@ -78,7 +79,7 @@ class LocalStream:
         self._responses: deque[pb.ReplicateResponse] = deque()
         self._revision = 0
 
-    def write(self, content_delta: int, content: bytes) -> None:
+    def write(self, content_delta: int, content: Bytes) -> None:
         self._spool.write(content_delta, content)
 
     def propose(
@@ -93,7 +94,7 @@ class LocalStream:
             raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
 
     async def drain(self) -> None:
-        return
+        await self._spool.room()
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
         if not self._responses:
@@ -190,6 +191,7 @@ class Pipeline:
         self.recorded = False
         """Whether the in-sync record names this pipeline's replicas: it may take content."""
         self._streams = list(zip(names, streams, strict=True))
+        self._local = names[header.route.primary]
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
         self._last_turn: Turn | None = None
@@ -223,7 +225,7 @@ class Pipeline:
         """
         return next(iter(self._receive_errors.values()), self._send_error)
 
-    def write(self, content_delta: int, content: bytes) -> None:
+    def write(self, content_delta: int, content: Bytes) -> None:
         """Scatter content. Failures are found in `error`."""
         for name, stream in self._streams:
             if self._send_error is not None:
@@ -253,6 +255,20 @@ class Pipeline:
                 await stream.drain()
             except CorantoError as error:
                 self._failed_to_send(name, error)
+
+    async def written(self) -> None:
+        """Return once this broker's spool has all content, or cannot have it, which is found in `error`."""
+        try:
+            await self.spool.written()
+        except OSError as error:
+            self._failed_to_send(self._local, error)
+
+    def join(self) -> None:
+        """As `written`, but that the event loop has to wait for what was not awaited."""
+        try:
+            self.spool.join()
+        except OSError as error:
+            self._failed_to_send(self._local, error)
 
     def turn(self) -> Turn:
         """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""

@@ -15,6 +15,7 @@ from coranto.auth import Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES
+from coranto_broker.content import append_reader, replicate_reader
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
 from coranto_broker.handlers.errors import Context, Unreadable, reported, require_readable
 
@@ -30,6 +31,9 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+
+_CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
 
 
 class JournalService(pb_grpc.JournalServicer):
@@ -83,11 +87,17 @@ def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler
     return {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
             getattr(service, method.name),
-            request_deserializer=_reader(GetMessageClass(method.input_type)),
+            request_deserializer=_deserializer(method.name, GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
         for method in SERVICE.methods
     }
+
+
+def _deserializer(method: str, kind: type[Message]) -> Callable[[bytes], object]:
+    parse = _reader(kind)
+    around = _CONTENT_READERS.get(method)
+    return around(parse) if around is not None else parse
 
 
 def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coranto.effects import Disk, DiskFile
+from coranto.effects import Bytes, Disk, DiskFile
 
 
 class SharedFile:
-    """One file of a spool folder. Used from one event loop; `sync` alone may run in another thread, while borrowed."""
+    """One file of a spool folder. Used from one event loop.
+
+    In another thread `sync` may run while the file is borrowed, and `write_at` after `prepare`, while its owner does
+    nothing else with it.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self.path = path
@@ -39,7 +43,11 @@ class SharedFile:
             self._borrowers -= 1
             self._close_if_idle()
 
-    def write_at(self, position: int, data: bytes) -> None:
+    def prepare(self) -> None:
+        """Open the file. It stays open until its owner seals it or lets it rest."""
+        self._open()
+
+    def write_at(self, position: int, data: Bytes) -> None:
         """Write `data` at `position`, dropping whatever the file holds from there on.
 
         When writing fails the file is cut back to `position`.

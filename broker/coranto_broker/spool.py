@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from coranto.effects import Bytes
 from coranto.errors import InvalidInput
 from coranto.fragments import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
@@ -36,7 +37,7 @@ from coranto.wire import protocol_pb2 as pb
 class Hash(Protocol):
     """A running SHA-1."""
 
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: Bytes, /) -> None: ...
     def digest(self) -> bytes: ...
     def copy(self) -> Hash: ...
 
@@ -96,7 +97,6 @@ class Spool:
         self._committed = Committed(_empty(journal, 0, Codec.NONE), pb.LabelSet())
         self._committed_sum = new_sum()
         self._running_sum = new_sum()
-        self._unhashed = b""  # The last content of the delta, while `_running_sum` lacks it.
         self._delta = 0
 
     @classmethod
@@ -141,25 +141,23 @@ class Spool:
             )
         return self._committed.fragment.length + self._delta
 
-    def extend(self, content: bytes) -> None:
+    def extend(self, content: Bytes) -> None:
         """Add content after the delta. `check_content` has passed and the content is where it belongs."""
-        self._catch_up()
-        self._unhashed = content
-        self._delta += len(content)
+        self.extend_aside(content)()
 
-    def hashing(self) -> Callable[[], object]:
-        """Work that hashes the content of the last `extend`, for another thread.
+    def extend_aside(self, content: Bytes) -> Callable[[], object]:
+        """As `extend`, but for the work of hashing, which is returned.
 
-        Until it is done nothing may be asked of this spool but to roll back. Without it, hashing waits for its need.
+        It is to be done in the order of such content, and before anything is asked that depends on the content's sum,
+        or not at all if the delta is rolled back.
         """
-        content, self._unhashed = self._unhashed, b""
+        self._delta += len(content)
         return partial(self._running_sum.update, content)
 
     def next_fragment(self) -> Fragment:
         """The fragment that commits everything received: ours, extended by the delta."""
         if not self._delta:
             return self._committed.fragment
-        self._catch_up()
         current = self._committed.fragment
         return replace(current, end=current.end + self._delta, sum=self._running_sum.digest())
 
@@ -202,13 +200,8 @@ class Spool:
             self._forget_delta()
 
     def _forget_delta(self) -> None:
-        self._running_sum, self._unhashed = self._committed_sum.copy(), b""
+        self._running_sum = self._committed_sum.copy()
         self._delta = 0
-
-    def _catch_up(self) -> None:
-        if self._unhashed:
-            self._running_sum.update(self._unhashed)
-            self._unhashed = b""
 
 
 def empty_at(fragment: Fragment, offset: int, codec: Codec) -> Fragment:

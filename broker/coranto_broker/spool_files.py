@@ -26,22 +26,27 @@ import asyncio
 import enum
 import hashlib
 import re
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from coranto.effects import Clock, Disk
+from coranto.effects import Bytes, Clock, Disk
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log
+from coranto_broker.aside import Aside
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
-from coranto_broker.spool import Committed, Decision, Outcome, Spool
+from coranto_broker.spool import Committed, Decision, Hash, Outcome, Spool
 
 COMPACT_LOG_BYTES = 4 << 20
 """A commit log longer than this is started over, with its last record."""
+
+ASIDE_BYTES = 1 << 17
+"""Content of at least this size is written and hashed by another thread, while this one receives what follows."""
 
 
 class Fsync(enum.StrEnum):
@@ -160,6 +165,7 @@ class DurableSpool:
         self._generation = generation
         self._stamp = stamp
         self._watermark = watermark or Watermark()
+        self._aside = Aside()
         self._published = self._spool.fragment.begin
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
         self._synced = 0
@@ -197,21 +203,60 @@ class DurableSpool:
         return self._content
 
     def next_fragment(self) -> Fragment:
+        """The fragment that commits everything received. It is `written`, or the event loop has to wait for that."""
+        self.join()
         return self._spool.next_fragment()
 
-    def hashing(self) -> Callable[[], object]:
-        """Work that hashes the content of the last `write`, for another thread. See `Spool.hashing`."""
-        return self._spool.hashing()
+    def write(self, content_delta: int, content: Bytes) -> None:
+        """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends.
 
-    def write(self, content_delta: int, content: bytes) -> None:
-        """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends."""
+        Large content, and what follows it, is written by another thread: await `room` before there is more. Where that
+        fails, one of the later calls raises it, and nothing of the delta is left.
+        """
+        if self._aside.failed:
+            self.join()
         position = self._spool.check_content(content_delta)
         if self._log is None:
             # Content is never there before its log is. Otherwise a log that a kill has torn at its first commit would
             # look like one that power loss has taken, and the journal would wait for an operator.
             self._record(self._spool.committed, always=True)
-        self._content.write_at(position, content)
-        self._spool.extend(content)
+        if len(content) < ASIDE_BYTES and self._aside.idle:
+            self._content.write_at(position, content)
+            self._spool.extend(content)
+            return
+        self._content.prepare()
+        self._aside.add(partial(self._content.write_at, position, content), len(content))
+        self._aside.add(self._spool.extend_aside(content), 0)
+
+    def hash(self, sum: Hash, content: Bytes) -> None:
+        """Have `sum` take up content that was just written. It lacks nothing once everything is `written`."""
+        if self._aside.idle:
+            sum.update(content)
+        else:
+            self._aside.add(partial(sum.update, content), 0)
+
+    async def room(self) -> None:
+        """Return once little enough waits to be written."""
+        await self._aside.room()
+
+    async def written(self) -> None:
+        """Return once all content is written. Raises OSError when it cannot be."""
+        with self._failing():
+            await self._aside.done()
+
+    def join(self) -> None:
+        """As `written`, but that the event loop has to wait."""
+        with self._failing():
+            self._aside.join()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Leave nothing of the delta when writing it turns out to have failed."""
+        try:
+            yield
+        except OSError:
+            self.roll_back()
+            raise
 
     def propose(
         self,
@@ -227,6 +272,7 @@ class DurableSpool:
         `revision` is that of the pipeline's Route in etcd. With `settled`, its primary rolls only once every replica
         has what was proposed before.
         """
+        self.join()
         before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
         committing = decision.outcome is Outcome.COMMIT
@@ -264,6 +310,7 @@ class DurableSpool:
 
     def roll_back(self) -> None:
         """Forget content that has not committed."""
+        self._aside.abandon()
         if self._spool.delta:
             self._spool.roll_back()
             self._content.truncate(self._spool.fragment.length)
@@ -298,6 +345,7 @@ class DurableSpool:
 
     def close(self) -> None:
         """Close the files. The spool can be recovered from them."""
+        self._aside.abandon()
         self._content.seal()
         if self._log is not None:
             self._log.seal()

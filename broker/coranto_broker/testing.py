@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc.aio
 
-from coranto.effects import DiskFile, LocalDisk
+from coranto.effects import Bytes, DiskFile, LocalDisk
 from coranto.fragments import Fragment, parse_content_path
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
@@ -67,7 +67,7 @@ class _FaultyFile:
         self._path = path
         self._file = file
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Bytes) -> None:
         if self._disk.full is not None and self._disk.full in self._path.name:
             self._file.write(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "no space left on device", str(self._path))

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+Bytes: TypeAlias = bytes | memoryview
+"""Content, which nobody modifies. A memoryview keeps all alive that it is a part of."""
+
 Entropy: TypeAlias = Callable[[int], bytes]
 """Gives so many random bytes that nobody can foresee, as `os.urandom` does."""
 
@@ -50,7 +53,7 @@ class SystemClock:
 class DiskFile(Protocol):
     """An open file. Written bytes survive the process at once, and power loss only after `sync`."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Bytes) -> None:
         """Append all of `data` at the end of the file."""
         ...
 
@@ -111,7 +114,7 @@ class LocalFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._end = os.fstat(self._fd).st_size
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Bytes) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, self._end)

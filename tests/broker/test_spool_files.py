@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 from dataclasses import dataclass, field
@@ -536,3 +537,72 @@ def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, o
     assert sorted(name.rpartition(".")[2] for name in kept) == ["commits", "content"]
     again = recover(folder)
     assert again.spool.end == 3, "what is left is taken up as before"
+
+
+# ------------------------------------------------------------------------------------- large content, written aside
+
+LARGE = spool_files.ASIDE_BYTES
+
+
+async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool, folder: SpoolFolder) -> None:
+    rng = random.Random(1)
+    chunks = [rng.randbytes(size) for size in (3, LARGE, 5, LARGE + 1, 3 * LARGE, 7)]
+    whole = hashlib.sha1(usedforsecurity=False)
+    for chunk in chunks:
+        spool.write(spool.delta, memoryview(chunk))
+        spool.hash(whole, chunk)
+        await spool.room()
+    await spool.written()
+    content = b"".join(chunks)
+    proposal = spool.next_fragment()
+    assert proposal.sum == sum_of(content)
+    assert whole.digest() == hashlib.sha1(content).digest()
+    assert spool.propose(proposal, NONE, primary=True).outcome is Outcome.COMMIT
+    assert recover(folder).durable(folder, Observer(), Fsync.NEVER).fragment == proposal
+
+
+async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
+    spool: DurableSpool, folder: SpoolFolder
+) -> None:
+    append(spool, b"first,")
+    for turn in range(20):
+        for _ in range(4):
+            spool.write(spool.delta, b"x" * LARGE)
+        if turn % 2:
+            spool.roll_back()
+        else:
+            assert spool.propose(spool.fragment, spool.registers, primary=True).outcome is Outcome.ROLL_BACK
+        assert folder.disk.read(spool.content_file.path) == b"first,"
+        assert spool.delta == 0
+    append(spool, b"second")
+    assert folder.disk.read(spool.content_file.path) == b"first,second"
+    assert spool.fragment.sum == sum_of(b"first,second")
+
+
+@pytest.mark.parametrize("when", ["written", "next", "proposal"])
+async def test_a_disk_that_is_full_for_large_content_leaves_what_has_committed(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, when: str
+) -> None:
+    append(spool, b"first,")
+    disk.full = "content"
+    for _ in range(3):
+        spool.write(spool.delta, b"x" * LARGE)
+
+    async def more() -> None:
+        while True:
+            spool.write(spool.delta, b"x" * LARGE)
+            await spool.room()
+            await asyncio.sleep(0)
+
+    async def proposal() -> None:
+        spool.propose(spool.fragment, spool.registers, primary=True)
+
+    steps = {"written": spool.written, "next": more, "proposal": proposal}
+    with pytest.raises(OSError, match="no space"):
+        await steps[when]()
+    assert spool.delta == 0
+    disk.full = None
+    assert folder.disk.read(spool.content_file.path) == b"first,"
+    append(spool, b"second")
+    assert folder.disk.read(spool.content_file.path) == b"first,second"
+    assert spool.fragment.sum == sum_of(b"first,second")

@@ -13,6 +13,7 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.errors import Source, concerns, next_message
@@ -30,8 +31,9 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
     request = await next_message(context, pb.AppendRequest)
     if request is None:
         raise InvalidInput("the stream ended before its first message", field="AppendRequest")
-    validate(request)
-    if not request.journal:
+    if not isinstance(request, Content):
+        validate(request)
+    if isinstance(request, Content) or not request.journal:
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
     concerns(request.journal)
     fsm = AppendFsm(broker, request, claims)
@@ -117,21 +119,24 @@ async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
     try:
         while True:
             message = await watchdog.read(inbox)
-            await fsm.hashed()
             if message is None:
+                await fsm.written()
                 fsm.client_ended()
                 return
-            if message.content:
-                await _pay(broker, fsm, flow, len(message.content))
+            if size := len(message.content):
+                await _pay(broker, fsm, flow, size)
             if not fsm.client_sent(message):
                 return
-            if not fsm.local_only:
-                await fsm.drain()
+            await fsm.drain()
             flow.forgive(broker.clock.monotonic())
     except CorantoError as error:
         fsm.client_failed(error)
     finally:
         watchdog.close()
+
+
+def _protobuf(message: AppendMessage) -> pb.AppendRequest:
+    return pb.AppendRequest(content=bytes(message.content)) if isinstance(message, Content) else message
 
 
 async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendResponse:
@@ -150,7 +155,7 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
                 while (message := await inbox.read()) is not None:
-                    await call.write(message)
+                    await call.write(_protobuf(message))
                 await call.done_writing()
             response: pb.AppendResponse = await call
             return response

@@ -23,6 +23,7 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto_broker.authorization import TokenExpired
+from coranto_broker.content import Content
 from coranto_broker.flow_control import AppendUnderflow
 
 _log = structlog.get_logger(__name__)
@@ -71,10 +72,10 @@ def concerns(journal: str) -> None:
     _concerned.set(journal)
 
 
-async def next_message(context: Source, kind: type[MessageT]) -> MessageT | None:
+async def next_message(context: Source, kind: type[MessageT]) -> MessageT | Content | None:
     """The next message of a client's stream, or None at its end. Raises InvalidInput for bytes that are no message."""
     message = await context.read()
-    if isinstance(message, kind):
+    if isinstance(message, (Content, kind)):
         return message
     require_readable(message)
     return None

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from coranto.effects import Clock
+from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import has_parameters, registers_change
+from coranto_broker.content import AppendMessage
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line, Whole
 from coranto_broker.handlers.errors import Source, next_message
@@ -51,9 +52,9 @@ class Inbox:
         self._context = context
         self._ahead = ahead
         self._held = 0
-        self._messages: deque[pb.AppendRequest | CorantoError | None] = deque()
+        self._messages: deque[AppendMessage | CorantoError | None] = deque()
 
-    async def read(self) -> pb.AppendRequest | None:
+    async def read(self) -> AppendMessage | None:
         """The next message, or None at the end of the stream. Raises what receiving it raised."""
         if not self._messages:
             return await next_message(self._context, pb.AppendRequest)
@@ -74,7 +75,7 @@ class Inbox:
         flow = FlowControl()
         flow.start(min_rate, 0, clock.monotonic())
         watchdog = Watchdog(flow, clock)
-        contents: list[bytes] = []
+        contents: list[Bytes] = []
         size = 0
         try:
             while size <= self._ahead.each:
@@ -104,7 +105,7 @@ class Inbox:
         self._hold(size - self._held)
         if not size and registers_change(request):
             return None
-        return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
+        return Whole(b"".join(contents), len(contents))
 
     def close(self) -> None:
         """Nothing is held any more."""
@@ -131,7 +132,7 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
 
-    async def read(self, source: Source) -> pb.AppendRequest | None:
+    async def read(self, source: Source) -> AppendMessage | None:
         """The client's next message, or None at the end of its stream."""
         self._reading = True
         try:

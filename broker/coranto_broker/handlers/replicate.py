@@ -10,6 +10,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.content import Content, ReplicateMessage
 from coranto_broker.handlers.errors import Context, concerns, next_message
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
@@ -28,8 +29,9 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     request = await next_message(context, pb.ReplicateRequest)
     if request is None:
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
-    validate(request)
-    if not request.HasField("header") or not request.HasField("proposal"):
+    if not isinstance(request, Content):
+        validate(request)
+    if isinstance(request, Content) or not request.HasField("header") or not request.HasField("proposal"):
         raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
     concerns(request.proposal.journal)
     while True:
@@ -92,12 +94,17 @@ def _primary(resolution: Resolution) -> pb.ProcessSpec.ID | None:
 
 
 async def _drive(
-    broker: Broker, spool: DurableSpool, request: pb.ReplicateRequest, header: pb.Header, context: Context
+    broker: Broker, spool: DurableSpool, first_request: pb.ReplicateRequest, header: pb.Header, context: Context
 ) -> None:
     first: pb.Header | None = header
-    revision = request.header.etcd.revision
-    while True:
-        if request.HasField("proposal"):
+    revision = first_request.header.etcd.revision
+    request: ReplicateMessage | None = first_request
+    while request is not None:
+        if isinstance(request, Content) or not request.HasField("proposal"):
+            spool.write(request.content_delta, request.content)
+            await spool.room()
+        else:
+            await spool.written()
             if broker.session is not None:
                 # What has waited here while this process was paused may be something that the others gave up since.
                 # Committing it would do them no harm, but our readers would see it.
@@ -123,10 +130,6 @@ async def _drive(
                     f"a proposal that needs no acknowledgement does not fit: it is [{request.proposal.begin}, "
                     f"{request.proposal.end}), our fragment is [{spool.fragment.begin}, {spool.fragment.end})"
                 )
-        else:
-            spool.write(request.content_delta, request.content)
-        following = await next_message(context, pb.ReplicateRequest)
-        if following is None:
-            return
-        request = following
-        validate(request)
+        request = await next_message(context, pb.ReplicateRequest)
+        if request is not None and not isinstance(request, Content):
+            validate(request)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coranto.effects import Bytes
 from coranto.testing.sim.loop import Killed, Process
 from coranto.testing.sim.timeline import Timeline
 
@@ -213,8 +214,8 @@ class ProcessFile:
         self._path = path
         self._inode = disk.open_inode(path)
 
-    def write(self, data: bytes) -> None:
-        self._disk.write(self._process, self._path, self._inode, data)
+    def write(self, data: Bytes) -> None:
+        self._disk.write(self._process, self._path, self._inode, bytes(data))
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._process.check_alive()

@@ -1,0 +1,100 @@
+"""Messages that hold content and nothing else, read without protobuf.
+
+Nearly all bytes that a broker receives come in them. Protobuf copies the content when it parses a message, and again
+each time that it is asked for it; a `Content` refers to the bytes that were received. What is encoded in any other way
+than one field that fills the message is left to protobuf, so that each message means what it means to protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from coranto.effects import Bytes
+from coranto.wire import protocol_pb2 as pb
+
+COPIED_BYTES: Final = 4096
+"""Content that is smaller is copied, which takes less than to refer to it."""
+
+_LONGEST_VARINT: Final = 4
+_APPEND_TAG: Final = pb.AppendRequest.CONTENT_FIELD_NUMBER << 3 | 2
+_REPLICATE_TAG: Final = pb.ReplicateRequest.CONTENT_FIELD_NUMBER << 3 | 2
+_DELTA_TAG: Final = pb.ReplicateRequest.CONTENT_DELTA_FIELD_NUMBER << 3
+
+
+class Content:
+    """What an append, or a replication, is sent: content; `content_delta` is 0 in appends.
+
+    An entire append request that is empty is content of no bytes.
+    """
+
+    __slots__ = ("content", "content_delta")
+
+    def __init__(self, content: Bytes, content_delta: int = 0) -> None:
+        self.content = content
+        self.content_delta = content_delta
+
+
+AppendMessage = pb.AppendRequest | Content
+ReplicateMessage = pb.ReplicateRequest | Content
+
+
+def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes], AppendMessage]:
+    """A deserializer of append requests, which leaves to `parse` whatever is not content alone."""
+    nothing = Content(b"")
+
+    def read(data: bytes) -> AppendMessage:
+        if not data:
+            return nothing
+        begin, end = _field(data, _APPEND_TAG)
+        return Content(_slice(data, begin, end)) if end == len(data) else parse(data)
+
+    return read
+
+
+def replicate_reader(parse: Callable[[bytes], pb.ReplicateRequest]) -> Callable[[bytes], ReplicateMessage]:
+    """A deserializer of replication requests, which leaves to `parse` whatever is not content, with its delta or not.
+
+    Requests without any content are left to it, too, as they are not valid.
+    """
+
+    def read(data: bytes) -> ReplicateMessage:
+        begin, end = _field(data, _REPLICATE_TAG)
+        if begin == end:
+            return parse(data)
+        if end == len(data):
+            return Content(_slice(data, begin, end))
+        if end < len(data) and data[end] == _DELTA_TAG:
+            delta, past = _varint(data, end + 1, 9)  # Ten bytes are needed for negative numbers only.
+            if past == len(data):
+                return Content(_slice(data, begin, end), delta)
+        return parse(data)
+
+    return read
+
+
+def _slice(data: bytes, begin: int, end: int) -> Bytes:
+    return data[begin:end] if end - begin < COPIED_BYTES else memoryview(data)[begin:end]
+
+
+def _field(data: bytes, tag: int) -> tuple[int, int]:
+    """Where the content of a first field `tag` lies in the message, [begin, end); (0, 0) if there is no such field.
+
+    `end` is beyond the message where that is cut off.
+    """
+    if not data or data[0] != tag:
+        return 0, 0
+    length, begin = _varint(data, 1, _LONGEST_VARINT)
+    return (begin, begin + length) if begin else (0, 0)
+
+
+def _varint(data: bytes, position: int, longest: int) -> tuple[int, int]:
+    """A number at `position`, and the position behind it; (0, 0) where there is none of `longest` bytes at most."""
+    value = shift = 0
+    for byte in data[position : position + longest]:
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    return 0, 0

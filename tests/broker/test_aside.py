@@ -1,0 +1,98 @@
+"""Work aside is done in order and once, whoever does it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from coranto_broker.aside import MAX_BEHIND_BYTES, Aside
+
+
+def _fail() -> None:
+    raise OSError("the disk is full")
+
+
+async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
+    aside, done = Aside(), list[int]()
+    for number in range(200):
+        aside.add(partial(done.append, number), 1)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    await aside.done()
+    assert done == list(range(200))
+    assert aside.idle
+
+
+async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
+    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        done.append("first")
+
+    aside.add(first, 1)
+    aside.add(partial(done.append, "second"), 1)
+    assert await asyncio.to_thread(begun.wait, 10)
+    timer = threading.Timer(0.02, go_on.set)
+    timer.start()
+    aside.join()
+    assert done == ["first", "second"]
+    timer.join()
+    await aside.done()
+    assert aside.idle
+
+
+async def test_nothing_that_was_abandoned_is_done_later() -> None:
+    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        done.append("first")
+
+    aside.add(first, 1)
+    aside.add(partial(done.append, "second"), 1)
+    assert await asyncio.to_thread(begun.wait, 10)
+    timer = threading.Timer(0.02, go_on.set)
+    timer.start()
+    aside.abandon()  # What is being done is waited for.
+    assert done == ["first"]
+    timer.join()
+    aside.add(partial(done.append, "third"), 1)
+    await aside.done()
+    assert done == ["first", "third"]
+
+
+async def test_a_failure_is_raised_once_and_keeps_what_follows_from_being_done() -> None:
+    aside, done = Aside(), list[str]()
+    aside.add(_fail, 1)
+    aside.add(partial(done.append, "after it"), 1)
+    with pytest.raises(OSError, match="the disk is full"):
+        await aside.done()
+    assert aside.idle
+    assert not done
+    aside.add(_fail, 1)
+    aside.abandon()
+    aside.add(partial(done.append, "anew"), 1)
+    await aside.done()
+    assert done == ["anew"]
+
+
+async def test_content_that_waits_is_bounded() -> None:
+    aside, go_on = Aside(), threading.Event()
+    aside.add(lambda: go_on.wait(10), MAX_BEHIND_BYTES)
+    async with asyncio.timeout(5):
+        await aside.room()
+    for _ in range(3):
+        aside.add(lambda: None, MAX_BEHIND_BYTES // 2)
+    waiting = asyncio.create_task(aside.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    go_on.set()
+    async with asyncio.timeout(10):
+        await waiting
+    await aside.done()
