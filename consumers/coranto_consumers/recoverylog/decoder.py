@@ -56,8 +56,9 @@ class LogDecoder:
 
     def __init__(self, log: str, offset: int) -> None:
         self._log = log
-        self._buffer = bytearray()
-        self._offset = offset  # Of the buffer's first byte.
+        self._content = b""  # What was fed last, behind what was left of the content before.
+        self._at = 0  # How much of it was given.
+        self._offset = offset  # The same as an offset of the log.
         self._owed = 0  # Bytes of a write still to come,
         self._wanted = False  # and whether they are to be given.
         self._claimed = 0  # By the operation found last.
@@ -66,7 +67,7 @@ class LogDecoder:
     @property
     def fed(self) -> int:
         """The offset that the next content must have."""
-        return self._offset + len(self._buffer)
+        return self._offset + len(self._content) - self._at
 
     @property
     def position(self) -> int:
@@ -76,7 +77,7 @@ class LogDecoder:
     @property
     def is_between(self) -> bool:
         """Whether it stands between two operations."""
-        return not self._owed and not self._buffer
+        return not self._owed and self._at == len(self._content)
 
     @property
     def is_inside_wanted(self) -> bool:
@@ -91,18 +92,21 @@ class LogDecoder:
         """Drop what is incomplete, and go on where an operation begins. Bytes of an accepted write may not be due."""
         if self.is_inside_wanted:
             raise InvalidInput(f"{self._owed} bytes of a write in {self._log} are still to come at {self._offset}")
-        self._buffer.clear()
+        self._content, self._at = b"", 0
         self._owed, self._offset = 0, offset
 
     def feed(self, content: bytes) -> Iterator[Event]:
         """What `content`, which follows all before, completes. Iterate it to its end, or `restart` after."""
-        self._buffer += content
-        while self._buffer:
+        # Pieces are cut out of the content as it came: it is only copied where a frame reaches over its beginning.
+        self._content = self._content[self._at :] + content if self._at < len(self._content) else content
+        self._at = 0
+        while self._at < len(self._content):
             if self._owed:
-                piece = self._take(min(self._owed, len(self._buffer)))
-                self._owed -= len(piece)
+                begin = self._at
+                self._pass(min(self._owed, len(self._content) - begin))
+                self._owed -= self._at - begin
                 if self._wanted:
-                    yield Data(piece)
+                    yield Data(self._content[begin : self._at])
                 continue
             found = self._frame()
             if isinstance(found, Garbage):
@@ -117,36 +121,35 @@ class LogDecoder:
             yield found
 
     def _frame(self) -> Found | Garbage | None:
-        """The frame at the buffer's beginning, or what is there instead; None when more is needed to tell."""
-        if not MAGIC.startswith(bytes(self._buffer[: len(MAGIC)])):
+        """The frame that comes next, or what is there instead; None when more is needed to tell."""
+        content, at = self._content, self._at
+        if not MAGIC.startswith(content[at : at + len(MAGIC)]):
             return self._pass_over()
-        if len(self._buffer) < _HEADER.size:
+        if len(content) - at < _HEADER.size:
             return None
-        _, length = _HEADER.unpack_from(self._buffer)
+        _, length = _HEADER.unpack_from(content, at)
         if length > MAX_PAYLOAD_BYTES:
             return self._pass_over()
         size = _HEADER.size + length
-        if len(self._buffer) < size:
+        if len(content) - at < size:
             return None
-        payload = bytes(self._buffer[_HEADER.size : size])
+        payload = content[at + _HEADER.size : at + size]
         try:
             op = Operation.from_payload(payload, self._log, self._offset, self._offset + size)
         except InvalidInput:
             return self._pass_over()
-        self._take(size)
+        self._pass(size)
         return Found(op, payload)
 
     def _pass_over(self) -> Garbage:
         """Drop bytes up to the next magic word, or to what may be the beginning of one."""
         begin = self._offset
-        found = self._buffer.find(MAGIC, 1)
+        found = self._content.find(MAGIC, self._at + 1)
         if found < 0:
-            found = max(1, len(self._buffer) - (len(MAGIC) - 1))
-        self._take(found)
+            found = max(self._at + 1, len(self._content) - (len(MAGIC) - 1))
+        self._pass(found - self._at)
         return Garbage(begin, self._offset)
 
-    def _take(self, count: int) -> bytes:
-        taken = bytes(memoryview(self._buffer)[:count])
-        del self._buffer[:count]
+    def _pass(self, count: int) -> None:
+        self._at += count
         self._offset += count
-        return taken
