@@ -24,7 +24,7 @@ from tests.simulation.consumers.options import FAULTS, options_of
 from tests.simulation.consumers.run import Prepare, Report, run
 from tests.simulation.consumers.world import ConsumerWorld
 
-SEEDS = 30
+SEEDS = 24
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),

@@ -90,7 +90,7 @@ def options_of(seed: int, **given: Any) -> Options:
         sources=tuple(tuple(sorted(rng.sample(range(inputs), rng.randint(1, min(2, inputs))))) for _ in shards),
         standbys=rng.choice((0, 1, 1)),
         producers=producers,
-        transactions=rng.choice((6, 10, 14)),
+        transactions=rng.choice((8, 14, 20)),
         plain=rng.random() < 0.3,
         defers=rng.random() < 0.3,
         min_txn_seconds=rng.choice((0.0, 0.0, 0.3)),
@@ -98,7 +98,7 @@ def options_of(seed: int, **given: Any) -> Options:
         ring_size=rng.choice((0, 0, 1, 4)),
         read_ahead=rng.choice((0, 0, 3)),
         copy_bytes=rng.choice((1, 1 << 14, 1 << 20)),
-        lease_seconds=rng.choice((3.0, 6.0)),
+        lease_seconds=rng.choice((2.0, 4.0)),
         skew=rng.choice((0.0, 0.5, 5.0)),
         # Few kinds at a time, so that each run has a character of its own; sometimes none.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.15, 0.4))),
