@@ -77,7 +77,7 @@ class Told:
             Segment(n, self.ranges[n], content, self.sealed.get(n), parse(content, json_lines=self.json_lines))
             for n, content in self.segments.items()
         ]
-        return [anomaly.name for anomaly in check(self.history, segments, self.stable)]
+        return [anomaly.name for anomaly in check(self.history, segments, self.stable)[0]]
 
 
 def good(json_lines: bool = True) -> Told:

@@ -14,6 +14,10 @@ MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
 """The messages of an append, in their order: the last two go to the client."""
 
 
+_ACTS = ("break", "cut", "kill broker", "move primary", "kill writer", "usurp")
+_WEIGHTS = (12, 2, 2, 1, 2, 3)
+
+
 @dataclass(slots=True)
 class _Plan:
     message: str
@@ -24,9 +28,10 @@ class _Plan:
 class Boundaries:
     """Strikes calls of nodes that are named `writer-…`."""
 
-    def __init__(self, world: StreamWorld, kill_writer: Callable[[str], None]) -> None:
+    def __init__(self, world: StreamWorld, strike_writer: Callable[[str, str], None]) -> None:
+        """`strike_writer` is given the node, and `kill writer` or `usurp`."""
         self._world = world
-        self._kill_writer = kill_writer
+        self._strike_writer = strike_writer
         self._plans: dict[SimCall, _Plan] = {}
         self._requested: set[SimCall] = set()
 
@@ -78,7 +83,7 @@ class Boundaries:
     def _consider(self, call: SimCall) -> None:
         rng = self._world.rng
         if rng.random() < self._world.stream_options.harm:
-            act = rng.choices(("break", "cut", "kill broker", "move primary", "kill writer"), (12, 2, 2, 1, 2))[0]
+            act = rng.choices(_ACTS, _WEIGHTS)[0]
             self._plans[call] = _Plan(rng.choice(MESSAGES), rng.random() < 0.5, act)
 
     def _strike(self, call: SimCall, act: str) -> None:
@@ -89,8 +94,8 @@ class Boundaries:
         elif act == "cut":
             mend = world.network.cut_both(call.node, call.peer)
             world.loop.later(world.rng.uniform(0.05, 3.0), mend)
-        elif act == "kill writer":
-            self._kill_writer(call.node)
+        elif act in ("kill writer", "usurp"):
+            self._strike_writer(call.node, act)
         elif machine is not None and act == "kill broker":
             machine.kill()
         elif machine is not None:

@@ -51,8 +51,10 @@ class Place:
     end: int
 
 
-def check(history: History, segments: Sequence[Segment], stable: Collection[str]) -> list[Anomaly]:
-    """All anomalies. `stable` are the writers whose id is the same in all of their processes."""
+def check(
+    history: History, segments: Sequence[Segment], stable: Collection[str]
+) -> tuple[list[Anomaly], dict[int, Place]]:
+    """All anomalies, and where units stand that are there. `stable` writers have one id in all of their processes."""
     found: list[Anomaly] = []
     places = _places(history, segments, found)
     for unit in history.units.values():
@@ -60,7 +62,7 @@ def check(history: History, segments: Sequence[Segment], stable: Collection[str]
     _check_order(history, segments, places, stable, found)
     for segment in segments:
         _check_segment(segment, found)
-    return found
+    return found, places
 
 
 def _places(history: History, segments: Sequence[Segment], found: list[Anomaly]) -> dict[int, Place]:

@@ -40,7 +40,7 @@ class Options:
     writers: int = 3
     stable: int = 2
     """So many of the writers have an id of their own, which every process of theirs goes on with."""
-    units: int = 60
+    units: int = 80
     in_flight: int = 4
     window: int = 8
     """How many units a writer waits for at a time."""
@@ -100,12 +100,12 @@ def options_of(seed: int, **given: Any) -> Options:
         keys=rng.choice((1, 2, 5, 12)),
         writers=writers,
         stable=rng.randint(0, writers),
-        units=240 // writers,
+        units=320 // writers,
         in_flight=rng.choice((1, 2, 4, 8)),
         window=rng.choice((1, 4, 16)),
         json_lines=rng.random() < 0.5,
-        harm=rng.choice((0.0, 0.05, 0.15)),
-        scale_seconds=rng.choice((0.0, 1.0, 2.0, 4.0)),
+        harm=rng.choice((0.0, 0.1, 0.3)),
+        scale_seconds=rng.choice((0.0, 0.3, 0.7, 2.0)),
         sealed=rng.random() < 0.3,
         max_writers=rng.choice((writers, 64, 64)),
         congestion=rng.choice((0.0, 0.0, 0.01, 0.1)),

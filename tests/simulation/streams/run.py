@@ -15,6 +15,7 @@ from coranto_broker.simulation.run import listening
 
 from .boundaries import Boundaries
 from .checker import Anomaly, check
+from .follower import Follower, check_delivered
 from .options import Options
 from .segments import Segment, Unreadable, parse
 from .workload import Operator, WriterHost
@@ -98,9 +99,17 @@ async def _run(world: StreamWorld, report: Report) -> None:
     hosts = [WriterHost(world, number, stable=number < options.stable) for number in range(options.writers)]
     by_name = {host.name: host for host in hosts}
     operator, nemesis = Operator(world), Nemesis(world)
-    boundaries = Boundaries(world, lambda name: by_name[name].kill())
+
+    def strike(name: str, act: str) -> None:
+        if act == "usurp":
+            by_name[name].usurp()
+        else:
+            by_name[name].kill()
+
+    boundaries = Boundaries(world, strike)
+    followers = [Follower(world, number) for number in range(options.readers)]
     boundaries.start()
-    for host in hosts:
+    for host in [*hosts, *followers]:
         host.boot(world.rng.uniform(0, 0.2))
     if options.scale_seconds:
         operator.boot(0.1)
@@ -133,7 +142,18 @@ async def _run(world: StreamWorld, report: Report) -> None:
     except (CorantoError, TimeoutError) as error:
         report.anomalies.append(Anomaly("stuck", f"the stream cannot be read: {type(error).__name__} {error}"))
         return
-    report.anomalies += check(world.units, segments, {host.name for host in hosts if host.stable})
+    anomalies, places = check(world.units, segments, {host.name for host in hosts if host.stable})
+    report.anomalies += anomalies
+    world.coverage.counts["segments"] += len(segments)
+    if anomalies:
+        return
+    expected = sum(world.units.units[number].events for number in places)
+    await world.until(lambda: all(follower.events >= expected for follower in followers), LIVELINESS_SECONDS)
+    for follower in followers:
+        follower.stays_down = True
+        follower.kill()
+        lost = world.coverage.counts["a lease ran out"] > 0
+        report.anomalies += check_delivered(world.units, places, follower, may_see_what_came_to_nothing=lost)
 
 
 async def _content(world: StreamWorld, journal: str) -> bytes:

@@ -50,7 +50,7 @@ class WriterHost(Host):
                 rng.choice(keys),
                 events=1 if rng.random() < 0.3 else rng.randint(1, 4),
                 padding=rng.randrange(options.largest + 1) if rng.random() < 0.3 else rng.randrange(16),
-                transaction=rng.random() < 0.8,
+                transaction=rng.random() < 0.85,
             )
             for _ in range(options.units)
         ]
@@ -61,6 +61,17 @@ class WriterHost(Host):
     @property
     def is_up(self) -> bool:
         return self.process is not None and self.process.alive
+
+    def usurp(self) -> None:
+        """Let the process be taken for dead, and another one go on. It wakes up later, and knows of nothing."""
+        process = self.process
+        if process is None or not process.alive or process.paused or not self.stable:
+            return
+        self._world.coverage.sometimes("a program was taken for dead")
+        process.pause()
+        self.process = None
+        self.boot(0.01)
+        self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
 
     def left(self) -> list[Unit]:
         """What is still to be tried."""
@@ -146,7 +157,7 @@ class WriterHost(Host):
             done = writer.write_event(unit.key, events[0], sequence=sequence)
         elif kind < 0.6:
             done = writer.write_events(unit.key, events, sequence=sequence)
-        elif kind < 0.7 and unit.key in self._ends:
+        elif kind < 0.65 and unit.key in self._ends:
             attempt.expected_offset = max(0, self._ends[unit.key] + rng.choice((0, 0, 0, 1, -5)))
             done = writer.write_events(unit.key, events, sequence=sequence, expected_offset=attempt.expected_offset)
         else:
@@ -163,7 +174,7 @@ class WriterHost(Host):
         rng, coverage = self._rng, self._world.coverage
         chance = rng.random()
         transaction: Transaction[Any] = writer.transaction(
-            unit.key, sequence=sequence, timeout=0.5 if chance < 0.1 else 60.0
+            unit.key, sequence=sequence, timeout=0.5 if chance < 0.05 else 60.0
         )
         try:
             await transaction.__aenter__()
@@ -174,15 +185,15 @@ class WriterHost(Host):
             transaction.write(event)
             if rng.random() < 0.2:
                 await asyncio.sleep(rng.uniform(0, 0.01))
-        if chance < 0.3:
-            outcome = "timed out" if chance < 0.1 else "aborted" if chance < 0.2 else "left by an exception"
+        if chance < 0.15:
+            outcome = "timed out" if chance < 0.05 else "aborted" if chance < 0.1 else "left by an exception"
             coverage.sometimes(f"a transaction was {outcome}")
-            if chance < 0.1:
+            if chance < 0.05:
                 await asyncio.sleep(0.6)
                 with contextlib.suppress(TransactionTimeout):
                     await transaction.commit()
                     self._world.broken.append(f"late-commit: {unit} was committed after its time")
-            elif chance < 0.2:
+            elif chance < 0.1:
                 transaction.abort()
             else:
                 await transaction.__aexit__(ValueError, ValueError(), None)
@@ -192,7 +203,7 @@ class WriterHost(Host):
         commit = asyncio.ensure_future(transaction.commit())
         while transaction.raw_state is TransactionState.OPEN:  # noqa: ASYNC110  # What is given next is to be behind it.
             await asyncio.sleep(0)
-        if chance < 0.4:
+        if chance < 0.25:
             coverage.sometimes("waiting for a commit was cancelled")
             commit.cancel()
             return transaction.commit()

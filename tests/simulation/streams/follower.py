@@ -1,0 +1,91 @@
+"""A program that reads the stream while it is written, whole transactions at a time, through every death of its own."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from coranto.streams.positions import StreamPosition
+from coranto.streams.reader import StreamReader
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import Process
+from coranto_broker.simulation.world import Host
+
+from .checker import Anomaly, Place
+from .history import History
+from .world import STREAM, StreamWorld
+
+
+class Follower(Host):
+    """What it has read, and where it goes on, is kept together, as in a database."""
+
+    def __init__(self, world: StreamWorld, number: int) -> None:
+        super().__init__(world, f"reader-{number}", "")
+        self.delivered: list[list[tuple[int, int]]] = []
+        """Transactions, as units and the places of their events in them."""
+        self._position: str | None = None
+        self._world = world
+
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    @property
+    def events(self) -> int:
+        return sum(map(len, self.delivered))
+
+    async def serve(self, process: Process) -> None:
+        world, rng = self._world, self._world.rng
+        if rng.random() < 0.7:
+            world.loop.later(rng.uniform(0.5, 6.0), process.kill)
+        clock = SimClock(world.loop, process)
+        client = world.journal_client(self.name, process, clock)
+        begin = StreamPosition.from_json(self._position) if self._position is not None else None
+        reader: StreamReader[Any] = StreamReader(client, STREAM, begin=begin, block=True, clock=clock)
+        async with reader:
+            async for transaction in reader.transactions():
+                events = [_parts(event.data) for event in transaction.events]
+                process.check_alive()
+                self.delivered.append(events)
+                self._position = reader.position().to_json()
+        self.stays_down = True  # The stream is sealed, and read.
+
+
+def _parts(data: Any) -> tuple[int, int]:
+    event = json.loads(data) if isinstance(data, bytes) else data
+    return event["unit"], event["index"]
+
+
+def check_delivered(
+    history: History, places: dict[int, Place], follower: Follower, *, may_see_what_came_to_nothing: bool
+) -> Sequence[Anomaly]:
+    """A reader is given every unit that is there whole and once, those of a key in the order in which they stand.
+
+    What anomalies there are is named by `unread`, `read-torn`, `read-again`, `read-phantom` and `read-reordered`.
+    """
+    found: list[Anomaly] = []
+    who = follower.name
+    seen: Counter[int] = Counter()
+    latest: dict[str, tuple[int, int]] = {}
+    for events in follower.delivered:
+        number = events[0][0]
+        unit = history.units[number]
+        seen[number] += 1
+        if events != [(number, index) for index in range(unit.events)]:
+            found.append(Anomaly("read-torn", f"{who} was given {events} at once, of {unit}"))
+        place = places.get(number)
+        if place is None:
+            if not may_see_what_came_to_nothing:
+                found.append(Anomaly("read-phantom", f"{who} was given what is not there: {unit}"))
+            continue
+        at = place.segment.number, place.begin
+        if latest.get(unit.key, (-1, -1)) > at:
+            found.append(Anomaly("read-reordered", f"{who} was given {unit} too late"))
+        latest[unit.key] = at
+    found += [Anomaly("read-again", f"{who}: {history.units[n]}") for n, count in seen.items() if count > 1]
+    missing = [number for number in places if number not in seen]
+    if missing:
+        found.append(Anomaly("unread", f"{who} was not given {missing[:10]}, such as {history.units[missing[0]]}"))
+    return found
