@@ -39,7 +39,7 @@ class SqlShardStore(Store):
         self._commit: asyncio.Future[None] | None = None
         self._settled = threading.Event()
         self._settled.set()
-        self._failed = False
+        self._failure: Exception | None = None
 
     @property
     def connection(self) -> Connection:
@@ -95,8 +95,9 @@ class SqlShardStore(Store):
         return super().is_transient(error)
 
     def _begin(self) -> None:
-        if self._failed:
-            raise InvalidInput("the last commit of this store failed; the shard has to start anew")
+        if self._failure is not None:
+            # Whoever works on the next transaction may hear of it first.
+            raise self._failure
         exits = ExitStack()
         self._open = exits.enter_context(self.database.transaction(self._shard, self._fence))
         self._exits = exits
@@ -125,8 +126,9 @@ class SqlShardStore(Store):
             except asyncio.CancelledError:
                 await asyncio.wait([working])
                 raise
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            given_up = SqlStoreError(f"the last commit of {self._shard} was given up; the shard has to start anew")
+            self._failure = error if isinstance(error, Exception) else given_up
             await asyncio.to_thread(_roll_back, exits)
             raise
         finally:

@@ -105,6 +105,22 @@ async def test_a_commit_whose_outcome_is_unknown_is_looked_up(store_url):
     assert store.database.read(SHARD).checkpoint == checkpoint(100)
 
 
+async def test_the_next_transaction_meets_the_failure_of_the_commit_before(store_url):
+    """Such as it is: a transient one has the shard start anew, whoever of the two is heard first."""
+
+    def fail(connection: Connection) -> None:
+        raise OperationalError("COMMIT", None, Exception("the connection broke"))
+
+    store = await restored(store_url, commit=fail)
+    committing = await store.start_commit(SHARD, checkpoint(1), [])
+    with pytest.raises(SqlStoreError, match="was not applied") as failure:
+        await store.begin()
+    assert store.is_transient(failure.value)
+    with pytest.raises(SqlStoreError, match="was not applied"):
+        await committing
+    await store.destroy()
+
+
 async def test_which_errors_are_transient(store_url):
     store = await restored(store_url)
 
