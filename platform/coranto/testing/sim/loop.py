@@ -249,7 +249,8 @@ class SimLoop(asyncio.BaseEventLoop):
             except asyncio.CancelledError:
                 future.cancel()
             except Exception as error:  # noqa: BLE001  # It belongs to whoever waits.
-                future.set_exception(error)
+                if not future.done():  # The function may have ended its own process.
+                    future.set_exception(error)
             else:
                 self.call_later(self.rng.uniform(0, 0.0005), _resolve, future, result)
 
