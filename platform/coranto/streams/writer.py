@@ -327,7 +327,8 @@ class StreamWriter(Generic[E]):
             await asyncio.gather(self._reaper, return_exceptions=True)
         if self._shared is not None and self._routing is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled(), deadline)
+                async with asyncio.timeout(deadline):
+                    await self._settled()
             await self._routing.cancel(
                 WriterClosed(f"the writer was closed, and this was not appended within {deadline:g} s")
             )
