@@ -226,6 +226,8 @@ class WriterHost(Host):
         attempt.deduplicated = result.deduplicated
         self._ends[unit.key] = result.end
         world.coverage.sometimes("a unit was deduplicated", result.deduplicated)
+        world.coverage.sometimes("a unit of more than 64 KiB", result.end - result.begin > 1 << 16)
+        world.coverage.sometimes("a unit of more than 8 MiB", result.end - result.begin > 8 << 20)
         world.loop.note(str(unit))
         if result.begin >= 0 and self._rng.random() < 0.15:
             await self._read_back(unit, result, client)

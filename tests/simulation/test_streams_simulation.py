@@ -1,0 +1,162 @@
+"""Ten thousand transactions on simulated streams, and bugs that are planted for the checker to find.
+
+T1 (all or nothing), T2 (contiguous), T3 (invisible before), T4 (read back), T10 (lost answers), T11 (another process
+goes on), T12 (of any size), T13 (sealed, split and merged meanwhile), T14 (in order with plain events), T20
+(conditional) and T23 (pipelined) are what `tests.simulation.streams.checker` and `.follower` look for, in every run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError
+from coranto.messages.uuids import Flags, build_uuid
+from coranto.streams import registers
+from coranto.streams.registers import Conditions
+from coranto.streams.routing import Routing
+from coranto.streams.segment_writer import SegmentWriter
+from coranto.streams.units import Attempt
+from coranto.wire import protocol_pb2 as pb
+
+from .streams.boundaries import MESSAGES
+from .streams.options import options_of
+from .streams.run import run
+
+SEEDS = 44
+
+
+@pytest.mark.timeout(900)
+def test_ten_thousand_transactions_are_whole_once_and_in_order() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        report = run(options_of(seed))
+        assert report.sound, str(report)
+        total += report.coverage + report.outcomes
+    assert total["transaction ok"] + total["transaction unknown"] >= 10_000
+    for message in MESSAGES:
+        assert total[f"break before {message}"], message
+        assert total[f"break after {message}"], message
+    for wanted, least in {
+        "the stream was scaled": 30,
+        "segments": 150,
+        "a commit was read back": 1000,
+        "a unit was deduplicated": 20,
+        "a program goes on in another process": 20,
+        "a program was taken for dead": 1,
+        "waiting for a commit was cancelled": 100,
+        "a transaction was aborted": 50,
+        "a transaction was timed out": 50,
+        "a transaction was left by an exception": 50,
+        "failed: PreconditionFailed (not_applied)": 50,
+        "failed: WriterFenced (not_applied)": 1,
+        "failed: WriterExpired (not_applied)": 1,
+    }.items():
+        assert total[wanted] >= least, (wanted, total)
+    for act in ("cut", "kill broker", "kill writer", "move primary", "usurp"):
+        assert sum(count for name, count in total.items() if name.startswith(act)), act
+
+
+def test_a_seed_is_one_run() -> None:
+    one, again, other = run(options_of(7)), run(options_of(7)), run(options_of(8))
+    assert (one.digest, one.steps) == (again.digest, again.steps)
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize(("largest", "units"), [(1 << 16, 40), ((4 << 20) - 1000, 8)])
+def test_large_transactions_are_no_different(largest: int, units: int) -> None:
+    large = {"largest": largest, "units": units, "writers": 2, "stable": 1, "harm": 0.5, "scale_seconds": 0.7}
+    report = run(options_of(3, brokers=2, faults=(), **large))
+    assert report.sound, str(report)
+    assert report.coverage[f"a unit of more than {'8 MiB' if units == 8 else '64 KiB'}"]
+    assert sum(count for name, count in report.coverage.items() if name.startswith("break"))
+
+
+# -- Planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def caught(*names: str, **options: Any) -> bool:
+    """Whether one of a few seeds shows one of these anomalies."""
+    given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
+    for seed in range(6):
+        report = run(options_of(seed, **given | options))
+        if any(anomaly.name in names for anomaly in report.anomalies):
+            return True
+    return False
+
+
+HARD = {"harm": 0.4, "in_flight": 4, "window": 16, "keys": 2, "stable": 0, "scale_seconds": 0.0}
+
+
+def test_what_is_planted_below_is_not_there_otherwise() -> None:
+    for seed in range(2):
+        report = run(options_of(seed, brokers=2, replication=1, faults=(), readers=0, units=60, writers=2, **HARD))
+        assert report.sound, str(report)
+
+
+def test_appends_that_check_no_register_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = registers.advance
+
+    def careless(*args: Any) -> Conditions:
+        return checked(*args)._replace(check=pb.LabelSelector())
+
+    monkeypatch.setattr(registers, "advance", careless)
+    assert caught("duplicate", "reordered", "lost", "clock", **HARD)
+
+
+def test_appends_that_are_blindly_repeated_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def blind(self: SegmentWriter, attempt: Attempt, conditions: Conditions) -> AppendResult | None:
+        try:
+            attempt.result = await self._shared.client.append(
+                self.segment.journal, attempt.content, union_registers=conditions.union, retry_unknown=True
+            )
+        except CorantoError as error:
+            attempt.error = error
+        return attempt.result
+
+    monkeypatch.setattr(SegmentWriter, "_append", blind)
+    assert caught("duplicate", **HARD)
+
+
+def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unblocked(*_: Any) -> None:
+        """Nothing is waited for."""
+
+    def route(self: Routing, place: int) -> SegmentWriter:
+        superseded, self._superseded = self._superseded, []
+        try:
+            return right(self, place)
+        finally:
+            self._superseded = superseded
+
+    right = Routing.route
+    monkeypatch.setattr(Routing, "unblocked", unblocked)
+    monkeypatch.setattr(Routing, "route", route)
+    assert caught("reordered", **HARD | {"scale_seconds": 0.3, "harm": 0.2})
+
+
+def test_registers_that_change_without_their_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def in_two(self: SegmentWriter, attempt: Attempt, conditions: Conditions) -> AppendResult | None:
+        client, shared = self._shared.client, self._shared
+        nothing = shared.events.acknowledgement(
+            build_uuid(shared.identity.producer, attempt.first_clock, Flags.ACK_TXN)
+        )
+        try:
+            await client.append(
+                self.segment.journal,
+                nothing,
+                check_registers=conditions.check,
+                union_registers=conditions.union,
+                subtract_registers=conditions.subtract,
+            )
+            attempt.result = await client.append(self.segment.journal, attempt.content)
+        except CorantoError as error:
+            attempt.error = error
+            attempt.doubtful = True
+        return attempt.result
+
+    monkeypatch.setattr(SegmentWriter, "_append", in_two)
+    assert caught("lost", **HARD)
