@@ -18,9 +18,10 @@ from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.transaction import DeferToNextTransaction
-from coranto_consumers.stores import JsonFileStore, SqliteStore
+from coranto_consumers.stores import JsonFileStore, SqliteStore, SqlShardStore
 from coranto_consumers.stores.base import Store
 
+from . import tables
 from .database import SimSqlStore
 from .history import Book, Delivery, Entry, Owner, Record
 
@@ -36,6 +37,9 @@ class BookStore(ABC):
     """A store, as the place of a `Book`."""
 
     store: Store
+
+    async def begin(self) -> None:  # noqa: B027  # Most have nothing to begin.
+        """Must be awaited before the others are called, by `async` methods."""
 
     @abstractmethod
     def record(self, entry: Entry) -> int:
@@ -61,6 +65,24 @@ class SqlBook(BookStore):
 
     def tokens(self) -> list[str]:
         return list(self._sql.book.tokens)
+
+
+class TablesBook(BookStore):
+    def __init__(self, store: SqlShardStore, path: Path) -> None:
+        self.store = self._tables = store
+        self._path = path
+
+    async def begin(self) -> None:
+        await self._tables.begin()
+
+    def record(self, entry: Entry) -> int:
+        return tables.record(self._tables, entry)
+
+    def end_transaction(self, token: str) -> None:
+        tables.end_transaction(self._tables, token)
+
+    def tokens(self) -> list[str]:
+        return tables.read(self._path).tokens
 
 
 class JsonBook(BookStore):
@@ -228,12 +250,14 @@ class AsyncTally(Tally):
     ) -> None:
         if self._rng.random() < 0.3:
             await asyncio.sleep(self._rng.choice((0.0, 0.001, 0.02, 0.2)))
+        await store.book.begin()
         self.consume(shard, store, message, publisher)
 
     async def finalize_txn(  # type: ignore[override]
         self, shard: Shard, store: WatchedStore, publisher: ShardPublisher
     ) -> None:
         await asyncio.sleep(self._rng.choice((0.0, 0.001, 0.02)))
+        await store.book.begin()
         store.end_transaction()
 
 

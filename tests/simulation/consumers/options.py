@@ -29,8 +29,8 @@ FAULTS = (
 )
 """Of consumers; those of brokers are in `coranto_broker.simulation.options`."""
 
-KINDS = ("sql", "json", "sqlite")
-"""Of stores."""
+KINDS = ("sql", "tables", "json", "sqlite")
+"""Of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Options:
 
     seed: int
     consumers: int = 3
-    shards: tuple[str, ...] = KINDS
+    shards: tuple[str, ...] = ("sql", "json", "sqlite")
     """The kind of store of each shard."""
     inputs: int = 2
     outputs: int = 2

@@ -24,6 +24,7 @@ from coranto_consumers.recoverylog import EtcdAuthority, HintKeys, HintStore, Pl
 from coranto_consumers.stores.json_file import STATE_FILE, decode_state
 from coranto_consumers.stores.sqlite_file import DATABASE_FILE
 
+from . import tables
 from .application import load_book, read_database
 from .checker import check
 from .history import Book, FinalShard
@@ -210,6 +211,8 @@ async def _read_back(client: JournalClient, journal: str) -> bytes:
 
 async def _book(world: ConsumerWorld, shard: str) -> Book:
     """What a shard's store holds, as a new owner would find it."""
+    if shard.startswith("tables-"):
+        return tables.read(world.tables_of(shard))
     if not has_log(shard):
         return world.database.row(shard).book
     process = Process(world.loop, f"auditor of {shard}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ from coranto_consumers.runtime.settings import ConsumerSettings
 from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.runtime.testing import shard_spec
 
-from .application import AsyncTally, BookStore, JsonBook, SqlBook, SqliteBook, Tally
+from . import tables
+from .application import AsyncTally, BookStore, JsonBook, SqlBook, SqliteBook, TablesBook, Tally
 from .database import SimDatabase, SimSqlStore
 from .history import Acknowledgement, Owner, Record
 from .options import Options
@@ -79,6 +81,10 @@ class ConsumerWorld(World):
         content_type = RECOVERY_LOG if journal in self.logs else JSON_LINES
         spec.labels.CopyFrom(label_set([(CONTENT_TYPE, content_type)]))
         return spec
+
+    def tables_of(self, shard: str) -> Path:
+        """The SQLite file of a shard with tables."""
+        return self.folder / f"{shard}.db"
 
     def sources_of(self, shard: str) -> list[str]:
         return [self.inputs[number] for number in self.of_consumers.sources[self.shards.index(shard)]]
@@ -208,13 +214,19 @@ class ConsumerMachine(Host):
             book: BookStore
             if shard.id.startswith("sql-"):
                 book = SqlBook(SimSqlStore(world.database, self.name, process, clock, self.reached))
+            elif shard.id.startswith("tables-"):
+                path = world.tables_of(shard.id)
+                faults = functools.partial(getattr, world.database, "faults")
+                book = TablesBook(tables.open_store(path, process, faults, world.rng.random, self.reached), path)
             elif shard.id.startswith("json-"):
                 book = JsonBook(shard.recorder)
             else:
                 book = SqliteBook(shard.recorder, world.of_consumers.copy_bytes)
             return book, owner
 
-        kind = Tally if world.of_consumers.plain else AsyncTally
+        # Plain methods over tables wait for commits, in a thread of their own, and there are no threads here.
+        has_tables = any(shard.startswith("tables-") for shard in world.shards)
+        kind = Tally if world.of_consumers.plain and not has_tables else AsyncTally
         defers = world.of_consumers.defers
         return kind(open_book, world.record, world.outputs, world.rng, world.loop.time, defers=defers)
 
@@ -285,7 +297,7 @@ def _joined(content: bytes | Sequence[bytes]) -> bytes:
 
 
 def has_log(shard: str) -> bool:
-    return not shard.startswith("sql-")
+    return shard.partition("-")[0] in ("json", "sqlite")
 
 
 async def apply_shards(world: ConsumerWorld) -> None:
