@@ -280,7 +280,7 @@ class Streams:
         return await self.describe(name)
 
     async def resume(self, name: str) -> Stream:
-        """Finish what a process began that changed the stream's segments, if any did. Idempotent, for any process.
+        """Finish what processes began that changed the stream's segments, or wrote multi-key transactions. Idempotent.
 
         A process that is still at it is not disturbed where it has happened already, and has its change refused where
         it has not. Raises StreamNotFound; IndexHasGreaterOffset when a segment that is to be sealed was lost, so that
@@ -292,9 +292,9 @@ class Streams:
             if view.transactions is None:
                 return view.stream
             gate = await decisions.gate()
+            await decisions.finish(gate)
             if gate.is_open or gate.token is None:
                 return view.stream
-            await decisions.finish(gate)
             # Refuse the change of whoever closed the gate, unless it has happened.
             if await self._attempt([_touch(view.transactions, {})]) and await decisions.open(gate.token):
                 return await self.describe(name)
