@@ -51,6 +51,8 @@ from coranto_broker.spool_files import DurableSpool
 class State(enum.Enum):
     """Where an append is."""
 
+    __hash__ = object.__hash__  # That of `Enum` is written in Python, and each step looks up two tables.
+
     RESOLVE = "resolve"
     ACQUIRE_PIPELINE = "acquire pipeline"
     START_PIPELINE = "start pipeline"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from coranto.errors import CorantoError
@@ -83,6 +83,8 @@ class Course:
         self._committed = committed
         self._known = known
         self._now = now
+        self._plain_fits = False
+        """Whether an append was admitted that asks for nothing: others may follow as long as the fragment is short."""
 
     @property
     def registers(self) -> pb.LabelSet:
@@ -95,9 +97,8 @@ class Course:
         registers = preconditions.next_registers(self._committed.registers, request)
         if length:
             # Nobody asks for the sum of what is not there yet.
-            self._committed = Committed(
-                replace(fragment, end=end), registers, self._committed.first_append_time or self._now
-            )
+            extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
+            self._committed = Committed(extended, registers, self._committed.first_append_time or self._now)
             known = self._known
             self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
         return Place(begin, end, registers)
@@ -105,6 +106,9 @@ class Course:
     def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
         """Check an append's preconditions and admit or refuse it. None: it must get the pipeline itself."""
         spec, now, committed = self._spec, self._now, self._committed
+        plain = is_plain(request)
+        if plain and self._plain_fits and 0 < committed.fragment.length <= spec.fragment.length:
+            return self.take(request, length)
         if length and not (may_write(spec) and preconditions.may_have_content(request)):
             return None
         verdict = preconditions.check(request, spec, committed, self._known, now)
@@ -114,7 +118,14 @@ class Course:
             return None
         if preconditions.propose(committed, verdict.roll_to, spec.fragment, now) != committed.fragment:
             return None
+        if plain and length and committed.fragment.length and not self._known.empty and not verdict.roll_to:
+            self._plain_fits = True  # Nothing that this rests on changes as the fragment grows.
         return self.take(request, length)
+
+
+def is_plain(request: pb.AppendRequest) -> bool:
+    """Whether an append names a journal, and nothing else."""
+    return len(request.ListFields()) == 1
 
 
 class Resolved(Protocol):

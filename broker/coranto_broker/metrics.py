@@ -8,6 +8,21 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 
+class UnderWay:
+    """How many blocks there are in the midst of which we are."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+
+
 class Metrics:
     """Counters of one broker, in a registry of its own."""
 
@@ -49,6 +64,20 @@ class Metrics:
             "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
         )
         self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
+        self._appends: dict[str, Counter] = {}
+
+    def under_way(self, method: str) -> UnderWay:
+        """What counts the calls of a method, for as long as each takes."""
+        calls = UnderWay()
+        self.calls.labels(method).set_function(lambda: calls.count)
+        return calls
+
+    def append_ended(self, outcome: str) -> None:
+        """Count an append. To look up a label takes longer than to count."""
+        counter = self._appends.get(outcome)
+        if counter is None:
+            counter = self._appends[outcome] = self.appends.labels(outcome)
+        counter.inc()
 
     def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
         """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""

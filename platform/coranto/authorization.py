@@ -29,6 +29,11 @@ class Authorizer:
         self._clock = clock
         self._rules = rules
 
+    @property
+    def admits_all(self) -> bool:
+        """Whether everybody may do everything, under UNRESTRICTED claims."""
+        return self._keys is None
+
     @asynccontextmanager
     async def admitted(self, method: str, context: Any) -> AsyncIterator[Claims]:
         """Serve a call under the claims that it comes with, for as long as they are valid.

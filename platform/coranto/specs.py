@@ -15,6 +15,7 @@ error that says so), and store arguments and path templates of listed specs. Spe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -169,6 +170,7 @@ def _one_of(field: str, value: int, allowed: Any) -> None:
         raise InvalidInput(f"{value} is none of {names}", field=field)
 
 
+@lru_cache(maxsize=4096)
 def _named_journal(name: str) -> None:
     """The name in a read or append, which may carry metadata."""
     validate_journal(name, allow_metadata=True)
@@ -330,6 +332,9 @@ def _append_request(request: pb.AppendRequest) -> None:
                 "suspend",
                 why="without a journal: only the first message of an append has parameters",
             )
+        return
+    if len(request.ListFields()) == 1:  # As most are, which come by the thousand.
+        _named_journal(request.journal)
         return
     _optional(request, "header", _header)
     _named_journal(request.journal)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto import labels
-from coranto.fragments import Codec
+from coranto.fragments import ZERO_SUM, Codec, Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions
@@ -18,10 +18,11 @@ from coranto_broker.flow_control import FlowControl
 from coranto_broker.group_commit import Course, Line, Member, Place, Refusal, Whole, gather
 from coranto_broker.ownership import Signal
 from coranto_broker.preconditions import Known
-from coranto_broker.spool import Outcome, Spool, new_sum
+from coranto_broker.spool import Committed, Outcome, Spool, new_sum
 
 J = "a/journal"
 NOW = 1_700_000_000.0
+ODD = pb.AppendRequest(journal=J, suspend=pb.AppendRequest.SUSPEND_NO_RESUME)
 Answer = tuple[str, int, int, tuple[tuple[str, str], ...]]
 
 
@@ -211,3 +212,36 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
             Place(0, 1, pb.LabelSet())
         ]
+
+
+class Forgetful(Course):
+    """A course that checks each append in full."""
+
+    def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
+        self._plain_fits = False
+        return super().admit(request, length)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from((pb.AppendRequest(journal=J), ODD)), st.integers(0, 5)), max_size=12),
+    st.integers(0, 3),
+    st.integers(0, 30),
+    st.sampled_from((Known(0, 0, empty=True), Known(0, 9, empty=False), Known(3, 9, empty=False))),
+    st.integers(1, 20),
+    st.sampled_from((pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY)),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_was_found_of_one_plain_append_holds_for_those_after_it(
+    appends: list[tuple[pb.AppendRequest, int]],
+    begin: int,
+    length: int,
+    known: Known,
+    limit: int,
+    flags: pb.JournalSpec.Flag.ValueType,
+) -> None:
+    spec = pb.JournalSpec(name=J, flags=flags)
+    spec.fragment.length, spec.fragment.compression_codec = limit, pb.NONE
+    committed = Committed(Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0)
+    course, other = (kind(spec, committed, known, NOW) for kind in (Course, Forgetful))
+    for request, size in appends:
+        assert course.admit(request, size) == other.admit(request, size)

@@ -56,7 +56,7 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
     finally:
         fsm.release()
         inbox.close()
-        broker.metrics.appends.labels(fsm.state.value).inc()
+        broker.metrics.append_ended(fsm.state.value)
 
 
 def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse:
@@ -64,16 +64,21 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
         raise fsm.error
     resolution = fsm.resolution
     assert resolution is not None
-    response = pb.AppendResponse(status=fsm.status, header=resolution.header)
     if fsm.state is State.ERROR:
+        response = pb.AppendResponse(status=fsm.status, header=resolution.header)
         if fsm.status == pb.REGISTER_MISMATCH:
             response.registers.CopyFrom(fsm.registers)
         response.store_health_error = fsm.store_health_error
         return response
     assert fsm.commit is not None
-    response.commit.CopyFrom(fsm.commit.to_wire())
-    response.registers.CopyFrom(fsm.registers)
-    response.total_chunks, response.delayed_chunks = fsm.total_chunks, fsm.delayed_chunks
+    response = pb.AppendResponse(
+        status=fsm.status,
+        header=resolution.header,
+        commit=fsm.commit.to_wire(),
+        registers=fsm.registers,
+        total_chunks=fsm.total_chunks,
+        delayed_chunks=fsm.delayed_chunks,
+    )
     broker.metrics.append_bytes.inc(fsm.commit.length)
     broker.metrics.append_seconds.observe(broker.clock.monotonic() - begun)
     return response

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -98,8 +98,13 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
     try:
         yield
     except (CorantoError, OSError) as error:
-        code = code_of(error)
-        report = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
-        journal = {"journal": name} if (name := _concerned.get()) else {}
-        report("call failed", method=method, client=context.peer(), code=code.name, error=str(error), **journal)
-        await context.abort(code, str(error))
+        await report(error, method, context)
+
+
+async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
+    """End the call with the status code of an error, and log it."""
+    code = code_of(error)
+    log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
+    journal = {"journal": name} if (name := _concerned.get()) else {}
+    log("call failed", method=method, client=context.peer(), code=code.name, error=str(error), **journal)
+    await context.abort(code, str(error))

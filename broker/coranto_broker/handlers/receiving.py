@@ -14,16 +14,19 @@ from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import has_parameters, registers_change
-from coranto_broker.content import AppendMessage
+from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line, Whole
-from coranto_broker.handlers.errors import Source, next_message
+from coranto_broker.handlers.errors import Source, next_message, require_readable
 
 LATE_SECONDS = 0.25
 """A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
 
 AHEAD_BYTES = 64 << 20
 """Content that a broker holds of appends received ahead. Beyond it, they are received once they have the pipeline."""
+
+
+_MESSAGES = (Content, pb.AppendRequest)
 
 
 class Ahead:
@@ -136,14 +139,19 @@ class Watchdog:
         """The client's next message, or None at the end of its stream."""
         self._reading = True
         try:
-            message = await next_message(source, pb.AppendRequest)
+            message = await source.read()
         except asyncio.CancelledError:
             if self._underflow is None or self._task is None or self._task.uncancel() > 0:
                 raise
             raise self._underflow from None
         finally:
             self._reading = False
-        self._flow.tick(self._clock.monotonic())
+        if not isinstance(message, _MESSAGES):
+            self._flow.tick(self._clock.monotonic())
+            require_readable(message)
+            return None
+        if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
+            self._flow.tick(self._clock.monotonic())
         return message
 
     def close(self) -> None:
