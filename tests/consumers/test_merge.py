@@ -238,9 +238,10 @@ def test_a_stage_table_of_another_layout_is_another_table(store_url):
     assert len(names) == 2
     assert all(name.startswith(PREFIX) and len(name) < 60 for name in names)
     plan = plan_merge(EVENTS, ("id", "what"), (), {})
-    assert stage_of(store, plan).name == stage_of(store, plan).name
+    stage = stage_of(store, plan).name
+    assert stage_of(store, plan).name == stage
     with store.engine.connect() as connection:
-        assert store.table_names(connection, PREFIX) == [stage_of(store, plan).name]
+        assert store.table_names(connection, PREFIX) == [stage]
         assert inspect(connection).has_table("events")
         assert connection.execute(select(func.count()).select_from(EVENTS)).scalar_one() == 0
 
