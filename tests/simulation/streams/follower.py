@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from coranto.streams.positions import StreamPosition
 from coranto.streams.reader import StreamReader
@@ -53,13 +53,20 @@ class Follower(Host):
         self.stays_down = True  # The stream is sealed, and read.
 
 
+class Reads(Protocol):
+    """What a reader was given: transactions, as units and the places of their events in them."""
+
+    name: str
+    delivered: list[list[tuple[int, int]]]
+
+
 def _parts(data: Any) -> tuple[int, int]:
     event = json.loads(data) if isinstance(data, bytes) else data
     return event["unit"], event["index"]
 
 
 def check_delivered(
-    history: History, places: dict[int, Place], follower: Follower, *, may_see_what_came_to_nothing: bool
+    history: History, places: dict[int, Place], follower: Reads, *, may_see_what_came_to_nothing: bool
 ) -> Sequence[Anomaly]:
     """A reader is given every unit that is there whole and once, those of a key in the order in which they stand.
 
