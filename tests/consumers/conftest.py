@@ -34,15 +34,25 @@ def mariadb() -> Iterator[MariadbServer]:
         yield server
 
 
+@pytest.fixture
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], str]:
+    """Gives the URL of an empty store in a database of a kind."""
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path}/store.db"
+        server: PostgresServer | MariadbServer = request.getfixturevalue(
+            {"postgresql": "postgres", "mariadb": "mariadb"}[kind]
+        )
+        return server.new_database()
+
+    return make
+
+
 @pytest.fixture(params=DATABASES)
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest, new_store: Callable[[str], str]) -> str:
     """The URL of an empty store, of each kind in turn."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
-    new_database: Callable[[], str] = request.getfixturevalue(
-        {"postgresql": "postgres", "mariadb": "mariadb"}[request.param]
-    ).new_database
-    return new_database()
+    return new_store(request.param)
 
 
 class Broker:
