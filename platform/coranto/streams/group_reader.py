@@ -63,8 +63,12 @@ class GroupReader(Generic[E]):
     """Use as `async with group.reader("name") as reader:`, by one task. Made by `ReaderGroup.reader`.
 
     `async for event in reader` gives an event at a time, `async for transaction in reader.transactions()` whole
-    transactions; both wait for more, until the stream is sealed and read by the group. A call that is cancelled (by a
-    time-out, say) has taken nothing; go on with another.
+    transactions; both wait for more, until the stream is sealed and read by the group (`is_finished`). A call that is
+    cancelled (by a time-out, say) has taken nothing; go on with another.
+
+    Without `auto_commit` they also end when it takes a commit to go on: because a segment is read to its end, and what
+    succeeds it must wait until that is consumed, or because a segment is to pass to another reader. Commit, and iterate
+    again.
 
     Leaving the block gives the reader's segments to others. What was delivered counts as consumed then, unless the
     block is left by an exception.
@@ -184,13 +188,14 @@ class GroupReader(Generic[E]):
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
         """By transaction, each one whole: plain events are transactions of one event."""
-        while True:
-            if self._rest:
-                raise InvalidInput("a transaction is being read event by event: read its other events first")
-            transaction = await self._next()
-            if transaction is None:
-                return
+        while (transaction := await self.next_transaction()) is not None:
             yield transaction
+
+    async def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, whole; None at the end of the stream. Raises as `anext` does."""
+        if self._rest:
+            raise InvalidInput("a transaction is being read event by event: read its other events first")
+        return await self._next()
 
     async def commit(self) -> StreamPosition:
         """Say that all that was delivered is consumed; it is not delivered again then. Returns the position.
@@ -216,6 +221,12 @@ class GroupReader(Generic[E]):
             positions.update((number, self._pool.sources[number].position) for number in positions)
         return StreamPosition(positions)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the group has read the whole of a sealed stream, and all of it is consumed."""
+        frontier = self._group.state.frontier
+        return not frontier.open and not frontier.waiting
+
     async def time_window(self) -> TimeWindow:
         """Between which of the writers' times the reader is in its segments, from what they noted up to now."""
         return await self._windows.at(self.position(), self._watch.stream)
@@ -223,9 +234,8 @@ class GroupReader(Generic[E]):
     # -- Between transactions ----------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        """The next transaction; what was delivered before is consumed. None at the end of the stream."""
-        if self._auto_commit:
-            self._pool.settle()
+        """The next transaction; None at the end of the stream, or when it takes a commit to go on."""
+        self._pool.settle()  # Where events are consumed by `commit`, what that has said counts anyway.
         while True:
             self._check()
             if self._clock.monotonic() - self._confirmed >= self._timeout:
@@ -245,9 +255,9 @@ class GroupReader(Generic[E]):
                 continue
             if transaction is not None:
                 return transaction
-            if self._auto_commit and self._pool.finished():
+            if self._pool.finished() and self._may_pass_on(between=False):
                 continue
-            if self._is_at_end():
+            if self.is_finished or self._awaits_commit():
                 return None
             await self._pool.woken.wait()
 
@@ -342,9 +352,9 @@ class GroupReader(Generic[E]):
 
     async def _complete(self, *, between: bool = False) -> bool:
         """Complete segments that are consumed to their ends. Whether there was one."""
-        if not (self._auto_commit or between):
-            return False
         finished = self._pool.finished()
+        if not finished or not self._may_pass_on(between):
+            return False
         for source in finished:
             await self._completed(source.number, source.position.offset)
         return bool(finished)
@@ -377,7 +387,7 @@ class GroupReader(Generic[E]):
 
             await self._group.update(acquire)
             return True
-        if share < 0 and (self._auto_commit or between):
+        if share < 0 and self._may_pass_on(between):
 
             def release(now: GroupState) -> Released | None:
                 now.require(self.id, self._token)
@@ -404,16 +414,16 @@ class GroupReader(Generic[E]):
         behind = max(position.offset, error.available or 0, stream.segments[number].begin)
         await self._read(number, SegmentPosition(behind))
 
-    def _is_at_end(self) -> bool:
-        """Whether nothing comes any more: the group has read a sealed stream, or does so with what is consumed."""
-        state, segments = self._group.state, self._watch.stream.segments
-        if state.frontier.waiting:
-            return False
-        finished = {source.number for source in self._pool.finished()}
-        return all(
-            number in finished and number in segments and segments[number].end_of_stream
-            for number in state.frontier.open
-        )
+    def _may_pass_on(self, between: bool) -> bool:
+        """Whether segments may be given up and completed: what was delivered of them is consumed."""
+        if self._auto_commit or between:
+            return True
+        return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
+
+    def _awaits_commit(self) -> bool:
+        """Whether a commit is what would let things go on."""
+        behind = self._pool.finished() or self._group.state.share(self.id) < 0
+        return bool(behind) and not self._may_pass_on(between=False)
 
     def _advances(self, state: GroupState) -> Positions:
         """How far the reader's segments are consumed, where that is further than the group knows."""

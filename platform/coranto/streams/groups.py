@@ -110,9 +110,8 @@ class ReaderGroup:
         as a process does that starts again; others are missed `timeout` seconds after their last sign of life, which
         they give every `beat` seconds. `format` says what events are; by default the stream's content type does.
 
-        With `auto_commit` an event is consumed when the next one is asked for, otherwise when `commit` is called: then
-        it is only there that segments pass to others, or that a segment that was read to its end opens those behind it.
-        So call it also when no event comes for a while.
+        With `auto_commit` an event is consumed when the next one is asked for, otherwise when `commit` is called:
+        iteration then also ends when it takes a commit to go on.
 
         `on_checkpoint` is awaited when the reader is at the mark of a checkpoint, for it to keep what it made of all
         that was delivered so far; when it returns the checkpoint is passed, and all of that consumed.

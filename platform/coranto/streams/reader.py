@@ -119,14 +119,16 @@ class StreamReader(Generic[E]):
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
         """The rest, by transaction, each one whole: plain events are transactions of one event."""
-        while True:
-            if self._rest:
-                raise InvalidInput("a transaction is being read event by event: read its other events first")
-            transaction = await self._next()
-            if transaction is None:
-                return
-            self._pool.settle()
+        while (transaction := await self.next_transaction()) is not None:
             yield transaction
+
+    async def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, whole; None at the end. Raises as `anext` does."""
+        if self._rest:
+            raise InvalidInput("a transaction is being read event by event: read its other events first")
+        transaction = await self._next()
+        self._pool.settle()
+        return transaction
 
     def position(self) -> StreamPosition:
         """Where to go on: behind what was handed out, and before all else.
