@@ -26,7 +26,10 @@ from coranto.messages.checkpoints import Checkpoint
 
 
 class Store(ABC):
-    """The state of one shard, while it is assigned to this process. `shard` is its full name, unique among consumers."""
+    """The state of one shard, while it is assigned to this process.
+
+    `shard` is its full name, which no shard of another consumer has.
+    """
 
     @abstractmethod
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
