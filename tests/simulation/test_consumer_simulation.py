@@ -24,10 +24,11 @@ from tests.simulation.consumers.options import FAULTS, options_of
 from tests.simulation.consumers.run import Prepare, Report, run
 from tests.simulation.consumers.world import ConsumerWorld
 
-SEEDS = 24
+SEEDS = 20
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),
+    "a commit took place and its owner never knew",
     "a consumer exited gracefully",
     "a consumer lost its lease or etcd",
     "a message was delivered again",
@@ -40,7 +41,6 @@ INTERESTING = {
     "log: recovery_log.played",
     "log: shard starts anew",
     "log: sqlite_store.copied",
-    "sql: a commit took place and its owner never knew",
     "sql: a later owner restored what an earlier one had committed",
     "sqlite: a later owner restored what an earlier one had committed",
 }
@@ -72,7 +72,7 @@ def test_a_run_is_the_same_in_another_process() -> None:
     code = (
         "from tests.simulation.consumers.options import options_of\n"
         "from tests.simulation.consumers.run import run\n"
-        "report = run(options_of(4))\n"
+        "report = run(options_of(4, transactions=3, seconds=5.0))\n"
         "print(report.digest, report.steps)\n"
     )
     there = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_run_is_the_same_in_another_process() -> None:
         capture_output=True,
         text=True,
     ).stdout.strip()
-    here = report_of(4)
+    here = run(options_of(4, transactions=3, seconds=5.0))
     assert there == f"{here.digest} {here.steps}"
     assert report_of(5).digest != here.digest
 
@@ -97,12 +97,10 @@ def test_a_failure_says_how_to_repeat_it() -> None:
 
 # -- Planted bugs: each of these consumers is broken in one way, and the checker says which ----------------------------
 
-HARM = ("kill consumer", "zombie", "move shard")
-
 
 def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
     """Whether one of a few seeds with these options finds an anomaly of one of these names."""
-    given = {"broker_faults": (), "faults": HARM, "consumers": 3, "inputs": 1, "sources": ((0,),), **options}
+    given = {"broker_faults": (), "consumers": 3, "lease_seconds": 2.0, "inputs": 1, "sources": ((0,),), **options}
     return any(
         anomaly.name in names
         for seed in range(12)
@@ -127,7 +125,12 @@ def test_acknowledgements_that_nobody_writes_again_are_caught(monkeypatch: pytes
         return Checkpoint((await real(self, shard)).sources)
 
     monkeypatch.setattr(WatchedStore, "restore_checkpoint", forget)
-    assert is_caught("missing-ack", shards=("sql",))
+
+    def kill_before_it(world: ConsumerWorld) -> None:
+        for machine in world.consumers:
+            machine.at_step["acknowledge"] = machine.kill
+
+    assert is_caught("missing-ack", shards=("sql",), faults=(), prepare=kill_before_it)
 
 
 def test_a_database_without_a_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +175,9 @@ def test_checkpoints_without_producers_are_caught(monkeypatch: pytest.MonkeyPatc
         return {journal: Source(source.read_through) for journal, source in real(self, prune_horizon_s).items()}
 
     monkeypatch.setattr(Intake, "checkpoint", forgetful)
-    assert is_caught("lost-message", "duplicate-delivery", shards=("sql",), max_txn_seconds=0.05)
+    assert is_caught(
+        "lost-message", "duplicate-delivery", shards=("sql",), max_txn_seconds=0.05, faults=("move shard",)
+    )
 
 
 def test_delivery_of_what_was_rolled_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ from .options import Options
 from .workload import Workload
 from .world import HINTS, LOGS, ConsumerWorld, apply_shards, has_log
 
+EXPLAINED = ("SqlStoreError", "CommitOutcomeUnknown", "IndexHasGreaterOffset", "Unavailable", "Fenced")
+"""What a shard may fail with for good: stores and brokers that are away for long, and an owner that is one no more."""
 LIVELINESS_SECONDS = 200.0
 """How long after healing everything has to work again."""
 
@@ -126,6 +128,9 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
     _check_reads(world, inputs | {log: await _read_back(client, log) for log in world.logs}, report)
     shards = [FinalShard(shard, tuple(world.sources_of(shard)), await _book(world, shard)) for shard in world.shards]
     report.anomalies += check(world.record, inputs, outputs, shards)
+    for failure in world.failures:
+        if failure.partition(": ")[2].partition(":")[0] not in EXPLAINED:
+            report.anomalies.append(Anomaly("unexplained-failure", failure.partition(" ")[0], failure))
     _note(world, report, shards)
 
 
@@ -263,4 +268,4 @@ def _note(world: ConsumerWorld, report: Report, shards: list[FinalShard]) -> Non
         owners = [owner for owner in record.owners if owner.shard == shard.name and owner.found]
         coverage.sometimes(f"{kind}: a later owner restored what an earlier one had committed", len(owners))
         known = {token for owner in record.owners for token in owner.confirmed}
-        coverage.sometimes(f"{kind}: a commit took place and its owner never knew", set(shard.book.tokens) - known)
+        coverage.sometimes("a commit took place and its owner never knew", set(shard.book.tokens) - known)
