@@ -21,6 +21,7 @@ from coranto.streams.model import segment_journal
 from coranto.streams.positions import StreamPosition
 from coranto.streams.reader import StreamReader
 from coranto.streams.scaling import Merge, Split
+from coranto.streams.watermarks import TimeWindow
 from coranto.streams.writer import StreamWriter
 from coranto.testing import Cluster
 from coranto.testing.sim.clocks import SimClock
@@ -134,6 +135,58 @@ def test_what_was_committed_before_is_read_without_waiting_also_behind_a_split()
                 assert sorted([event.data["n"] async for event in reader]) == list(range(n + 1))
 
     run(main, brokers=3)
+
+
+def test_what_is_committed_can_be_read_at_once_where_it_was_said_to_be() -> None:
+    """T4 and T5, by a reader of its own for each commit, at whatever broker, with segments that come and go."""
+
+    async def main(world: World) -> None:
+        await world.create(2)
+        async with world.writer() as writer:
+            for n in range(24):
+                async with writer.transaction(KEYS[n % len(KEYS)]) as transaction:
+                    transaction.write({"n": n, "part": 0})
+                    transaction.write({"n": n, "part": 1})
+                result = await transaction.commit()
+                client = world.cluster.client(name=f"reader{n}")
+                async with world.reader(client, begin={result.segment: result.begin}) as reader:
+                    found = [each async for each in reader.transactions()]
+                assert [[event.data["part"] for event in each.events] for each in found] == [[0, 1]]
+                assert [event.data["n"] for event in found[0].events] == [n, n]
+                assert (found[0].journal, found[0].begin, found[0].end) == (result.journal, result.begin, result.end)
+                assert dict(reader.position()) == {result.segment: result.end}
+                if n % 8 == 5:
+                    active = (await world.streams.describe("s")).active()
+                    await world.streams.scale("s", [Split(active[n % len(active)].number)])
+
+    run(main, brokers=3)
+
+
+def test_time_moves_on_with_the_slowest_writer_across_a_split() -> None:
+    async def main(world: World) -> None:
+        await world.create()
+        async with world.writer() as one, world.writer() as other:
+            for writer, time in ((one, 10), (other, 12)):
+                writer.note_time(time)
+                await writer.flush()
+            await one.write_event("a", {"n": 0})
+            await other.write_event("b", {"n": 1})
+            async with world.reader(block=True) as reader:
+                assert await reader.time_window() == TimeWindow(10, None), "nothing is before the first marks"
+                assert {(await anext(reader)).data["n"] for _ in range(2)} == {0, 1}
+                await world.streams.scale("s", [Split(0)])
+                await one.write_event("a", {"n": 2})
+                one.note_time(20)
+                await one.flush()
+                assert await reader.time_window() == TimeWindow(10, 20), "what is before that is not read yet"
+                await other.write_event("b", {"n": 3})
+                other.note_time(21)
+                await other.flush()
+                assert await reader.time_window() == TimeWindow(10, 20)
+                assert {(await anext(reader)).data["n"] for _ in range(2)} == {2, 3}
+                assert await reader.time_window() == TimeWindow(20, None)
+
+    run(main)
 
 
 @pytest.mark.parametrize("whole", [True, False])
