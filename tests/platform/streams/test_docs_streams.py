@@ -1,0 +1,34 @@
+"""The examples of docs/streams.md on streams and on transactions over several keys, as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from coranto.streams.lifecycle import Streams, default_template
+from coranto.testing.cluster import STORE_URL, Cluster
+
+PAGE = Path(__file__).parents[3] / "docs" / "streams.md"
+
+
+def example(name: str) -> dict[str, Any]:
+    """What the block that defines `name` defines."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [block for block in blocks if f"async def {name}(" in block]
+    found: dict[str, Any] = {"Cluster": Cluster}
+    exec(compile(block, name, "exec", dont_inherit=True, flags=0), found)
+    return found
+
+
+async def test_a_stream_from_creation_to_its_end() -> None:
+    await example("orders")["orders"]()
+
+
+async def test_a_transaction_on_two_keys() -> None:
+    async with Cluster(brokers=1) as cluster:
+        streams = Streams(cluster.client())
+        await streams.create("shop/orders", 2, template=default_template(stores=[STORE_URL]))
+        await example("transfer")["transfer"](cluster)
+        heads = await streams.heads(await streams.describe("shop/orders"))
+        assert all(heads.values()), "each of the two keys is in another segment"
