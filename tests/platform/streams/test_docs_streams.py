@@ -32,3 +32,10 @@ async def test_a_transaction_on_two_keys() -> None:
         await example("transfer")["transfer"](cluster)
         heads = await streams.heads(await streams.describe("shop/orders"))
         assert all(heads.values()), "each of the two keys is in another segment"
+
+
+async def test_an_event_and_a_transaction_on_one_key() -> None:
+    async with Cluster(brokers=1) as cluster:
+        streams = Streams(cluster.client())
+        await streams.create("shop/orders", 2, template=default_template(stores=[STORE_URL]))
+        await example("place_order")["place_order"](cluster)
