@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coranto.errors import CheckpointRefused, InvalidInput, ReaderOffline, StreamNotFound
+from coranto.errors import CheckpointRefused, InvalidInput, ReaderOffline, StreamNotFound, StreamTruncated
 from coranto.messages.framing import JsonObject
 from coranto.streams.frontier import earliest
 from coranto.streams.group_reader import GroupReader
@@ -476,6 +476,74 @@ def test_nothing_is_left_out_in_a_storm(seed: int) -> None:
             assert len(each.read) == len(set(each.read)), "no reader meets an event twice"
 
     run(main, brokers=3, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_wherever_calls_are_cancelled_each_event_is_read_once(seed: int) -> None:
+    async def main(world: World) -> None:
+        rng = random.Random(seed)
+        group = await world.create(2)
+        read: list[int] = []
+
+        async def impatient(name: str) -> None:
+            async with world.group(name).reader(name) as reader:
+                while not reader.is_finished:
+                    call = asyncio.ensure_future(anext(reader))
+                    for _ in range(rng.randrange(30)):
+                        await asyncio.sleep(0)
+                    if rng.random() < 0.5:
+                        call.cancel()
+                    await asyncio.wait([call], timeout=rng.random())
+                    call.cancel()
+                    await asyncio.wait([call])
+                    with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                        read.append(call.result().data["n"])
+
+        readers = [asyncio.ensure_future(impatient(f"r{n}")) for n in range(3)]
+        for turn in range(3):
+            await world.write(range(turn * 40, turn * 40 + 40))
+            position = await group.initiate_checkpoint(f"c{turn}")
+            active = (await world.streams.describe("s")).active()
+            await world.streams.scale("s", [Split(rng.choice(active).number)])
+            assert position.keys() <= (await world.streams.describe("s")).segments.keys()
+        await world.streams.seal("s")
+        async with asyncio.timeout(300):
+            await asyncio.gather(*readers)
+        assert sorted(read) == list(range(120))
+        assert in_order(read)
+
+    run(main, seed=seed)
+
+
+def test_a_group_goes_on_behind_what_was_truncated_if_it_is_told_to() -> None:
+    async def main(world: World) -> None:
+        group = await world.create(1)
+        await world.write(range(8))
+        async with StreamReader[JsonObject](world.client, "s", clock=world.clock) as reader:
+            events = [event async for event in reader]
+        await group.reset({0: events[1].end})
+        await world.streams.truncate("s", {0: events[4].begin})
+        # The content below is there still; only a truncated journal would tell. A deleted segment does, too.
+        await world.streams.scale("s", [Split(0)])
+        await world.write(range(8, 16))
+        stream = await world.streams.describe("s")
+        await world.streams.truncate("s", {each.number: each.begin for each in stream.active()})
+        strict = Process(world, "strict")
+        with pytest.raises(StreamTruncated) as caught:
+            async with asyncio.timeout(60):
+                await strict.task
+        assert caught.value.segment == 0
+        lenient = Process(world, "lenient", skip_truncated=True)
+        await until(lambda: len(lenient.read) == 8)
+        assert sorted(lenient.numbers) == list(range(8, 16))
+        with pytest.raises(StreamTruncated):
+            await group.reset({0: events[1].end})
+        await group.reset()
+        with pytest.raises(ReaderOffline):
+            async with asyncio.timeout(60):
+                await lenient.task
+
+    run(main)
 
 
 def test_groups_that_are_not_there_and_values_that_make_no_sense() -> None:
