@@ -167,6 +167,7 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
+        self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
         self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
@@ -276,10 +277,13 @@ class DurableSpool:
         before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
         committing = decision.outcome is Outcome.COMMIT
+        was_ahead = self._ahead
+        self._ahead = decision.outcome is Outcome.MISMATCH and proposal.end < decision.committed.fragment.end
         stamp, self._stamp = self._stamp, self._stamp.followed(revision, wrote=committing)
         try:
             if decision.rolled:
-                self._roll(decision, primary, stamp)
+                # What the primary has just been told that it lacks may be here alone, and readers elsewhere wait.
+                self._roll(decision, primary or was_ahead, stamp)
             elif committing:
                 self._record(decision.committed)
                 self._spool.adopt(decision)

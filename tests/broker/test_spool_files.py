@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ class Observer:
 
     visible: list[tuple[int, int]] = field(default_factory=list)
     sealed: list[Sealed] = field(default_factory=list)
+    urgent: list[bool] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)
 
     def spool_skip(self, offset: int) -> None:
@@ -47,6 +48,7 @@ class Observer:
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.sealed.append(sealed)
+        self.urgent.append(primary)
 
 
 @pytest.fixture
@@ -96,6 +98,28 @@ def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, f
     roll(spool, codec=Codec.SNAPPY)
     assert names(folder) == []
     assert spool.fragment.codec is Codec.SNAPPY
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpool, observer: Observer) -> None:
+    """It may be on this broker alone, and readers of others would wait for as long as replicas hold back."""
+
+    def follow(proposal: Fragment) -> Outcome:
+        return spool.propose(proposal, NONE, primary=False).outcome
+
+    for content in (b"abc", b"def"):
+        spool.write(0, content)
+        assert follow(spool.next_fragment()) is Outcome.COMMIT
+    shorter = replace(spool.fragment, end=3, sum=sum_of(b"abc"))
+    synchronized = follow(shorter if lacks else spool.fragment)
+    assert synchronized is (Outcome.MISMATCH if lacks else Outcome.KEEP)
+    follow(empty_at(spool.fragment, 6, Codec.GZIP))
+    assert observer.urgent == [lacks]
+
+    spool.write(0, b"ghi")
+    follow(spool.next_fragment())
+    follow(empty_at(spool.fragment, 9, Codec.GZIP))
+    assert observer.urgent == [lacks, False]
 
 
 def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Observer) -> None:
