@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-_SCHEDULE = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)
+_SCHEDULE = (0.05, 0.05, 0.1, 0.1, 0.25, 0.5, *[1.0] * 30)
+"""It reaches beyond the lease of a broker that died: others then take over within a moment, and nobody shall still be
+waiting a long time when they have."""
 _LATER = 5.0
 
 

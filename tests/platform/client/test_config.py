@@ -70,13 +70,14 @@ def test_a_configuration_travels() -> None:
 
 
 def test_waits_grow() -> None:
-    assert [backoff(attempt) for attempt in range(8)] == [0.05, 0.05, 0.1, 0.1, 1, 1, 5, 5]
+    assert [backoff(attempt) for attempt in range(8)] == [0.05, 0.05, 0.1, 0.1, 0.25, 0.5, 1, 1]
+    assert [backoff(attempt) for attempt in (35, 36, 1000)] == [1, 5, 5]
 
 
 def test_patience_counts_from_the_first_failure_since_progress() -> None:
     retry = Retry(patience=1.5)
     assert [retry.failed(now) for now in (100.0, 100.05, 100.1, 100.2)] == [0.05, 0.05, 0.1, 0.1]
-    assert retry.failed(100.3) == 1
+    assert retry.failed(100.3) == 0.25
     assert retry.failed(101.3) is None
     retry.progressed()
     assert retry.failures == 0
