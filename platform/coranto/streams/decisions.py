@@ -36,6 +36,7 @@ from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
+from coranto.streams.batches import Batches
 from coranto.streams.model import HELD_LABEL, transactions_journal
 from coranto.wire import protocol_pb2 as pb
 
@@ -119,6 +120,7 @@ class Decisions:
     def __init__(self, client: JournalClient, stream: str, entropy: Entropy) -> None:
         self._client = client
         self._entropy = entropy
+        self._batches: tuple[str, Batches] | None = None  # Of the token that was given last.
         self.journal = transactions_journal(stream)
 
     # -- The gate --------------------------------------------------------------------------------------------------
@@ -148,16 +150,18 @@ class Decisions:
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
-    async def decide(self, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> int:
-        """Commit a transaction, if the gate is still as `token` says. Returns the offset behind its record.
+    async def decide(self, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
+        """Commit a transaction, if the gate is still as `token` says. Those that wait at once share an append.
 
         `done` are earlier ones whose acknowledgements are in their segments. Raises RegisterMismatch when nothing was
         decided, and AppendOutcomeUnknown when that is not known: then `settle` it.
         """
-        record = {"decided": txn, "acks": {name: base64.b64encode(ack).decode() for name, ack in acks.items()}}
-        check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
-        content = b"".join(map(_line, [record, *({"done": each} for each in done)]))
-        return (await self._client.append(self.journal, content, check_registers=check)).end
+        in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
+        records: list[Mapping[str, object]] = [{"decided": txn, "acks": in_text}, *({"done": each} for each in done)]
+        if self._batches is None or self._batches[0] != token:
+            check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
+            self._batches = token, Batches(lambda each: self._client.append(self.journal, each, check_registers=check))
+        await self._batches[1].append(b"".join(map(_line, records)))
 
     async def settle(self, txn: str, begin: int) -> bool:
         """Whether a transaction was decided that began when the journal ended at `begin`. If not, it never will be."""

@@ -9,8 +9,9 @@ What a transaction on one key gets for one append takes more here, since several
    transaction is committed, whatever happens to this process.
 3. The acknowledgements go to the segments, at the same time again, and readers have the events.
 
-So a transaction over n segments costs 2n + 1 appends in three steps, one after the other. Its events are contiguous in
-no segment, and readers of different segments meet them at different times; but everyone meets all of them or none.
+So a transaction over n segments costs 2n + 1 appends in three steps, one after the other. Transactions of one writer
+that are under way at once share them. The events are contiguous in no segment, and readers of different segments meet
+them at different times; but everyone meets all of them or none.
 
 The producer id is new for each transaction, because acknowledgements may be appended again at any time (by whoever
 recovers the stream), and an acknowledgement that comes again must not end another transaction.
@@ -48,6 +49,7 @@ from coranto.errors import (
 from coranto.messages.uuids import Clock as UuidClock
 from coranto.messages.uuids import Flags, ProducerId, build_uuid, new_producer_id
 from coranto.streams import registers as rules
+from coranto.streams.batches import Batches, Place
 from coranto.streams.decisions import Decisions
 from coranto.streams.events import EventFormat, format_of
 from coranto.streams.keys import key_hash
@@ -148,6 +150,7 @@ class MultiKeyWriter(Generic[E]):
         self._ticks = UuidClock(lambda: int(self._clock.now() * 1e9))
         self._look: _Look | None = None
         self._held: set[str] = set()
+        self._batches: dict[str, Batches] = {}
         self._done: list[str] = []
         self._committed = 0
         self._closed = False
@@ -201,11 +204,12 @@ class MultiKeyWriter(Generic[E]):
         retry = Retry(self._patience)
         while True:
             txn = self._entropy(12).hex()
+            look = await self._looked()
             try:
-                look = await self._looked()
                 return await self._attempt(txn, look, events)
             except _Stale:
-                self._look = None
+                if self._look is look:
+                    self._look = None
                 delay = retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise TransactionTimeout(
@@ -291,8 +295,17 @@ class MultiKeyWriter(Generic[E]):
     async def _append(self, part: _Part) -> MultiKeyPosition:
         journal = part.segment.journal
         await self._hold(journal)
-        result = await self._client.append(journal, part.content, retry_unknown=True, patience=self._patience)
-        return MultiKeyPosition(part.segment.number, journal, result.begin, result.end)
+        return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
+
+    async def _send(self, journal: str, content: bytes) -> Place:
+        """Append messages with UUIDs, together with those of other transactions that wait."""
+        batches = self._batches.get(journal)
+        if batches is None:
+            append = self._client.append
+            batches = self._batches[journal] = Batches(
+                lambda each: append(journal, each, retry_unknown=True, patience=self._patience)
+            )
+        return await batches.append(content)
 
     async def _hold(self, journal: str) -> None:
         """Hold the registers of a segment without content, so that other writers do not take them for lost."""
@@ -326,7 +339,7 @@ class MultiKeyWriter(Generic[E]):
     async def _acknowledge(self, part: _Part) -> bool:
         """Let readers have the events of a segment. False when that could not be done."""
         try:
-            await self._client.append(part.segment.journal, part.ack, retry_unknown=True, patience=self._patience)
+            await self._send(part.segment.journal, part.ack)
         except (NotAllowed, JournalNotFound):
             return True  # Whoever sealed the segment did this before.
         except CorantoError as error:
@@ -339,7 +352,7 @@ class MultiKeyWriter(Generic[E]):
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await self._client.append(part.segment.journal, part.drop, retry_unknown=True)
+                await self._send(part.segment.journal, part.drop)
 
         await asyncio.gather(*map(drop, parts))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,6 +94,26 @@ async def test_events_of_several_segments_are_committed_together(
         assert content.count(b"\n") == 10
 
 
+async def test_transactions_at_once_share_appends(cluster: Cluster, streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+    async with MultiKeyWriter[Any](client, "orders") as writer:
+        await write(writer, 0)
+        before = cluster.calls("Append")
+        results = []
+
+        async def one(number: int) -> None:
+            txn = writer.transaction()
+            for at, key in enumerate(KEYS):
+                txn.write(key, {"txn": number, "at": at})
+            results.append(await txn.commit())
+
+        await asyncio.gather(*map(one, range(1, 21)))
+        assert cluster.calls("Append") - before < 20, "20 transactions by themselves would take 100"
+    assert Counter(each["txn"] for each in await committed(client)) == dict.fromkeys(range(21), 3)
+    spans = sorted((each.segment, each.begin, each.end) for result in results for each in result.positions)
+    assert all(one[2] <= other[1] for one, other in pairwise(spans) if one[0] == other[0])
+
+
 async def test_what_is_not_committed_is_nowhere(streams: Streams, client: JournalClient) -> None:
     stream = await streams.create("orders", 2, template=TEMPLATE)
     clock = HurriedClock()
@@ -167,6 +188,10 @@ async def test_bytes_and_other_writers_beside(streams: Streams, client: JournalC
 
 
 # --------------------------------------------------------------------------------------------------------------- deaths
+
+
+def joined(content: bytes | Sequence[bytes]) -> bytes:
+    return content if isinstance(content, bytes) else b"".join(content)
 
 
 class Died(Exception):
@@ -246,7 +271,7 @@ async def test_a_decision_whose_answer_is_lost_is_looked_for(
 
             async def append(journal: str, content: Any, **options: Any) -> Any:
                 nonlocal unanswered
-                if b'"decided"' not in content or unanswered:
+                if b'"decided"' not in joined(content) or unanswered:
                     return await call(journal, content, **options)
                 unanswered += 1
                 if applied:
@@ -275,9 +300,9 @@ async def test_when_nothing_tells_any_more_the_outcome_is_unknown(streams: Strea
             call = getattr(self._client, name)
 
             async def append(journal: str, content: Any, **options: Any) -> Any:
-                if b'"decided"' in content:
+                if b'"decided"' in joined(content):
                     raise AppendOutcomeUnknown("lost")
-                if b'"void"' in content:
+                if b'"void"' in joined(content):
                     raise Unavailable("nothing answers")
                 return await call(journal, content, **options)
 

@@ -1,0 +1,74 @@
+"""Appends to one journal that are put together while another is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from coranto.client.values import AppendResult
+
+MAX_BATCH_BYTES: Final = 1 << 20
+"""Content that is put together; a single one may be longer."""
+
+
+class Place(NamedTuple):
+    """Where content stands in its journal: [begin, end)."""
+
+    begin: int
+    end: int
+
+
+class Batches:
+    """Has content appended by `send`, in the order in which it is given, one append after the other.
+
+    Without load each content is an append of its own. What comes while one is under way goes together with the next,
+    and shares its fate: all of it is appended, or all of it fails with the same error.
+    """
+
+    def __init__(self, send: Callable[[Sequence[bytes]], Awaitable[AppendResult]]) -> None:
+        self._send = send
+        self._waiting: list[tuple[bytes, asyncio.Future[Place]]] = []
+        self._runner: asyncio.Task[None] | None = None
+
+    async def append(self, content: bytes) -> Place:
+        """Append, and return where it stands. Cancelling it does not recall it. Raises what `send` does."""
+        done: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._waiting.append((content, done))
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run())
+        return await done
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._take()
+                try:
+                    result = await self._send([content for content, _ in batch])
+                except BaseException as error:
+                    for _, done in batch:
+                        if not done.done():
+                            done.set_exception(error)
+                    if not isinstance(error, Exception):
+                        raise
+                    continue
+                at = result.begin
+                for content, done in batch:
+                    if not done.done():
+                        done.set_result(Place(at, at + len(content)))
+                    at += len(content)
+        finally:
+            self._runner = None
+            for _, done in self._waiting:  # Only when this was cancelled.
+                done.cancel()
+            self._waiting.clear()
+
+    def _take(self) -> list[tuple[bytes, asyncio.Future[Place]]]:
+        size = count = 0
+        for content, _ in self._waiting:
+            if count and size + len(content) > MAX_BATCH_BYTES:
+                break
+            size += len(content)
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
