@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source
+from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source, streams
 from benchmarks.runner import report
 from coranto.memory import keep_freed_memory
 
@@ -17,7 +17,9 @@ BENCHMARKS = {
     "latency": latency.run,
     "messages": messages.run,
     "read": read.run,
+    "recovery": consuming.run_recovery,
     "spark_source": spark_source.run,
+    "streams": streams.run,
 }
 
 

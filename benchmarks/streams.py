@@ -1,0 +1,226 @@
+"""Writers of streams against plain appends of the same bytes, and against each other.
+
+All is of one process that writes to one broker (R=1) over one client, so that what differs is what the writer does: its
+sequences and registers, the framing of events, routing. Events are 100 bytes, transactions ten of them; a plain append
+has exactly the bytes that such a transaction has in its segment.
+
+Latencies are of one commit after the other, a transaction and a plain append by turns. Rates are of tasks that each
+commit, wait for it, and commit again; those that are *pipelined* are of one task that does not wait, and then the plain
+appends are those of `AppendService`, which puts together what is given to it meanwhile, as a writer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from benchmarks.append import cluster_of
+from benchmarks.runner import Figure, in_turns
+from coranto.client import AppendService, JournalClient
+from coranto.messages.uuids import Flags, build_uuid, new_producer_id
+from coranto.streams.events import BytesEvents
+from coranto.streams.lifecycle import Streams, default_template
+from coranto.streams.multi import MultiKeyWriter
+from coranto.streams.writer import StreamWriter
+
+EVENT = b"x" * 100
+EVENTS = [EVENT] * 10
+TASKS = 64
+COMMITS = 150
+SECONDS = 1.0
+PIPELINED = 3000
+KEYS = (1, 10, 100, 1000)
+SEGMENTS = (1, 4, 16, 64)
+PLAIN = "bench/plain"
+
+T = TypeVar("T")
+Measure = Callable[[], Awaitable[float]]
+
+
+class Bench:
+    """A client and what it writes to. Use on one event loop."""
+
+    def __init__(self, client: JournalClient) -> None:
+        self.client = client
+        self.content = b""
+
+    async def create(self) -> None:
+        streams = Streams(self.client)
+        template = default_template(stores=())  # What is measured is not the compression of fragments.
+        for segments in SEGMENTS:
+            await streams.create(
+                f"bench/{segments}", segments, template=template, content_type=BytesEvents().content_type
+            )
+        await streams.ensure_part("bench/1", PLAIN)
+
+    def writer(self, segments: int) -> StreamWriter[bytes]:
+        return StreamWriter(self.client, f"bench/{segments}", format=BytesEvents())
+
+    def plain(self, writer: StreamWriter[bytes]) -> bytes:
+        """The bytes of a transaction."""
+        format, producer = BytesEvents(), new_producer_id(lambda size: b"x" * size)
+        events = [format.marshal(event, build_uuid(producer, 1, Flags.CONTINUE_TXN)) for event in EVENTS]
+        end = format.transaction_end(build_uuid(producer, 2, Flags.ACK_TXN), writer.identity.writer, 1)
+        return b"".join([*events, end])
+
+    async def latency(self) -> tuple[float, float]:
+        """Medians in milliseconds: of a transaction, and of a plain append."""
+        found: tuple[list[float], list[float]] = ([], [])
+        async with self.writer(1) as writer:
+            content = self.plain(writer)
+            for _ in range(COMMITS):
+                begun = time.perf_counter()
+                await writer.write_events("key", EVENTS)
+                between = time.perf_counter()
+                await self.client.append(PLAIN, content)
+                found[0].append(between - begun)
+                found[1].append(time.perf_counter() - between)
+        return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
+
+    async def multi_latency(self) -> tuple[float, float]:
+        """Medians in milliseconds: of a transaction on keys of two segments, and of one on one key."""
+        found: tuple[list[float], list[float]] = ([], [])
+        async with self.writer(4) as single, self.multi() as several:
+            for _ in range(COMMITS // 2):
+                begun = time.perf_counter()
+                await self.commit_several(several)
+                between = time.perf_counter()
+                await single.write_events("", EVENTS)
+                found[0].append(between - begun)
+                found[1].append(time.perf_counter() - between)
+        return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
+
+    def multi(self) -> MultiKeyWriter[bytes]:
+        return MultiKeyWriter(self.client, "bench/4", format=BytesEvents())
+
+    async def commit_several(self, writer: MultiKeyWriter[bytes]) -> None:
+        async with writer.transaction() as txn:
+            for number, event in enumerate(EVENTS):
+                txn.write("" if number % 2 else "a", event)  # Keys of the first and of the last segment.
+
+    async def rate(self, tasks: int, commit: Callable[[int], Awaitable[object]]) -> float:
+        """Commits per second by so many tasks; each is told its number."""
+        done = 0
+        begun = time.perf_counter()
+        until = begun + SECONDS
+
+        async def task(number: int) -> None:
+            nonlocal done
+            while time.perf_counter() < until:
+                await commit(number)
+                done += 1
+
+        await asyncio.gather(*map(task, range(tasks)))
+        return done / (time.perf_counter() - begun)
+
+    def transactions(self, *, tasks: int = TASKS, keys: int = TASKS, segments: int = 1) -> Measure:
+        async def measure() -> float:
+            turns = itertools.count()
+            async with self.writer(segments) as writer:
+                return await self.rate(tasks, lambda _: writer.write_events(f"key-{next(turns) % keys}", EVENTS))
+
+        return measure
+
+    def appends(self, tasks: int) -> Measure:
+        async def measure() -> float:
+            async with self.writer(1) as writer:
+                content = self.plain(writer)
+            return await self.rate(tasks, lambda _: self.client.append(PLAIN, content))
+
+        return measure
+
+    async def several(self) -> float:
+        async with self.multi() as writer:
+            return await self.rate(TASKS, lambda _: self.commit_several(writer))
+
+    async def pipelined_transactions(self) -> float:
+        """Transactions per second of one task that does not wait for them."""
+        async with self.writer(1) as writer:
+            begun = time.perf_counter()
+            for number in range(PIPELINED):
+                writer.write_events(f"key-{number % TASKS}", EVENTS)
+                await writer.drain()
+            await writer.flush()
+            return PIPELINED / (time.perf_counter() - begun)
+
+    async def pipelined_appends(self) -> float:
+        async with self.writer(1) as writer:
+            content = self.plain(writer)
+        begun = time.perf_counter()
+        async with AppendService(self.client) as service:
+            for _ in range(PIPELINED):
+                await service.append(PLAIN, content)
+        return PIPELINED / (time.perf_counter() - begun)
+
+    async def pipelined_events(self) -> float:
+        """Plain events per second of one task that does not wait for them."""
+        async with self.writer(1) as writer:
+            begun = time.perf_counter()
+            for number in range(PIPELINED * len(EVENTS)):
+                writer.write_event(f"key-{number % TASKS}", EVENT)
+                if number % len(EVENTS) == 0:
+                    await writer.drain()
+            await writer.flush()
+            return PIPELINED * len(EVENTS) / (time.perf_counter() - begun)
+
+    async def pipelined_events_in_transactions(self) -> float:
+        return await self.pipelined_transactions() * len(EVENTS)
+
+
+def _figures(rounds: int) -> Iterator[Figure]:
+    with cluster_of(1) as (cluster, _), asyncio.Runner() as runner:
+        bench = runner.run(_bench(cluster.info.endpoint))
+
+        def pair(floor: Measure, subject: Measure) -> tuple[list[float], list[float]]:
+            return in_turns(rounds, lambda: runner.run(_of(floor)), lambda: runner.run(_of(subject)))
+
+        def latencies(measure: Callable[[], Awaitable[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+            runner.run(_of(measure))
+            found = [runner.run(_of(measure)) for _ in range(rounds)]
+            return [one for one, _ in found], [other for _, other in found]
+
+        try:
+            size = len(bench.plain(bench.writer(1)))
+            plain = f"plain appends of the same {size} bytes"
+            yield Figure("commit of a transaction, p50", "ms", *latencies(bench.latency), plain, "less is better")
+            for tasks in (1, TASKS):
+                name = f"transactions, {tasks} task{'s' if tasks > 1 else ''}"
+                measured = pair(bench.appends(tasks), bench.transactions(tasks=tasks, keys=tasks))
+                yield Figure(name, "transactions/s", *measured, plain)
+            measured = pair(bench.pipelined_appends, bench.pipelined_transactions)
+            yield Figure("transactions, pipelined", "transactions/s", *measured, f"{plain}, by AppendService")
+            measured = pair(bench.pipelined_events, bench.pipelined_events_in_transactions)
+            yield Figure("events in transactions of ten, pipelined", "events/s", *measured, "events by themselves")
+            yield Figure(
+                *("commit on two segments, p50", "ms", *latencies(bench.multi_latency)),
+                "transactions on one key",
+                "less is better",
+            )
+            measured = pair(bench.transactions(segments=4), bench.several)
+            yield Figure(f"on two segments, {TASKS} tasks", "transactions/s", *measured, "transactions on one key")
+            for keys in KEYS[1:]:
+                measured = pair(bench.transactions(keys=1), bench.transactions(keys=keys))
+                yield Figure(f"{keys} routing keys, {TASKS} tasks", "transactions/s", *measured, "one routing key")
+            for segments in SEGMENTS[1:]:
+                measured = pair(bench.transactions(), bench.transactions(segments=segments))
+                yield Figure(f"{segments} segments, {TASKS} tasks", "transactions/s", *measured, "one segment")
+        finally:
+            runner.run(bench.client.close())
+
+
+async def _bench(endpoint: str) -> Bench:
+    bench = Bench(JournalClient(endpoint))
+    await bench.create()
+    return bench
+
+
+async def _of(measure: Callable[[], Awaitable[T]]) -> T:
+    return await measure()
+
+
+def run(rounds: int) -> list[Figure]:
+    return list(_figures(rounds))
