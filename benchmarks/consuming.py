@@ -26,6 +26,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
 from coranto.messages import Envelope, Sequencer, iter_messages
 from coranto.messages.sequencer import read_committed
+from coranto.specs import ANY_REVISION
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints, Player, Recorder, new_author
 from coranto_consumers.runtime.application import Application, Shard
@@ -248,7 +249,7 @@ def _recovery(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
             )
         )
         with SyncJournalClient(endpoint) as client:
-            client.apply([pb.ApplyRequest.Change(delete=log)])
+            client.apply([pb.ApplyRequest.Change(delete=log, expect_mod_revision=ANY_REVISION)])
     return figures
 
 
@@ -261,8 +262,10 @@ def _create(client: SyncJournalClient, journal: str, content_type: str) -> None:
 
 
 def run(rounds: int) -> list[Figure]:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        with EmbeddedCluster(folder / "cluster") as cluster:
-            endpoint = cluster.info.endpoint
-            return [*_consuming(rounds, endpoint, folder), *_recovery(rounds, endpoint, folder)]
+    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
+        return _consuming(rounds, cluster.info.endpoint, Path(folder))
+
+
+def run_recovery(rounds: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster(Path(folder) / "cluster") as cluster:
+        return _recovery(rounds, cluster.info.endpoint, Path(folder))
