@@ -40,14 +40,8 @@ class OrderedAppends:
     def __init__(self, append: Append) -> None:
         self._append = append
         self._lanes: dict[str, _Lane] = {}
-        self._pending: set[asyncio.Future[int]] = set()
         self._bytes = 0
         self._released = asyncio.Event()
-
-    @property
-    def pending(self) -> list[asyncio.Future[int]]:
-        """What `add` returned and is not done."""
-        return list(self._pending)
 
     def add(self, journal: str, content: bytes, *, after: asyncio.Future[None] | None = None) -> asyncio.Future[int]:
         """Append content behind all that was added for the journal before, and not before `after` is done.
@@ -61,7 +55,6 @@ class OrderedAppends:
             done.set_exception(lane.failure)
             done.exception()  # It may be that nobody looks at it: the shard has failed already.
             return done
-        self._pending.add(done)
         self._bytes += len(content)
         lane.queue.append(_Piece(content, after, done))
         if lane.sender is None:
@@ -129,6 +122,5 @@ class OrderedAppends:
         return batch
 
     def _settle(self, piece: _Piece) -> None:
-        self._pending.discard(piece.done)
         self._bytes -= len(piece.content)
         self._released.set()

@@ -79,6 +79,8 @@ class Primary:
         self._metrics = metrics
         self._publisher = ShardPublisher(producer, MessageClock(lambda: int(clock.now() * 1e9)))
         self._appends = OrderedAppends(self._append)
+        self._published: list[asyncio.Future[int]] = []
+        """Appends of the current transaction that are not known to have succeeded."""
         self._transactions = Transactions(limits_of(shard.spec))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"shard {shard.id}")
         self._wake = asyncio.Event()
@@ -243,7 +245,8 @@ class Primary:
 
     def _append_published(self) -> None:
         for journal, content in self._publisher.take():
-            self._appends.add(journal, content)
+            self._published.append(self._appends.add(journal, content))
+        self._published = [append for append in self._published if not _succeeded(append)]
 
     async def _commit(self) -> None:
         """Begin to commit the current transaction, and let the next one begin."""
@@ -253,8 +256,8 @@ class Primary:
         self._append_published()
         intents = self._publisher.ack_intents()
         checkpoint = Checkpoint(self._intake.checkpoint(DEFAULT_PRUNE_HORIZON_S), intents)
-        # Nothing may commit before what it has published is there to be acknowledged.
-        wait_for = self._appends.pending
+        # Nothing may commit before what it has published is there to be acknowledged, nor if that has failed.
+        wait_for, self._published = self._published, []
         committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
         self._transactions.start_commit(self._now())
         # Acknowledgements take their places now, so that nothing of the next transaction can come before them.
@@ -348,6 +351,10 @@ class Primary:
                 self._arrived.append(envelopes)
                 self._wake.set()
         raise CorantoError(f"the read of {journal} ended although it was to go on")
+
+
+def _succeeded(append: asyncio.Future[int]) -> bool:
+    return append.done() and not append.cancelled() and append.exception() is None
 
 
 def _is_ack(message: Envelope[Any]) -> bool:

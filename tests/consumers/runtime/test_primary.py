@@ -315,3 +315,15 @@ async def test_an_async_application_that_never_pauses_publishes_behind_the_ackno
     async with running_shard(Eager(), SPEC, client) as shard:
         await shard.read_through({"in/one": head})
     assert [each["n"] for each in journals.committed("out/one")] == [0, 1, 2, 3, 4]
+
+
+async def test_nothing_commits_whose_messages_could_not_be_published(journals, client, sums):
+    """Also when that was known before the commit began, and nothing of it was pending any more."""
+    sums.output = "deleted/journal"
+    spec = shard_spec("shard-sums", ["in/one"], min_seconds=0.3, max_seconds=5)
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(sums, spec, client) as shard:
+        with pytest.raises(JournalNotFound, match="deleted/journal"):
+            await shard.task
+    assert sums.sums() == {}
+    assert sums.database.read("shard-sums").checkpoint == Checkpoint()
