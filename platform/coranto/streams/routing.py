@@ -124,4 +124,9 @@ class Routing:
         registers = Registers.of(result.registers)
         if registers.held:
             self._sealed[segment.number] = registers
-        return registers, result.end
+            return registers, result.end
+        # A broker that took the segment over when those that had its registers were gone has nothing of it by itself,
+        # and tells 0. What was sealed, or is stored, tells that there is content, so that registers were lost.
+        if segment.sealed_at is not None:
+            return registers, segment.sealed_at
+        return registers, max(result.end, await self._shared.client.head(segment.journal))

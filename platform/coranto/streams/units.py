@@ -118,6 +118,11 @@ class Attempt:
     def is_conditional(self) -> bool:
         return self.units[0].is_conditional  # Such a unit is alone.
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether it was sent, and was applied or had an error."""
+        return self.result is not None or self.error is not None
+
 
 def encode(
     units: Sequence[Unit],
