@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 import structlog
 
+from coranto.cli.streams import autoscaling
+from coranto.client import JournalClient
 from coranto.client.loop import LoopThread
+from coranto.errors import CorantoError
+from coranto.streams.autoscale import Scaled
+from coranto.streams.lifecycle import Streams
+from coranto.streams.scaling import Merge, ScalingPolicy, Split
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.testing.command_line import CommandLine
 
@@ -112,6 +118,30 @@ def test_what_makes_no_sense_is_said(run: CommandLine, words: tuple[str, ...], p
     result = run(*words)
     assert (result.code, result.output) == (1, "")
     assert problem in result.errors
+
+
+def test_what_was_scaled_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(run, "steady", "-s", "3")
+
+    class Decided:
+        """Decides the same at its first step, and fails at the next."""
+
+        def __init__(self, client: JournalClient, names: list[str], *, policy: ScalingPolicy | None) -> None:
+            assert (names, policy) == (["steady"], ScalingPolicy.by_bytes(5))
+            self._streams = Streams(client)
+            self._steps = 0
+
+        async def step(self) -> list[Scaled]:
+            self._steps += 1
+            if self._steps > 1:
+                raise CorantoError("the brokers are gone")
+            changes = (Split(0, 2), Merge((1, 2)))
+            return [Scaled(await self._streams.scale("steady", changes), changes)]
+
+    monkeypatch.setattr(autoscaling, "Autoscaler", Decided)
+    result = run("autoscale", "steady", "--policy", "bytes/5", "--interval", "0.01")
+    assert result.output == "steady: split 0 into 2; merged 1 and 2; 3 segments are active now\n"
+    assert (result.code, "the brokers are gone" in result.errors) == (1, True)
 
 
 def test_events_are_written_and_read_by_key(run: CommandLine, tmp_path: Path) -> None:
