@@ -19,31 +19,28 @@ import structlog
 from coranto.client.client import JournalClient
 from coranto.effects import Clock
 from coranto.errors import (
-    AppendOutcomeUnknown,
     CorantoError,
     InvalidInput,
     ReaderOffline,
     StreamTruncated,
-    Unavailable,
 )
 from coranto.messages.framing import Framing
 from coranto.streams.delivery import Event, SegmentPool, SegmentSource, StreamTransaction
 from coranto.streams.events import format_of
 from coranto.streams.group_state import (
     Acquired,
-    Beat,
     CheckpointPassed,
     Completed,
     GroupState,
     GroupUpdate,
     Joined,
     Left,
-    Liveness,
     Positions,
     Released,
 )
 from coranto.streams.model import Stream
 from coranto.streams.positions import SegmentPosition, StreamPosition
+from coranto.streams.presence import Presence
 from coranto.streams.state import StateSynchronizer
 from coranto.streams.watching import StreamWatch
 from coranto.streams.watermarks import TimeWindow, TimeWindows
@@ -112,14 +109,13 @@ class GroupReader(Generic[E]):
         self._pool: SegmentPool[E] = SegmentPool()
         self._watch = StreamWatch(client, stream, clock, self._pool.woken.set)
         self._windows = TimeWindows(client, stream)
-        self._liveness = Liveness()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CorantoError | None = None
         self._rest: deque[Event[E]] = deque()
         self._committed: dict[int, SegmentPosition] = {}  # What `commit` said is consumed.
         self._flushed: str | None = None  # The checkpoint that `on_checkpoint` has returned for.
         self._attended: tuple[GroupState, Stream] | None = None
-        self._confirmed = 0.0  # When the group was last seen to count on this reader.
+        self._presence: Presence | None = None  # While it is open.
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -140,9 +136,17 @@ class GroupReader(Generic[E]):
         if self._format is None:
             self._format = cast(Framing[E], format_of(stream.content_type))
         await self._group.update(lambda state: Joined(self.id, self._token))
-        self._confirmed = self._clock.monotonic()
+        self._presence = Presence(
+            self._group,
+            self.id,
+            self._token,
+            self._advances,
+            beat=self._beat,
+            timeout=self._timeout,
+            clock=self._clock,
+        )
         self._watch.follow()
-        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live())]
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live(self._presence))]
 
     async def close(self, *, consumed: bool = True) -> None:
         """Leave the group; others go on. With `consumed` that is behind what was delivered, if it is committed by
@@ -150,7 +154,7 @@ class GroupReader(Generic[E]):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        joined, self._tasks = bool(self._tasks), []
+        joined, self._presence, self._tasks = self._presence is not None, None, []
         if consumed and self._auto_commit and not self._rest:
             self._pool.settle()
         if joined and self._failure is None:
@@ -203,12 +207,11 @@ class GroupReader(Generic[E]):
         Within a transaction that counts up to its beginning. Raises ReaderOffline: nothing was recorded, and others
         deliver again what was delivered since the last time; AppendOutcomeUnknown.
         """
-        self._check()
+        presence = self._check()
         if not self._rest:
             self._pool.settle()
         self._committed = self._pool.positions()
-        await self._group.update(lambda state: Beat(self.id, self._token, self._advances(state)))
-        self._confirmed = self._clock.monotonic()
+        await presence.confirm()
         position = StreamPosition(self._committed)
         if not self._rest:
             await self._attend(between=True)
@@ -237,11 +240,8 @@ class GroupReader(Generic[E]):
         """The next transaction; None at the end of the stream, or when it takes a commit to go on."""
         self._pool.settle()  # Where events are consumed by `commit`, what that has said counts anyway.
         while True:
-            self._check()
-            if self._clock.monotonic() - self._confirmed >= self._timeout:
-                # Others may have taken this reader for dead meanwhile. Deliver nothing before that is known.
-                (await self._group.fetch()).require(self.id, self._token)
-                self._confirmed = self._clock.monotonic()
+            presence = self._check()
+            await presence.check()
             self._pool.woken.clear()
             await self._attend()
             if await self._complete():
@@ -261,12 +261,13 @@ class GroupReader(Generic[E]):
                 return None
             await self._pool.woken.wait()
 
-    def _check(self) -> None:
+    def _check(self) -> Presence:
+        if self._presence is None:
+            raise InvalidInput(f"reader {self.id} is not open: use it in `async with`")
         self._watch.check()
         if self._failure is not None:
             raise self._failure
-        if not self._tasks:
-            raise InvalidInput(f"reader {self.id} is not open: use it in `async with`")
+        return self._presence
 
     async def _attend(self, *, between: bool = False) -> None:
         """Do what the group's state asks for; `between` commits, too, of what is not committed by itself."""
@@ -446,38 +447,12 @@ class GroupReader(Generic[E]):
         except CorantoError as error:
             self._fail(error)
 
-    async def _live(self) -> None:
-        """Give signs of life, and take readers out of the group that give none."""
-        while True:
-            await self._clock.sleep(self._beat)
-            try:
-                await self._group.update(lambda state: Beat(self.id, self._token, self._advances(state)))
-                now = self._clock.monotonic()
-                if now - self._confirmed > self._timeout / 2:
-                    # Whatever kept this reader from its signs of life may have kept the others, too.
-                    self._liveness = Liveness()
-                self._confirmed = now
-                for reader, token in self._liveness.silent(self._group.state, now, self._timeout):
-                    await self._take_out(reader, token)
-            except (Unavailable, AppendOutcomeUnknown) as error:
-                _log.warning("a reader's sign of life is late", reader=self.id, reason=str(error))
-            except CorantoError as error:
-                self._fail(error)
-                return
-
-    async def _take_out(self, reader: str, token: str) -> None:
-        def leave(state: GroupState) -> Left | None:
-            member = state.members.get(reader)
-            # It may have given a sign of life that is only now known.
-            alive = (
-                member is None
-                or member.token != token
-                or (reader, token) not in self._liveness.silent(state, self._clock.monotonic(), self._timeout)
-            )
-            return None if alive else Left(reader, token)
-
-        _log.warning("a reader is silent and taken for dead", reader=reader, by=self.id)
-        await self._group.update(leave)
+    async def _live(self, presence: Presence) -> None:
+        """Stay in the group."""
+        try:
+            await presence.run()
+        except CorantoError as error:
+            self._fail(error)
 
     def _fail(self, error: CorantoError) -> None:
         if self._failure is None:

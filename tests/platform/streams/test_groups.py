@@ -89,7 +89,7 @@ class Process:
         """End it at once: not even a farewell."""
         for task in (self.task, *self.reader._tasks):
             task.cancel()
-        self.reader._tasks = []
+        self.reader._presence, self.reader._tasks = None, []
         await asyncio.gather(self.task, return_exceptions=True)
 
     async def stop(self) -> None:
