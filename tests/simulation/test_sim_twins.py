@@ -22,6 +22,7 @@ from coranto.testing.sim.loop import Killed, Process, SimLoop, simulated
 from coranto.testing.sim.network import Delays, Lane, Network
 from coranto.testing.sim.object_store import SimFragments, SimObjectStore, StoreFaults
 from coranto.testing.sim.rpc import Rpc
+from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 
 FILE = Path("/data/file")
@@ -248,6 +249,42 @@ def test_nobody_answers_at_an_endpoint_of_nobody() -> None:
         stub = Setting(loop).rpc.stub("client", "http://nobody:80")
         with pytest.raises(grpc.aio.AioRpcError, match="refused"):
             await stub.ListFragments(pb.FragmentsRequest())
+
+    run(scenario)
+
+
+def test_services_of_consumers_are_called_by_their_own_methods() -> None:
+    class Shards:
+        async def List(self, request: pc.ListRequest, context: Any) -> pc.ListResponse:
+            return pc.ListResponse(shards=[pc.ListResponse.Shard(mod_revision=7)])
+
+    async def scenario(loop: SimLoop) -> None:
+        setting = Setting(loop)
+        setting.rpc.endpoints.listen("http://shards:80", "shards", Process(loop, "consumer"), Shards())
+        stub = setting.rpc.shard_stub("client", "http://shards:80")
+        assert [each.mod_revision for each in (await stub.List(pc.ListRequest())).shards] == [7]
+        with pytest.raises(AttributeError):
+            _ = stub.Append  # type: ignore[attr-defined]
+
+    run(scenario)
+
+
+def test_a_connection_is_there_once_somebody_listens_and_until_the_link_is_cut() -> None:
+    ready = grpc.ChannelConnectivity.READY
+
+    async def scenario(loop: SimLoop) -> None:
+        setting = Setting(loop)
+        channel = setting.rpc.channel("client", "http://server:80")
+        mend = setting.network.cut("server", "client")
+        waiting = asyncio.ensure_future(channel.channel_ready())
+        await asyncio.sleep(5.0)
+        assert not waiting.done()
+        assert channel.get_state() is not ready
+        mend()
+        await waiting
+        assert channel.get_state() is ready
+        setting.process.kill()
+        assert channel.get_state() is not ready
 
     run(scenario)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -80,7 +81,7 @@ class _Row:
     checkpoint: bytes = b""
     book: Book = field(default_factory=Book)
     holder: Session | None = None
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    waiters: deque[tuple[Session, asyncio.Future[None]]] = field(default_factory=deque)
 
 
 class SimDatabase:
@@ -141,21 +142,24 @@ class SimDatabase:
         session.staged = None
 
     async def _lock(self, session: Session, shard: str) -> _Row:
+        """Whoever comes first has it first."""
         row = self.row(shard)
-        while row.holder is not None and row.holder is not session:
-            waiter = self.loop.create_future()
-            row.waiters.append(waiter)
-            await waiter
-        if session.over:
-            raise _Refused("the session has ended")
-        row.holder = session
+        if row.holder is None:
+            row.holder = session
+        elif row.holder is not session:
+            granted: asyncio.Future[None] = self.loop.create_future()
+            row.waiters.append((session, granted))
+            await granted
+            if session.over:
+                self.end(session)
+                raise _Refused("the session has ended")
         return row
 
     def _unlock(self, row: _Row) -> None:
         row.holder = None
-        waiters, row.waiters = row.waiters, []
-        for waiter in waiters:
-            waiter.set_result(None)
+        if row.waiters:
+            row.holder, granted = row.waiters.popleft()
+            granted.set_result(None)
 
 
 class Session:
@@ -171,7 +175,9 @@ class Session:
         self._network = database.network
         self._loop = database.loop
         self._node = node
-        self._up = Lane(self._network, node, NODE, lambda handle: handle())
+        self._up = Lane(self._network, node, NODE, self._arrived)
+        self._inbox: deque[Callable[[], Awaitable[None]]] = deque()
+        self._works = False
         self._answer: asyncio.Future[object] | None = None
         process.check_alive()
         process.on_death.append(self.close)
@@ -206,7 +212,7 @@ class Session:
             else:
                 self._network.send(NODE, self._node, lambda: reply(lambda: answer.set_result(result)))
 
-        self._up.send(lambda: self._loop.create_task(handle(), name="database"))
+        self._up.send(handle)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 return await answer
@@ -217,7 +223,7 @@ class Session:
         """Give the session up. The server hears of it behind all that was sent, or finds out by itself."""
         if self.close in self.process.on_death:
             self.process.on_death.remove(self.close)
-        self._up.send(self._end)
+        self._up.send(self._ended)
         if self._network.is_cut(self._node, NODE):
             self._loop.later(self._network.rng.uniform(*GIVE_UP_SECONDS), self._end)
 
@@ -225,6 +231,21 @@ class Session:
         if self.staged is not None and self._loop.time() >= self.busy_until:
             self._loop.note(f"database: ends the idle session of {self.process.name}")
             self._end()
+
+    def _arrived(self, request: Callable[[], Awaitable[None]]) -> None:
+        self._inbox.append(request)
+        if not self._works:
+            self._works = True
+            self._loop.create_task(self._work(), name="database")
+
+    async def _work(self) -> None:
+        """Requests are handled one after the other."""
+        while self._inbox:
+            await self._inbox.popleft()()
+        self._works = False
+
+    async def _ended(self) -> None:
+        self._end()
 
     def _end(self) -> None:
         if not self.over:
