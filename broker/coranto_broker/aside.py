@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-MAX_BEHIND_BYTES = 8 << 20
+MAX_BEHIND_BYTES = 4 << 20
 """Content that may wait for its work."""
 _ROOM_BYTES = MAX_BEHIND_BYTES // 2
 
