@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,10 +169,10 @@ class Consumer:
         """This process's assignment to a shard."""
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
 
-    async def set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
-        """Write a replica's status into its assignment, for as long as there is one."""
+    async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
+        """Write a replica's status into its assignment, for as long as there is one and `is_due`."""
         value = status.SerializeToString(deterministic=True)
-        while True:
+        while is_due():
             state = self.keyspace.state
             mine = next((each for each in state.assignments(shard) if each.member == self.member), None)
             if mine is None or mine.value == status:

@@ -62,8 +62,8 @@ class Host(Protocol):
         """Where recovery logs are played into folders."""
         ...
 
-    async def set_status(self, shard: str, status: pc.ReplicaStatus) -> None:
-        """Write a replica's status into its assignment, for as long as there is one."""
+    async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
+        """Write a replica's status into its assignment, for as long as there is one and `is_due`."""
         ...
 
     def fqn_of(self, shard: str) -> str:
@@ -120,9 +120,13 @@ class ShardReplica:
             _log.info("sources changed", shard=spec.id)
             self._primary.stop()
 
-    async def stop(self) -> None:
-        """Complete what was consumed, in bounded time, and end."""
+    def stop(self) -> Coroutine[Any, Any, None]:
+        """Complete what was consumed, in bounded time, and end. To be awaited; but from the call on nothing is told of
+        this replica any more, since the assignment may be another one's already."""
         self._stopping = True
+        return self._stop()
+
+    async def _stop(self) -> None:
         assert self._task is not None
         if self._primary is not None:
             self._primary.stop()
@@ -266,4 +270,5 @@ class ShardReplica:
 
     async def _status(self, code: pc.ReplicaStatus.Code.ValueType, *errors: str) -> None:
         self._metrics.status.labels(self.spec.id).set(code)
-        await self._host.set_status(self.spec.id, pc.ReplicaStatus(code=code, errors=errors))
+        status = pc.ReplicaStatus(code=code, errors=errors)
+        await self._host.set_status(self.spec.id, status, lambda: not self._stopping)
