@@ -69,8 +69,9 @@ class Routing:
         self._superseded.sort(key=lambda writer: writer.segment.number)
 
     async def cancel(self, error: WriteError) -> None:
-        for writer in self.writers:
-            await writer.cancel(error)
+        while waiting := [writer for writer in self.writers if not writer.is_closed]:
+            for writer in waiting:  # Meanwhile one may hand over to others.
+                await writer.cancel(error)
 
     # -- For segment writers -------------------------------------------------------------------------------------------
 

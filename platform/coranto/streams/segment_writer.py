@@ -86,6 +86,10 @@ class SegmentWriter(Settling):
 
     # -- For the stream writer -----------------------------------------------------------------------------------------
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     async def idle(self) -> None:
         """Return once there is nothing to do at the moment."""
         if self._pump is not None:
@@ -105,6 +109,7 @@ class SegmentWriter(Settling):
 
     def adopt(self, units: Iterable[Unit]) -> None:
         """Queue units of a segment that was left, in the order in which they were given to the stream writer."""
+        self._closed = False  # If it was, it has to be closed once more.
         self._queue = deque(sorted([*self._queue, *units], key=lambda unit: unit.order))
         if self._queue:
             self._wake()

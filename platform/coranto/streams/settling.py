@@ -261,6 +261,7 @@ class Settling:
 
     def _fail_from(self, error: CorantoError, attempts: Sequence[Attempt]) -> None:
         """Fail attempts and all that is queued: the first with the error, what may be durable as unknown."""
+        self._retry.progressed()  # What comes next is tried for as long again.
         failed = [(unit, attempt.doubtful) for attempt in attempts for unit in attempt.units]
         failed += [(unit, False) for unit in self._queue]
         self._queue.clear()

@@ -120,6 +120,7 @@ class StreamWriter(Generic[E]):
         self._routing: Routing | None = None
         self._notes: TimeNotes | None = None
         self._closed = False
+        self._end_bytes = 0  # Of a transaction.
         self._order = 0
         self._places: dict[str, int] = {}
         self._numbers_itself: bool | None = None  # Whether sequences are ours or the user's: by the first write.
@@ -161,6 +162,7 @@ class StreamWriter(Generic[E]):
             self._fresh,
         )
         self._format = events
+        self._end_bytes = len(events.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))
         self._routing = Routing(self._shared, self.stream, stream)
         self._notes = TimeNotes(self._shared, self.stream, self._settled, self._ends)
 
@@ -493,10 +495,6 @@ class StreamWriter(Generic[E]):
             validate_fence_name(fence.name)
 
     @property
-    def _end_bytes(self) -> int:
-        return len(self._encoder.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))
-
-    @property
     def _encoder(self) -> EventFormat[E]:
         self._require_open()
         assert self._format is not None
@@ -528,8 +526,8 @@ class StreamWriter(Generic[E]):
             try:
                 await writer.prepare()
                 return writer
-            except JournalNotFound:
-                writer.leave()  # It was truncated away, or the stream is gone.
+            except (JournalNotFound, NotAllowed):
+                writer.leave()  # It was truncated away or sealed, or the stream is gone.
                 await self._ready_routing.left(writer)
                 await writer.idle()
 

@@ -1,55 +1,152 @@
-"""What segments before say of a writer, where brokers that had their registers are gone."""
+"""What the segments before one say of a writer, and what units are failed with: pure."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from coranto.client.values import AppendResult
-from coranto.streams.keys import KeyRange
-from coranto.streams.lineage import Lineage
-from coranto.streams.model import HELD_LABEL, Segment, Stream
-from coranto.streams.registers import Entry, Identity, stable_producer
-from coranto.streams.routing import Routing
-from coranto.wire import protocol_pb2 as pb
+from coranto import labels
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CommitUnknown,
+    CorantoError,
+    EarlierWriteFailed,
+    Outcome,
+    PreconditionFailed,
+    Unauthenticated,
+    WriterClosed,
+    WriterExpired,
+    WriterFenced,
+)
+from coranto.streams.failures import failure_of
+from coranto.streams.keys import KEY_SPACE, KeyRange
+from coranto.streams.lineage import Lineage, trace
+from coranto.streams.model import Segment, Stream, segment_journal
+from coranto.streams.registers import Entry, Registers
 
-IDENTITY = Identity("w", stable_producer("w"), 1, True)
-HALVES = KeyRange.FULL.split(2)
+LABEL = "coranto.dev/writer-01"
+LOW, HIGH = KeyRange.FULL.split(2)
 
 
-async def lineage_of(registers: pb.LabelSet, *, sealed_at: int | None, stored: int) -> Lineage:
-    """Of the first successor of a segment whose broker, new to it, has these registers and no content of its own."""
+class History:
+    """Segments, and the last sequence of the writer in each that is sealed."""
 
-    async def barrier(*_: Any) -> AppendResult:
-        return AppendResult("a/journal", 0, 0, bytes(20), registers, pb.Header())
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.registers: dict[int, tuple[Registers, int] | None] = {}
+        self.asked: list[int] = []
 
-    async def head(_: str) -> int:
-        return stored
+    def add(self, number: int, keys: KeyRange, *predecessors: int) -> None:
+        self.segments[number] = Segment(
+            number, number, segment_journal("s", number), keys, frozenset(predecessors), sealing=True
+        )
 
-    predecessor = Segment(0, 0, "s/segment/00000000", KeyRange.FULL, sealing=True, sealed_at=sealed_at)
-    successors = [Segment(n + 1, 1, f"s/segment/0000000{n + 1}", HALVES[n], frozenset({0})) for n in range(2)]
-    stream = Stream("s", {segment.number: segment for segment in [predecessor, *successors]})
-    shared = SimpleNamespace(identity=IDENTITY, barrier=barrier, client=SimpleNamespace(head=head))
-    writer = SimpleNamespace(segment=successors[0])
-    return await Routing(cast(Any, shared), "s", stream).lineage(cast(Any, writer), has_entry=False)
+    def says(self, number: int, sequence: int | None, **others: str) -> None:
+        found = {"coranto.dev/held": "1", **{f"coranto.dev/{name}": value for name, value in others.items()}}
+        if sequence is not None:
+            found[LABEL] = Entry(1, sequence, 100 + sequence, 0, 0).encode()
+        self.registers[number] = Registers.of(labels.label_set(found)), 10
+
+    async def look(self, segment: Segment) -> tuple[Registers, int] | None:
+        self.asked.append(segment.number)
+        return self.registers[segment.number]
+
+    async def of(self, number: int, *, has_entry: bool = False) -> Lineage:
+        stream = Stream("s", {n: each for n, each in self.segments.items() if self.registers.get(n, 0) is not None})
+        return await trace(stream, self.segments[number], LABEL, has_entry, self.look)
+
+
+async def test_a_segment_without_predecessors_has_no_past() -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    assert await history.of(0) == Lineage([], False)
+
+
+async def test_after_a_split_the_predecessor_tells_for_its_keys() -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    history.add(1, LOW, 0)
+    history.says(0, 7)
+    lineage = await history.of(1)
+    assert (lineage.sequence_of(0), lineage.clock, lineage.forgot) == (7, 107, False)
+    assert (await history.of(1, has_entry=True)).floors == []  # It went on from there, so that is less far.
+
+
+async def test_after_a_merge_each_predecessor_tells_for_its_own_keys_even_when_there_is_an_entry() -> None:
+    history = History()
+    history.add(0, LOW)
+    history.add(1, HIGH)
+    history.add(2, KeyRange.FULL, 0, 1)
+    history.says(0, 4)
+    history.says(1, 6)
+    for has_entry in (False, True):
+        lineage = await history.of(2, has_entry=has_entry)
+        assert (lineage.sequence_of(0), lineage.sequence_of(KEY_SPACE - 1)) == (4, 6)
+
+
+async def test_what_it_never_wrote_to_is_passed_on_the_way_back() -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    history.add(1, LOW, 0)
+    history.add(2, LOW, 1)
+    history.says(0, 3)
+    history.says(1, None)
+    lineage = await history.of(2)
+    assert (lineage.sequence_of(0), lineage.forgot, history.asked) == (3, False, [1, 0])
+
+
+@pytest.mark.parametrize("others", [{"expired": "5.5"}, {"restored": "a"}])
+async def test_a_predecessor_that_has_forgotten_writers_may_have_forgotten_this_one(others: dict[str, str]) -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    history.add(1, LOW, 0)
+    history.says(0, None, **others)
+    assert (await history.of(1)).forgot
+    assert not (await history.of(1, has_entry=True)).forgot
+    history.says(0, 3, **others)
+    assert not (await history.of(1)).forgot
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_predecessor_that_is_gone_or_lost_its_registers_tells_nothing(gone: bool) -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    history.add(1, LOW, 0)
+    history.registers[0] = None if gone else (Registers.of(labels.label_set()), 10)
+    assert (await history.of(1)).forgot
+
+
+async def test_an_empty_predecessor_has_forgotten_nothing() -> None:
+    history = History()
+    history.add(0, KeyRange.FULL)
+    history.add(1, LOW, 0)
+    history.registers[0] = Registers.of(labels.label_set()), 0
+    assert await history.of(1) == Lineage([], False)
 
 
 @pytest.mark.parametrize(
-    ("sealed_at", "stored", "forgot"), [(100, 0, True), (None, 100, True), (0, 0, False), (None, 0, False)]
+    ("error", "kinds"),
+    [
+        # What the first unit fails with, those behind it, and those that may have been applied.
+        (Unauthenticated("token"), (Unauthenticated, EarlierWriteFailed, CommitUnknown)),
+        (AppendOutcomeUnknown("cut"), (EarlierWriteFailed, EarlierWriteFailed, CommitUnknown)),
+        (CommitUnknown("gone"), (EarlierWriteFailed, EarlierWriteFailed, CommitUnknown)),
+        (WriterFenced("other"), (WriterFenced, WriterFenced, CommitUnknown)),
+        (WriterExpired("gone"), (WriterExpired, WriterExpired, WriterExpired)),
+        (WriterClosed("closed"), (WriterClosed, WriterClosed, CommitUnknown)),
+        (PreconditionFailed("fence", None), (PreconditionFailed, PreconditionFailed, CommitUnknown)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, CorantoError) else "",
 )
-async def test_registers_are_lost_where_there_is_content_whatever_a_new_broker_has_of_it(
-    sealed_at: int | None, stored: int, forgot: bool
-) -> None:
-    found = await lineage_of(pb.LabelSet(), sealed_at=sealed_at, stored=stored)
-    assert found.forgot is forgot
-    assert found.sequence_of(0) == -1
-
-
-async def test_registers_that_are_there_tell() -> None:
-    labels = [(HELD_LABEL, "1"), (IDENTITY.label, Entry(1, 7, 20, 0, 0).encode())]
-    held = pb.LabelSet(labels=[pb.Label(name=name, value=value) for name, value in sorted(labels)])
-    found = await lineage_of(held, sealed_at=100, stored=0)
-    assert not found.forgot
-    assert found.sequence_of(0) == 7
+def test_a_failure_says_of_each_unit_whether_it_may_be_durable(error: CorantoError, kinds: tuple[Any, ...]) -> None:
+    first = failure_of(error, doubtful=False, first=True)
+    behind = failure_of(error, doubtful=False, first=False)
+    doubtful = failure_of(error, doubtful=True, first=True)
+    assert tuple(type(each) for each in (first, behind, doubtful)) == kinds
+    assert (first.outcome, behind.outcome, doubtful.outcome) == (
+        Outcome.NOT_APPLIED,
+        Outcome.NOT_APPLIED,
+        Outcome.UNKNOWN,
+    )
+    assert behind is error or behind.__cause__ is error
