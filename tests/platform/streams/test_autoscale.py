@@ -70,9 +70,7 @@ async def minutes(
     return found
 
 
-@pytest.mark.parametrize(
-    ("format", "unit"), [(JsonEvents(), "events"), (BytesEvents(), "events"), (BytesEvents(), "bytes")]
-)
+@pytest.mark.parametrize(("format", "unit"), [(JsonEvents(), "events"), (BytesEvents(), "bytes")])
 async def test_a_busy_segment_is_split_and_idle_ones_are_merged(client: JournalClient, format: Any, unit: str) -> None:
     streams, clock = Streams(client), MovedClock()
     policy = ScalingPolicy.by_events(0.25) if unit == "events" else ScalingPolicy.by_bytes(30)
