@@ -36,6 +36,11 @@ class Follower(Host):
     def events(self) -> int:
         return sum(map(len, self.delivered))
 
+    def end(self) -> None:
+        """For good."""
+        self.stays_down = True
+        self.kill()
+
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._world.rng
         if rng.random() < 0.7:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from coranto.errors import AppendOutcomeUnknown, CorantoError
 from coranto.streams.events import BytesEvents, JsonEvents
+from coranto.streams.lifecycle import Streams
 from coranto.testing.sim.loop import Deadlock, simulated
 from coranto_broker.simulation.nemesis import Nemesis
 from coranto_broker.simulation.run import listening
@@ -86,19 +87,34 @@ async def _run(world: StreamWorld, report: Report) -> None:
     options = world.stream_options
     world.start()
     await world.until(lambda: all(machine.is_up for machine in world.machines), 30.0)
-    client = world.journal_client("prover", patience=LIVELINESS_SECONDS)
-    streams = world.streams(client)
-    content_type = (JsonEvents() if options.json_lines else BytesEvents()).content_type
+    streams = world.streams(world.journal_client("prover", patience=LIVELINESS_SECONDS))
     await streams.create(
         STREAM,
         options.segments,
         template=world.template(),
-        content_type=content_type,
+        content_type=(JsonEvents() if options.json_lines else BytesEvents()).content_type,
         max_writers=options.max_writers,
     )
-    hosts = [WriterHost(world, number, stable=number < options.stable) for number in range(options.writers)]
-    by_name = {host.name: host for host in hosts}
-    operator, nemesis = Operator(world), Nemesis(world)
+    writers = [WriterHost(world, number, stable=number < options.stable) for number in range(options.writers)]
+    followers = [Follower(world, number) for number in range(options.readers)]
+    hosts: list[WriterHost | Follower] = [*writers, *followers]
+    try:
+        for host in hosts:
+            host.boot(world.rng.uniform(0, 0.2))
+        await _write(world, writers, report)
+        segments = await _segments(world, streams)
+        await _judge(world, segments, writers, followers, report)
+    except (Unreadable, CorantoError, TimeoutError) as error:
+        name = "unreadable" if isinstance(error, Unreadable) else "stuck"
+        report.anomalies.append(Anomaly(name, f"the stream cannot be read: {type(error).__name__} {error}"))
+    finally:
+        for host in hosts:
+            host.end()
+
+
+async def _write(world: StreamWorld, writers: list[WriterHost], report: Report) -> None:
+    """Let the programs write, through all harm, until they are done."""
+    by_name = {host.name: host for host in writers}
 
     def strike(name: str, act: str) -> None:
         if act == "usurp":
@@ -106,15 +122,15 @@ async def _run(world: StreamWorld, report: Report) -> None:
         else:
             by_name[name].kill()
 
-    boundaries = Boundaries(world, strike)
-    followers = [Follower(world, number) for number in range(options.readers)]
+    def done() -> bool:
+        return all(host.finished for host in writers)
+
+    operator, nemesis, boundaries = Operator(world), Nemesis(world), Boundaries(world, strike)
     boundaries.start()
-    for host in [*hosts, *followers]:
-        host.boot(world.rng.uniform(0, 0.2))
-    if options.scale_seconds:
+    if world.stream_options.scale_seconds:
         operator.boot(0.1)
     harm = asyncio.ensure_future(nemesis.run())
-    await world.until(lambda: all(host.finished for host in hosts), options.seconds)
+    await world.until(done, world.stream_options.seconds)
     harm.cancel()
     await asyncio.gather(harm, return_exceptions=True)
     nemesis.heal()
@@ -122,37 +138,42 @@ async def _run(world: StreamWorld, report: Report) -> None:
     operator.stays_down = True
     operator.kill()
     world.loop.note("healed")
-    if not await world.until(lambda: all(host.finished for host in hosts), LIVELINESS_SECONDS):
-        left = {host.name: [unit.number for unit in host.left()][:5] for host in hosts if not host.finished}
+    if not await world.until(done, LIVELINESS_SECONDS):
+        left = {host.name: [unit.number for unit in host.left()][:5] for host in writers if not host.finished}
         report.anomalies.append(Anomaly("stuck", f"programs are not done after healing: {left}"))
-        for host in hosts:
-            host.stays_down = True
-            host.kill()
-    try:
-        async with asyncio.timeout(LIVELINESS_SECONDS):
-            stream = await (streams.seal(STREAM) if options.sealed else streams.resume(STREAM))
-            segments = []
-            for segment in stream.segments.values():
-                content = await _content(world, segment.journal)
-                messages = parse(content, json_lines=options.json_lines)
-                segments.append(Segment(segment.number, segment.range, content, segment.sealed_at, messages))
-    except Unreadable as error:
-        report.anomalies.append(Anomaly("unreadable", str(error)))
-        return
-    except (CorantoError, TimeoutError) as error:
-        report.anomalies.append(Anomaly("stuck", f"the stream cannot be read: {type(error).__name__} {error}"))
-        return
-    anomalies, places = check(world.units, segments, {host.name for host in hosts if host.stable})
-    report.anomalies += anomalies
+    for host in writers:
+        host.end()
+
+
+async def _segments(world: StreamWorld, streams: Streams) -> list[Segment]:
+    """What stands in the stream, once it is sealed, or what was begun with it is finished."""
+    options = world.stream_options
+    async with asyncio.timeout(LIVELINESS_SECONDS):
+        stream = await (streams.seal(STREAM) if options.sealed else streams.resume(STREAM))
+        segments = []
+        for segment in stream.segments.values():
+            content = await _content(world, segment.journal)
+            messages = parse(content, json_lines=options.json_lines)
+            segments.append(Segment(segment.number, segment.range, content, segment.sealed_at, messages))
     world.coverage.counts["segments"] += len(segments)
+    return segments
+
+
+async def _judge(
+    world: StreamWorld,
+    segments: list[Segment],
+    writers: list[WriterHost],
+    followers: list[Follower],
+    report: Report,
+) -> None:
+    anomalies, places = check(world.units, segments, {host.name for host in writers if host.stable})
+    report.anomalies += anomalies
     if anomalies:
         return
     expected = sum(world.units.units[number].events for number in places)
     await world.until(lambda: all(follower.events >= expected for follower in followers), LIVELINESS_SECONDS)
+    lost = world.coverage.counts["a lease ran out"] > 0
     for follower in followers:
-        follower.stays_down = True
-        follower.kill()
-        lost = world.coverage.counts["a lease ran out"] > 0
         report.anomalies += check_delivered(world.units, places, follower, may_see_what_came_to_nothing=lost)
 
 

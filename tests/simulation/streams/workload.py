@@ -37,6 +37,7 @@ class WriterHost(Host):
         options, rng = world.stream_options, world.rng
         self.stable = stable
         self.finished = False
+        self._taken_for_dead: list[Process] = []
         self._world = world
         self._rng = rng
         self._over: set[int] = set()  # Units that were given up on purpose: they are never tried again.
@@ -69,9 +70,17 @@ class WriterHost(Host):
             return
         self._world.coverage.sometimes("a program was taken for dead")
         process.pause()
+        self._taken_for_dead.append(process)
         self.process = None
         self.boot(0.01)
         self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
+
+    def end(self) -> None:
+        """For good, and all that was taken for dead, too."""
+        self.stays_down = True
+        self.kill()
+        for process in self._taken_for_dead:
+            process.kill()
 
     def left(self) -> list[Unit]:
         """What is still to be tried."""
