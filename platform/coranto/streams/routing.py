@@ -8,10 +8,11 @@ successor is written to only once all before it, of those written to here, were 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from coranto.client.retry import Retry
 from coranto.errors import CorantoError, JournalNotFound, NotAllowed, StreamSealed, WriteError
+from coranto.streams.frontier import ancestors, graph_of
 from coranto.streams.lineage import Lineage, trace
 from coranto.streams.model import Segment, Stream, decode, segments_selector
 from coranto.streams.registers import DEFAULT_MAX_WRITERS, Registers
@@ -86,6 +87,11 @@ class Routing:
     async def lineage(self, writer: SegmentWriter, has_entry: bool) -> Lineage:
         label = self._shared.identity.label
         return await trace(self._stream, writer.segment, label, has_entry, self._registers_of)
+
+    def before(self, segment: Segment, place: int) -> Sequence[Segment]:
+        segments = self._stream.segments
+        earlier = sorted(ancestors(graph_of(self._stream), [segment.number]) & segments.keys(), reverse=True)
+        return [segments[number] for number in earlier if segments[number].range.contains(place)]
 
     async def left(self, writer: SegmentWriter) -> Segment | None:
         retry = Retry(self._shared.patience)

@@ -55,6 +55,10 @@ class Router(Protocol):
         """What the segments before this writer's say of us."""
         ...
 
+    def before(self, segment: Segment, place: int) -> Sequence[Segment]:
+        """The segments before one that had a place in the key space, of those that are there, the latest first."""
+        ...
+
     async def left(self, writer: SegmentWriter) -> Segment | None:
         """The segment as it is listed, once it is listed as sealed; None when it is gone.
 
@@ -75,7 +79,7 @@ class SegmentWriter(Settling):
     """See the module. All methods are for one event loop."""
 
     def __init__(self, shared: Shared, router: Router, segment: Segment, max_writers: int) -> None:
-        super().__init__(shared, segment)
+        super().__init__(shared, segment, lambda place: router.before(self.segment, place))
         self._router = router
         self._max_writers = max_writers
         self._pump: asyncio.Task[None] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coranto.client.retry import Retry
 from coranto.errors import (
@@ -35,8 +35,10 @@ from coranto.streams.units import Attempt, CommitResult, EventPosition, Unit
 class Settling:
     """See the module."""
 
-    def __init__(self, shared: Shared, segment: Segment) -> None:
+    def __init__(self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]]) -> None:
+        """`before` are the segments before this one for a place in the key space, the latest first."""
         self.segment = segment
+        self._before = before
         self._shared = shared
         self._retry = Retry(shared.patience)
         self._queue: deque[Unit] = deque()
@@ -96,11 +98,10 @@ class Settling:
         shared = self._shared
         assert unit.sequence is not None
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
-        places: list[tuple[Segment, int]] = []
-        if self._entry is not None:
-            is_last = self._entry.sequence == unit.sequence
-            places.append((self.segment, max(self.segment.begin, self._entry.hint if is_last else 0)))
-        places += [(floor.segment, floor.segment.begin) for floor in self._lineage.floors if floor.covers(unit.place)]
+        is_last = self._entry is not None and self._entry.sequence == unit.sequence
+        hint = self._entry.hint if self._entry is not None and is_last else 0
+        places = [(self.segment, max(self.segment.begin, hint))]
+        places += [(segment, segment.begin) for segment in self._before(unit.place)]
         for segment, begin in places:
             found = await find_transaction(
                 shared.client, segment.journal, shared.events, shared.identity.producer, wanted, begin

@@ -16,6 +16,7 @@ from coranto.client.committed import async_committed_reader
 from coranto.errors import (
     CorantoError,
     MaxTransactionSizeExceeded,
+    PositionUnknown,
     TransactionStateError,
     TransactionTimeout,
 )
@@ -389,6 +390,14 @@ async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld
         assert again[:4] == original[:4]
         later = await write(writer, "key", {"n": 1}, sequence=11)
         assert later.segment in (1, 2)
+    async with StreamWriter(world.client, STREAM, writer_id="importer") as writer:
+        assert await writer.last_sequence("key") == 11
+        for sequence, result in ((10, original), (11, later)):
+            again = await write(writer, "key", {"n": sequence - 10}, sequence=sequence)
+            assert again.deduplicated
+            assert again[:4] == result[:4]
+        with pytest.raises(PositionUnknown):
+            await write(writer, "key", {"n": -1}, sequence=5)  # Never used for anything.
 
 
 # --------------------------------------------------------------------------- T13: moved, sealed and split
