@@ -400,6 +400,33 @@ async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld
             await write(writer, "key", {"n": -1}, sequence=5)  # Never used for anything.
 
 
+async def test_t11_after_a_merge_each_key_goes_on_where_its_own_segment_stood() -> None:
+    """What was not durable of one segment is appended, though the other had come further."""
+    async with stream_world(segments=2) as world:
+        stream = await world.streams.describe(STREAM)
+        low, high = (
+            next(key for key in map(str, range(100)) if stream.segment_of(key) == each) for each in stream.active()
+        )
+        given = [(4, low), (5, low), (6, high), (7, low), (8, high)]
+        writer = StreamWriter(world.client, STREAM, writer_id="importer", patience=0.01)
+        await writer.open()
+        await write(writer, low, {"n": 4}, sequence=4)
+        world.wire.cut(Point.COMMIT)
+        with pytest.raises(CorantoError):
+            await write(writer, low, {"n": 5}, sequence=5)
+        await write(writer, high, {"n": 6}, sequence=6)
+        await writer.close()
+        await world.streams.scale(STREAM, [Merge((0, 1))])
+        for known in ({4, 6}, {4, 5, 6, 7, 8}):
+            async with StreamWriter(world.client, STREAM, writer_id="importer") as again:
+                # Once the merged segment has an entry, that is of both.
+                assert await again.last_sequence(low) == (4 if known == {4, 6} else 8)
+                results = [await write(again, key, {"n": n}, sequence=n) for n, key in given]
+                assert {n for (n, _), result in zip(given, results, strict=True) if result.deduplicated} == known
+        found = [numbers(transactions_of(await world.messages(segment))) for segment in range(3)]
+        assert found == [[[4]], [[6]], [[5], [7], [8]]]
+
+
 # --------------------------------------------------------------------------- T13: moved, sealed and split
 
 
