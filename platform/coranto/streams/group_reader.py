@@ -337,7 +337,6 @@ class GroupReader(Generic[E]):
             await self._on_checkpoint(name)
         self._flushed = name
         # All that was delivered is before the mark, and with what was made of it.
-        self._pool.settle()
         self._committed = self._pool.positions()
 
         def passed(now: GroupState) -> CheckpointPassed | None:

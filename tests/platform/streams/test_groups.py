@@ -266,6 +266,55 @@ def test_a_reader_that_was_cut_off_delivers_nothing_before_it_knows_where_it_sta
     run(main)
 
 
+def test_what_was_read_ahead_is_not_delivered_by_one_that_may_be_taken_for_dead() -> None:
+    async def main(world: World) -> None:
+        await world.create(1)
+        await world.write(range(8))
+        slow: GroupReader[JsonObject] = world.group("slow").reader("slow", beat=5, timeout=20)
+        async with slow:
+            assert (await anext(slow)).data["n"] == 0
+            await asyncio.sleep(6)
+            world.cluster.cut("slow", 0)
+            heir = Process(world, "heir", beat=5, timeout=20)
+            await until(lambda: len(heir.read) == 8)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await anext(slow)
+            world.cluster.heal()
+            with pytest.raises(ReaderOffline):
+                async with asyncio.timeout(120):
+                    await anext(slow)
+        await heir.stop()
+
+    run(main)
+
+
+def test_what_a_block_ends_with_is_consumed_unless_it_fails() -> None:
+    async def main(world: World) -> None:
+        group = await world.create(1)
+        await world.write(range(4))
+        read: list[int] = []
+
+        async def failing() -> None:
+            async with group.reader() as reader:
+                read.extend([(await anext(reader)).data["n"] for _ in range(2)])
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await failing()
+        assert read == [0, 1]
+        async with group.reader() as reader:
+            async for event in reader:
+                read.append(event.data["n"])
+                if event.data["n"] == 2:
+                    break
+        assert read == [0, 1, 1, 2], "the one that failed may not have been done with its last event"
+        async with group.reader() as reader:
+            assert (await anext(reader)).data["n"] == 3
+
+    run(main)
+
+
 def test_who_starts_again_with_its_id_goes_on_at_once() -> None:
     async def main(world: World) -> None:
         group = await world.create(2)
