@@ -15,7 +15,8 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from benchmarks.append import cluster_of
@@ -46,7 +47,6 @@ class Bench:
 
     def __init__(self, client: JournalClient) -> None:
         self.client = client
-        self.content = b""
 
     async def create(self) -> None:
         streams = Streams(self.client)
@@ -60,6 +60,13 @@ class Bench:
     def writer(self, segments: int) -> StreamWriter[bytes]:
         return StreamWriter(self.client, f"bench/{segments}", format=BytesEvents())
 
+    @asynccontextmanager
+    async def warm(self, segments: int = 1) -> AsyncIterator[StreamWriter[bytes]]:
+        """A writer that has been in contact with all segments, which is not measured."""
+        async with self.writer(segments) as writer:
+            await asyncio.gather(*(writer.write_events(f"key-{number}", EVENTS) for number in range(4 * segments)))
+            yield writer
+
     def plain(self, writer: StreamWriter[bytes]) -> bytes:
         """The bytes of a transaction."""
         format, producer = BytesEvents(), new_producer_id(lambda size: b"x" * size)
@@ -70,7 +77,7 @@ class Bench:
     async def latency(self) -> tuple[float, float]:
         """Medians in milliseconds: of a transaction, and of a plain append."""
         found: tuple[list[float], list[float]] = ([], [])
-        async with self.writer(1) as writer:
+        async with self.warm() as writer:
             content = self.plain(writer)
             for _ in range(COMMITS):
                 begun = time.perf_counter()
@@ -84,7 +91,8 @@ class Bench:
     async def multi_latency(self) -> tuple[float, float]:
         """Medians in milliseconds: of a transaction on keys of two segments, and of one on one key."""
         found: tuple[list[float], list[float]] = ([], [])
-        async with self.writer(4) as single, self.multi() as several:
+        async with self.warm(4) as single, self.multi() as several:
+            await self.commit_several(several)
             for _ in range(COMMITS // 2):
                 begun = time.perf_counter()
                 await self.commit_several(several)
@@ -120,7 +128,7 @@ class Bench:
     def transactions(self, *, tasks: int = TASKS, keys: int = TASKS, segments: int = 1) -> Measure:
         async def measure() -> float:
             turns = itertools.count()
-            async with self.writer(segments) as writer:
+            async with self.warm(segments) as writer:
                 return await self.rate(tasks, lambda _: writer.write_events(f"key-{next(turns) % keys}", EVENTS))
 
         return measure
@@ -135,11 +143,12 @@ class Bench:
 
     async def several(self) -> float:
         async with self.multi() as writer:
+            await self.commit_several(writer)
             return await self.rate(TASKS, lambda _: self.commit_several(writer))
 
     async def pipelined_transactions(self) -> float:
         """Transactions per second of one task that does not wait for them."""
-        async with self.writer(1) as writer:
+        async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED):
                 writer.write_events(f"key-{number % TASKS}", EVENTS)
@@ -158,7 +167,7 @@ class Bench:
 
     async def pipelined_events(self) -> float:
         """Plain events per second of one task that does not wait for them."""
-        async with self.writer(1) as writer:
+        async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED * len(EVENTS)):
                 writer.write_event(f"key-{number % TASKS}", EVENT)
