@@ -28,7 +28,6 @@ SEEDS = 20
 
 INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),
-    "a commit took place and its owner never knew",
     "a consumer exited gracefully",
     "a consumer lost its lease or etcd",
     "a message was delivered again",
@@ -66,6 +65,17 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         outcomes += report_of(seed).outcomes
     assert sorted(name for name in INTERESTING if not coverage[name]) == []
     assert outcomes["effects"] > 20 * SEEDS
+
+
+def test_a_commit_of_which_its_owner_never_knew_counts_once() -> None:
+    def kill_in_its_course(world: ConsumerWorld) -> None:
+        for machine in world.consumers:
+            machine.at_step["commit"] = functools.partial(world.loop.later, 0.0001, machine.kill)
+
+    options = options_of(1, shards=("sql",), inputs=1, sources=((0,),), faults=(), broker_faults=())
+    report = run(options, prepare=kill_in_its_course)
+    assert report.sound, f"\n{report}"
+    assert report.coverage["a commit took place and its owner never knew"]
 
 
 def test_a_run_is_the_same_in_another_process() -> None:
