@@ -9,6 +9,7 @@ from coranto.streams.keys import KEY_SPACE, KeyRange, key_hash
 from coranto.streams.lifecycle import Streams, default_template
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.model import Segment, Stream, StreamCut, decode
+from coranto.streams.multi import MultiKeyPosition, MultiKeyResult, MultiKeyTransaction, MultiKeyWriter
 from coranto.streams.positions import SegmentPosition, StreamPosition
 from coranto.streams.reader import StreamReader
 from coranto.streams.registers import Fence
@@ -34,6 +35,10 @@ __all__ = [
     "JsonEvents",
     "KeyRange",
     "Merge",
+    "MultiKeyPosition",
+    "MultiKeyResult",
+    "MultiKeyTransaction",
+    "MultiKeyWriter",
     "ReaderGroup",
     "ScalingPolicy",
     "Segment",
