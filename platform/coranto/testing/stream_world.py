@@ -84,6 +84,9 @@ class Wire:
     """Where appends with content are to be cut next, in order, and what else is to happen then."""
     appends: list[HeardAppend] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+    """Appends with content that came to the broker when all before them were answered: what latency multiplies."""
+    _unanswered: set[Any] = field(default_factory=set)
     _live: dict[Any, HeardAppend] = field(default_factory=dict)
 
     def cut(self, *points: Point, then: Callable[[], None] | None = None) -> None:
@@ -119,6 +122,7 @@ class Wire:
         if not to_server:
             if not append.has_content:
                 return None
+            self._unanswered.discard(call)
             return Point.ANSWER if message[0] == "message" else Point.STATUS
         if message[0] == "end":
             return Point.HALF_CLOSE if append.has_content else None
@@ -128,6 +132,9 @@ class Wire:
         if request.journal:
             append.journal = request.journal
             append.has_content = request.HasField("union_registers")
+            if append.has_content:
+                self.rounds += not self._unanswered
+                self._unanswered.add(call)
             return Point.PARAMETERS if append.has_content else None
         if request.content:
             return Point.CONTENT
