@@ -308,7 +308,8 @@ class GroupReader(Generic[E]):
         segment = self._watch.stream.segments.get(number)
         if segment is None:
             # Another process knows of more, or the segment is gone.
-            _, revision = await self._client.head_and_revision(next(iter(self._watch.stream.segments.values())).journal)
+            segments = self._watch.stream.segments
+            _, revision = await self._client.head_and_revision(segments[max(segments)].journal)
             segment = (await self._watch.refresh(revision)).segments.get(number)
             if segment is None:
                 error = StreamTruncated(f"segment {number} is gone, but was to be read from {position}", number)
