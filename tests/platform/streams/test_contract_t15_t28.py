@@ -313,7 +313,7 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
 # ----------------------------------------------------------------------------------- T22: state is bounded
 
 
-def test_t22_a_million_short_lived_writers_leave_a_map_of_constant_size() -> None:
+def test_t22_the_map_of_writers_is_as_small_at_the_millionth_as_at_the_first_ones() -> None:
     """The register map under the rules of brokers. Entering costs the same however many were there before."""
     most = 16
     registers = pb.LabelSet()
