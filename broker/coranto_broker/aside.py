@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 MAX_BEHIND_BYTES = 4 << 20
 """Content that may wait for its work."""
 _ROOM_BYTES = MAX_BEHIND_BYTES // 2
+_BATCH_BYTES = 4 << 20
+"""A thread turns to another owner's work after this much, lest a few large appends keep all threads."""
 
 _WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Its own: appends wait for no upload.
 
@@ -91,7 +93,7 @@ class Aside:
     def _ended(self, _: asyncio.Future[None]) -> None:
         self._batch = None
         self._tell_room()
-        if self._jobs:  # They came when the thread had looked for the last time.
+        if self._jobs:  # There was too much for one batch, or they came when the thread had looked for the last time.
             self._hand_over()
 
     def _tell_room(self) -> None:
@@ -99,9 +101,10 @@ class Aside:
             self._room.set_result(None)
 
     def _work(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Do all jobs; with `loop`, tell it in time that there is room again."""
+        """Do all jobs; or, given the event loop, a batch of them, and tell it in time that there is room again."""
+        done = 0
         with self._at_work:
-            while True:
+            while loop is None or done < _BATCH_BYTES:
                 try:
                     job, size = self._jobs.popleft()
                 except IndexError:
@@ -111,6 +114,7 @@ class Aside:
                         job()
                     except Exception as error:  # noqa: BLE001  # It belongs to whoever waits.
                         self._failure = error
+                done += size
                 self._finished += size
                 self._jobs_finished += 1
                 if (

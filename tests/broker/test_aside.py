@@ -96,3 +96,25 @@ async def test_content_that_waits_is_bounded() -> None:
     async with asyncio.timeout(10):
         await waiting
     await aside.done()
+
+
+async def test_all_owners_get_their_turn_however_much_one_of_them_has() -> None:
+    stopped, turns = threading.Event(), list[int]()
+    greedy = [Aside() for _ in range(8)]
+
+    def more(aside: Aside) -> None:
+        if not stopped.is_set():
+            aside._jobs.append((partial(more, aside), MAX_BEHIND_BYTES))  # As if content came all the time.
+            aside._jobs_added += 1
+            aside._added += MAX_BEHIND_BYTES
+
+    for aside in greedy:
+        aside.add(partial(more, aside), MAX_BEHIND_BYTES)
+    late = Aside()
+    late.add(partial(turns.append, 1), 1)
+    async with asyncio.timeout(10):
+        await late.done()
+    assert turns == [1]
+    stopped.set()
+    for aside in greedy:
+        await aside.done()
