@@ -32,7 +32,7 @@ async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
 
 async def hold(shared: Shared, journal: str, head: int) -> None:
     """Hold registers that nobody holds, of a journal that ends at `head`: where there is content, they were lost."""
-    noop = shared.events.acknowledgement(build_uuid(shared.identity.producer, shared.ticks.tick(), Flags.ACK_TXN))
+    noop = shared.events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN))
     conditions = rules.restore(head) if head else rules.hold()
     with contextlib.suppress(RegisterMismatch):  # Somebody else holds them.
         await shared.client.append(

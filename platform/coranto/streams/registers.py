@@ -158,6 +158,14 @@ def stable_producer(writer: str) -> ProducerId:
     return new_producer_id(lambda size: hashlib.sha256(b"coranto.dev/writer " + writer.encode()).digest()[:size])
 
 
+NOOP_PRODUCER: Final = stable_producer("")
+"""Of acknowledgements that are appended only so that registers change.
+
+They must not be of a writer: what it has in flight has earlier clocks, and readers would take that for repeated. No
+writer id is empty.
+"""
+
+
 # ---------------------------------------------------------------------------------------------- how a writer stands
 
 

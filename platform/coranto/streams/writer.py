@@ -294,7 +294,7 @@ class StreamWriter(Generic[E]):
             if not registers.held:
                 await hold(shared, segment.journal, head)
                 continue
-            uuid = build_uuid(self.identity.producer, shared.ticks.tick(), Flags.ACK_TXN)
+            uuid = build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN)
             conditions = rules.raise_fence(registers, fence)
             try:
                 await self._client.append(
