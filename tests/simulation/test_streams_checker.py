@@ -150,6 +150,11 @@ def _ignore_the_offset(told: Told) -> None:
     unit.attempts[0].expected_offset = unit.attempts[0].begin + 7
 
 
+def _ignore_the_fence(told: Told) -> None:
+    attempt = told.write("ada", 2, to=1).attempts[0]
+    attempt.fence, attempt.last_fence = 3, 4
+
+
 def _strange_segment(told: Told) -> None:
     place = key_hash(KEY)
     told.ranges[1] = KeyRange(place + 1, KEY_SPACE)
@@ -214,6 +219,7 @@ def _write_on_after_the_seal(told: Told) -> None:
         (_misplace, "misplaced"),
         (_another_place_the_second_time, "misplaced"),
         (_ignore_the_offset, "misplaced"),
+        (_ignore_the_fence, "unfenced"),
         (_strange_segment, "foreign"),
         (_nobodys, "foreign"),
         (_reorder_one_writers, "reordered"),

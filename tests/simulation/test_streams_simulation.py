@@ -51,6 +51,7 @@ def test_ten_thousand_transactions_are_whole_once_and_in_order() -> None:
         "a transaction was aborted": 50,
         "a transaction was timed out": 50,
         "a transaction was left by an exception": 50,
+        "a fence held": 10,
         "failed: PreconditionFailed (not_applied)": 50,
         "failed: WriterFenced (not_applied)": 1,
         "failed: WriterExpired (not_applied)": 1,

@@ -10,6 +10,7 @@ Anomalies, by name:
 `lost`               what was acknowledged is not there
 `phantom`            what was said not to be applied is there
 `misplaced`          what was acknowledged stands elsewhere, or begins elsewhere than it had to
+`unfenced`           what was given with a fence was applied although the fence had been raised anew before
 `foreign`            an event is in a segment that its key does not belong to, or nobody wrote it
 `reordered`          the events of a key are not in the order in which one writer wrote them, or in which one began
                      after the other was acknowledged
@@ -133,6 +134,8 @@ def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> Non
         unknown = attempt.deduplicated and not unit.transaction and attempt.begin == -1
         if not unknown and told != (place.segment.number, place.begin, place.end):
             found.append(Anomaly("misplaced", f"{unit}: {place.segment.number}:[{place.begin}, {place.end})"))
+        if attempt.fence != attempt.last_fence and not attempt.deduplicated:
+            found.append(Anomaly("unfenced", str(unit)))
         if attempt.expected_offset is not None and not attempt.deduplicated and attempt.expected_offset != place.begin:
             found.append(Anomaly("misplaced", f"{unit}: was to begin at {attempt.expected_offset}"))
 
@@ -169,9 +172,11 @@ def _check_segment(segment: Segment, found: list[Anomaly]) -> None:
     clocks: dict[bytes, Message] = {}
     for message in segment.messages:
         before = clocks.get(message.producer)
-        if before is not None and before.clock >= message.clock:
+        is_noop = message.unit < 0 and message.sequence < 0  # It commits nothing, so it may be repeated.
+        if before is not None and before.clock >= message.clock and not is_noop:
             found.append(Anomaly("clock", f"segment {segment.number}: {before} is before {message}"))
-        clocks[message.producer] = message
+        if before is None or before.clock < message.clock:
+            clocks[message.producer] = message
     if segment.sealed_at is not None and segment.sealed_at != len(segment.content):
         found.append(
             Anomaly(

@@ -35,6 +35,9 @@ class Attempt:
     end: int = -1
     deduplicated: bool = False
     expected_offset: int | None = None
+    fence: int | None = None
+    """Of the fences that were raised for the key, which one it was given with; `last_fence` was the latest then."""
+    last_fence: int | None = None
     error: str = ""
 
 

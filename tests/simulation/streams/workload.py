@@ -138,6 +138,9 @@ class WriterHost(Host):
                 await asyncio.wait(list(waiting), return_when=asyncio.FIRST_COMPLETED)
             if failed:
                 break
+            if rng.random() < 0.01:
+                self._world.fences[unit.key].append(await writer.raise_fence(unit.key, "sim"))
+                self._world.coverage.sometimes("a fence was raised")
             task = await self._give(writer, unit, Attempt(process.name, self._world.loop.time()), client)
             if task is not None:
                 waiting[task] = None
@@ -166,7 +169,13 @@ class WriterHost(Host):
             done = writer.write_event(unit.key, events[0], sequence=sequence)
         elif kind < 0.6:
             done = writer.write_events(unit.key, events, sequence=sequence)
-        elif kind < 0.65 and unit.key in self._ends:
+        elif kind < 0.62 and world.fences[unit.key]:
+            # Any that was ever raised: all but the latest are to be refused.
+            attempt.fence = rng.randrange(len(world.fences[unit.key]))
+            attempt.last_fence = len(world.fences[unit.key]) - 1
+            fence = world.fences[unit.key][attempt.fence]
+            done = writer.write_events(unit.key, events, sequence=sequence, fence=fence)
+        elif kind < 0.68 and unit.key in self._ends:
             attempt.expected_offset = max(0, self._ends[unit.key] + rng.choice((0, 0, 0, 1, -5)))
             done = writer.write_events(unit.key, events, sequence=sequence, expected_offset=attempt.expected_offset)
         else:
@@ -233,6 +242,7 @@ class WriterHost(Host):
         attempt.outcome, attempt.returned = Outcome.OK, world.loop.time()
         attempt.segment, attempt.begin, attempt.end = result.segment, result.begin, result.end
         attempt.deduplicated = result.deduplicated
+        world.coverage.sometimes("a fence held", attempt.fence is not None)
         self._ends[unit.key] = result.end
         world.coverage.sometimes("a unit was deduplicated", result.deduplicated)
         world.coverage.sometimes("a unit of more than 64 KiB", result.end - result.begin > 1 << 16)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 
 from coranto.client import JournalClient
 from coranto.streams.lifecycle import Streams
 from coranto.streams.model import Stream, decode, segments_selector
+from coranto.streams.registers import Fence
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.connection import SimConnection
 from coranto.testing.sim.loop import Process, SimLoop
@@ -26,6 +28,8 @@ class StreamWorld(World):
         super().__init__(loop, options.broker)
         self.stream_options = options
         self.units = History()
+        self.fences: defaultdict[str, list[Fence]] = defaultdict(list)
+        """Those that were raised for each key, one after the other."""
         self.broken: list[str] = []
         """Promises that turned out not to be kept while the run went on: the anomaly's name and what happened."""
 
