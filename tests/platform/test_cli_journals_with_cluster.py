@@ -47,9 +47,7 @@ def client(cluster: EmbeddedCluster) -> Iterator[SyncJournalClient]:
 
 
 @pytest.fixture
-def run(
-    cluster: EmbeddedCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Run:
+def run(cluster: EmbeddedCluster, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs `coranto journals`, which must succeed, and returns its output."""
     monkeypatch.setenv("CORANTO_ENDPOINT", cluster.info.endpoint)
     monkeypatch.setenv("CORANTO_FILE_ROOT", str(cluster.info.file_root))
