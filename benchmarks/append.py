@@ -39,6 +39,8 @@ FLOORS = {
     3: "the same messages to a bare grpc.aio server that relays them to two",
 }
 
+STORING_FLOOR = "the same messages to a bare server that also hashes and writes them"
+
 CHUNK = pb.AppendRequest(content=bytes(range(256)) * (BULK_CHUNK // 256))
 SMALL = pb.AppendRequest(content=b"x" * SMALL_BYTES)
 COMMIT = pb.AppendRequest()
@@ -145,6 +147,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
     copies = f"R={replication}"
     with (
         raw_server(relays=replication - 1) as raw,
+        raw_server(storing=True) as storing,
         cluster_of(replication) as (_, client),
         cluster_of(replication, CORANTO_BROKER_GROUP_APPEND_BYTES="0") as (_, ungrouped_client),
     ):
@@ -155,7 +158,14 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
             subjects, floors = in_turns(rounds, rate(lambda: raw, measure), rate(journal.renew, measure))
             return Figure(f"{name}, {copies}", unit, subjects, floors, FLOORS[replication])
 
-        yield figure(f"bulk append, one RPC of {BULK_BYTES >> 20} MiB", "MB/s", _bulk, grouped)
+        bulk = f"bulk append, one RPC of {BULK_BYTES >> 20} MiB"
+        yield figure(bulk, "MB/s", _bulk, grouped)
+        if replication == 1:
+            # What bounds it: hashing and writing share the processors with receiving and with the client.
+            subjects, floors = in_turns(rounds, rate(lambda: storing, _bulk), rate(grouped.renew, _bulk))
+            yield Figure(f"{bulk}, {copies}", "MB/s", subjects, floors, STORING_FLOOR)
+            subjects, floors = in_turns(rounds, rate(lambda: raw, _bulk), rate(lambda: storing, _bulk))
+            yield Figure("the same bytes to a bare server that hashes and stores", "MB/s", subjects, floors, FLOORS[1])
         for clients in CLIENTS:
             name = f"{SMALL_BYTES} B appends, {clients} client{'s' if clients > 1 else ''}"
             yield figure(name, "appends/s", _small(clients), grouped)

@@ -2,19 +2,23 @@
 nothing else. Same wire messages, same serialisation, no journal.
 
 `Append` counts the bytes of its messages and answers once. With relays it first passes each message on to them, over
-one long-lived `Replicate` stream for all appends, as brokers do, and awaits their answers. `Read` sends what it is
-asked for, in chunks from memory.
+one long-lived `Replicate` stream for all appends, as brokers do, and awaits their answers. A *storing* one hashes all
+content and writes it to a file, which no broker can do without, in a thread beside the one that receives. `Read` sends
+what it is asked for, in chunks from memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -25,6 +29,9 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 READ_CHUNK = 1 << 20
+STORING = "--storing"
+STORED_AHEAD = 8
+"""Messages that may wait to be hashed and written."""
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
 
 
@@ -47,10 +54,33 @@ class Relay:
 
 
 class BareJournal(pb_grpc.JournalServicer):
-    def __init__(self, relays: list[str]) -> None:
+    def __init__(self, relays: list[str], *, storing: bool = False) -> None:
         self._relays = [Relay(endpoint) for endpoint in relays]
+        self._storing = storing
+        self._thread = ThreadPoolExecutor(1)
+
+    async def _store(self, messages: AsyncIterator[pb.AppendRequest]) -> pb.AppendResponse:
+        digest, total = hashlib.sha1(usedforsecurity=False), 0
+        loop = asyncio.get_running_loop()
+        room = asyncio.Semaphore(STORED_AHEAD)
+        with tempfile.TemporaryFile() as file:
+
+            def store(content: bytes, offset: int) -> None:
+                digest.update(content)
+                os.pwrite(file.fileno(), content, offset)
+                loop.call_soon_threadsafe(room.release)
+
+            async for message in messages:
+                content = message.content
+                await room.acquire()
+                self._thread.submit(store, content, total)
+                total += len(content)
+            await loop.run_in_executor(self._thread, digest.digest)
+        return pb.AppendResponse(commit=pb.Fragment(end=total))
 
     async def Append(self, request_iterator: AsyncIterator[pb.AppendRequest], context: Context) -> pb.AppendResponse:
+        if self._storing:
+            return await self._store(request_iterator)
         total = 0
         async for message in request_iterator:
             total += len(message.content)
@@ -76,9 +106,12 @@ class BareJournal(pb_grpc.JournalServicer):
             yield pb.ReadResponse(offset=offset, content=content)
 
 
-async def serve(relays: list[str]) -> None:
+async def serve(arguments: list[str]) -> None:
+    storing = STORING in arguments
+    relays = [each for each in arguments if each != STORING]
     server = grpc.aio.server(options=OPTIONS)
-    pb_grpc.add_JournalServicer_to_server(BareJournal(relays), server)  # type: ignore[abstract]  # Others are not called.
+    journal = BareJournal(relays, storing=storing)  # type: ignore[abstract]  # Others are not called.
+    pb_grpc.add_JournalServicer_to_server(journal, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)
@@ -89,12 +122,12 @@ async def serve(relays: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def raw_server(relays: int = 0) -> Iterator[str]:
+def raw_server(relays: int = 0, *, storing: bool = False) -> Iterator[str]:
     """Yield the endpoint, `host:port`, of a bare server that lives as long as the block, with so many relays."""
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(raw_server()) for _ in range(relays)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.raw_grpc", *others],
+            [sys.executable, "-m", "benchmarks.raw_grpc", *others, *([STORING] if storing else [])],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ.copy(),
