@@ -306,9 +306,9 @@ class SegmentWriter(Settling):
         return encode(
             units,
             sequences,
-            shared.identity,
+            shared.identity.session,
             shared.ticks,
-            shared.events,
+            shared.stamper,
             hint=self._end,
             used=int(shared.clock.now()),
         )

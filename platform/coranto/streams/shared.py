@@ -16,6 +16,7 @@ from coranto.messages.uuids import Clock as UuidClock
 from coranto.streams.events import EventFormat
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.registers import Identity
+from coranto.streams.stamping import Stamper, stamper_of
 from coranto.streams.units import CommitResult, EventPosition, Unit
 
 
@@ -44,7 +45,11 @@ class Shared:
     pending_bytes: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
+    stamper: Stamper = field(init=False)
     _finding: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
     def taken(self, unit: Unit) -> None:
         """A unit was given to the writer."""

@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
-from coranto.messages.uuids import Clock, Flags, build_uuid
-from coranto.streams.events import EventFormat
-from coranto.streams.registers import Entry, Fence, Identity
+from coranto.messages.uuids import Clock, Flags
+from coranto.streams.registers import Entry, Fence
+from coranto.streams.stamping import Stamper
 
 
 class EventPosition(NamedTuple):
@@ -127,25 +127,24 @@ class Attempt:
 def encode(
     units: Sequence[Unit],
     sequences: Sequence[int],
-    identity: Identity,
+    session: int,
     clock: Clock,
-    events: EventFormat[object],
+    stamper: Stamper,
     *,
     hint: int,
     used: int,
 ) -> Attempt:
-    """An attempt at appending units, stamped by `clock`. `hint` and `used` are as `Entry` has them."""
+    """An attempt at appending units, stamped by `clock`. `session`, `hint` and `used` are as `Entry` has them."""
     pieces: list[bytes] = []
     first = 0
-    producer = identity.producer
+    tick, stamp = clock.tick, stamper.event
     for unit, sequence in zip(units, sequences, strict=True):
-        flags = Flags.CONTINUE_TXN if unit.is_transaction else Flags.OUTSIDE_TXN
+        flags = (Flags.CONTINUE_TXN if unit.is_transaction else Flags.OUTSIDE_TXN).value
         for event in unit.events:
-            tick = clock.tick()
-            first = first or tick
-            pieces.append(events.stamp(event, build_uuid(producer, tick, flags)))
+            now = tick()
+            first = first or now
+            pieces.append(stamp(event, now, flags))
         if unit.is_transaction:
-            uuid = build_uuid(producer, clock.tick(), Flags.ACK_TXN)
-            pieces.append(events.transaction_end(uuid, identity.writer, sequence))
-    after = Entry(identity.session, sequences[-1], clock.last, hint, used)
+            pieces.append(stamper.transaction_end(tick(), sequence))
+    after = Entry(session, sequences[-1], clock.last, hint, used)
     return Attempt(units, b"".join(pieces), first, after, sequences)

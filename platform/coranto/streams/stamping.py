@@ -1,0 +1,74 @@
+"""Stamping what a writer appends: the same bytes as the event format makes, in less time.
+
+A commit waits while its events are stamped. All UUIDs of a writer differ only in clock and flags, and all transaction
+ends only in their UUID and sequence; so those of JSON are made by putting these in, without objects in between.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coranto.messages.uuids import Flags, ProducerId, build_uuid, format_uuid
+from coranto.streams.events import EventFormat, JsonEvents
+
+
+class Stamper:
+    """Stamps the events and transaction ends of one writer, in any format."""
+
+    def __init__(self, events: EventFormat[Any], producer: ProducerId, writer: str) -> None:
+        self._events = events
+        self._producer = producer
+        self._writer = writer
+
+    def event(self, encoded: bytes, clock: int, flags: int) -> bytes:
+        """An event that the format encoded, with the UUID of these parts."""
+        return self._events.stamp(encoded, build_uuid(self._producer, clock, flags))
+
+    def transaction_end(self, clock: int, sequence: int) -> bytes:
+        uuid = build_uuid(self._producer, clock, Flags.ACK_TXN)
+        return self._events.transaction_end(uuid, self._writer, sequence)
+
+
+class _JsonStamper(Stamper):
+    """UUIDs are 36 characters behind a prefix, and a sequence is the 16 digits at the end of its line."""
+
+    def __init__(self, events: JsonEvents, producer: ProducerId, writer: str) -> None:
+        super().__init__(events, producer, writer)
+        blank = events.transaction_end(build_uuid(producer, 0, Flags.ACK_TXN), writer, 0)
+        self._begin = len(events.uuid_prefix)
+        self._end = self._begin + 36
+        self._node = format_uuid(producer, 0, 0).encode()[-13:]  # With the dash before it.
+        self._ack_head = blank[: self._begin]
+        self._ack_middle = blank[self._end : -20]
+        self._ack_tail = blank[-4:]
+
+    def event(self, encoded: bytes, clock: int, flags: int) -> bytes:
+        return b"%b%08x-%04x-%04x-%04x%b%b" % (
+            encoded[: self._begin],
+            (clock >> 4) & 0xFFFFFFFF,
+            (clock >> 36) & 0xFFFF,
+            clock >> 52 | 0x1000,
+            (clock & 0xF) << 10 | flags | 0x8000,
+            self._node,
+            encoded[self._end :],
+        )
+
+    def transaction_end(self, clock: int, sequence: int) -> bytes:
+        return b"%b%08x-%04x-%04x-%04x%b%b%016x%b" % (
+            self._ack_head,
+            (clock >> 4) & 0xFFFFFFFF,
+            (clock >> 36) & 0xFFFF,
+            clock >> 52 | 0x1000,
+            (clock & 0xF) << 10 | Flags.ACK_TXN.value | 0x8000,
+            self._node,
+            self._ack_middle,
+            sequence,
+            self._ack_tail,
+        )
+
+
+def stamper_of(events: EventFormat[Any], producer: ProducerId, writer: str) -> Stamper:
+    """The fastest stamper that makes just what this format does."""
+    if type(events) is JsonEvents:  # Subclasses may stamp otherwise.
+        return _JsonStamper(events, producer, writer)
+    return Stamper(events, producer, writer)
