@@ -85,6 +85,8 @@ def is_strict(request: pb.AppendRequest) -> bool:
 
     Lost registers are empty, which satisfies every check but this kind.
     """
+    if not request.HasField("check_registers"):
+        return False
     return any(label.name == labels.HELD for label in request.check_registers.include.labels)
 
 

@@ -53,6 +53,9 @@ MIN_NAME_BYTES: Final = 2
 MAX_NAME_BYTES: Final = 64
 MAX_VALUE_BYTES: Final = 1024
 
+_PLAIN_NAME: Final = re.compile(rf"[0-9A-Za-z\-_+/.]{{{MIN_NAME_BYTES},{MAX_NAME_BYTES}}}").fullmatch
+_PLAIN_VALUE: Final = re.compile(rf"[0-9A-Za-z\-_+/.=%]{{0,{MAX_VALUE_BYTES}}}").fullmatch
+
 _PREFIX_SUFFIX = ":prefix"
 _MEDIA_TYPE = re.compile(r"[0-9A-Za-z\-_+.%]+(/[0-9A-Za-z\-_+.%]+)?")
 
@@ -131,6 +134,8 @@ def with_meta(name: str, labels: pb.LabelSet) -> pb.LabelSet:
 
 def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> None:
     """Check names, values, order and uniqueness. `prefix` is allowed in selectors only. Raises InvalidInput."""
+    if _is_plainly_valid(labels, allow_prefix):
+        return
     previous: pb.Label | None = None
     for index, label in enumerate(labels.labels):
         try:
@@ -143,6 +148,17 @@ def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> No
         except InvalidInput as err:
             raise err.within(f"labels[{index}]") from None
         previous = label
+
+
+def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
+    """Whether the set is valid, ASCII and without a name that repeats: as the registers of most appends are."""
+    last = ""
+    for label in labels.labels:
+        name = label.name
+        if not (last < name and _PLAIN_NAME(name) and _PLAIN_VALUE(label.value)) or (label.prefix and not allow_prefix):
+            return False
+        last = name
+    return True
 
 
 def _validate_order(previous: pb.Label, label: pb.Label) -> None:
@@ -202,8 +218,33 @@ def _by_name(labels: pb.LabelSet) -> dict[str, list[pb.Label]]:
 
 def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
     """Labels of both. Where both have a name, the values of `left` alone are kept."""
+    replaced = _replaced(left, right)
+    if replaced is not None:
+        return replaced
     merged = _by_name(right) | _by_name(left)
     return pb.LabelSet(labels=[label for name in sorted(merged) for label in merged[name]])
+
+
+def _replaced(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet | None:
+    """The union, if `left` is one label, which replaces one of `right`, whose names are sorted and do not repeat."""
+    labels = left.labels
+    if len(labels) != 1:
+        return None
+    new, last, place = labels[0], "", -1
+    wanted = new.name
+    for index, label in enumerate(right.labels):
+        name = label.name
+        if name <= last:
+            return None
+        if name == wanted:
+            place = index
+        last = name
+    if place < 0:
+        return None
+    result = pb.LabelSet()
+    result.CopyFrom(right)
+    result.labels[place].CopyFrom(new)
+    return result
 
 
 def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
@@ -231,16 +272,36 @@ def _same(left: list[pb.Label], right: list[pb.Label] | None) -> bool:
 
 def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
     """Whether the selector matches the set. An empty selector matches every set."""
+    excluded = selector.exclude.labels
+    if not excluded and _has_all(selector.include, labels):
+        return True
     present: dict[str, list[str]] = {}
     for label in labels.labels:
         present.setdefault(label.name, []).append(label.value)
-    if any(_label_matches(label, present) for label in selector.exclude.labels):
+    if any(_label_matches(label, present) for label in excluded):
         return False
     verdicts: dict[str, bool] = {}
     for label in selector.include.labels:
         if not verdicts.get(label.name, False):
             verdicts[label.name] = _label_matches(label, present)
     return all(verdicts.values())
+
+
+def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
+    """Whether each of the wanted labels is there as it stands, so that the set matches for sure."""
+    pairs = {(label.name, label.value) for label in labels.labels}
+    names: set[str] | None = None
+    for label in wanted.labels:
+        name, value = label.name, label.value
+        if value:
+            if (name, value) not in pairs:
+                return False
+            continue
+        if names is None:
+            names = {name for name, _ in pairs}
+        if name not in names:
+            return False
+    return True
 
 
 def _label_matches(wanted: pb.Label, present: Mapping[str, list[str]]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import given
@@ -126,6 +126,33 @@ def test_labels_that_journals_can_have() -> None:
     )
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "ab", "b c", "ba", "bé", "c" * 64, "d" * 65, "x=y"]),
+            st.sampled_from(["", "a", "b=%", "é", "a b", "v" * 1024, "v" * 1025, "a\n"]),
+            st.booleans(),
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+def test_what_is_a_valid_set_against_a_model(found: list[tuple[str, str, bool]], allow_prefix: bool) -> None:
+    good_names, good_values = {"ab", "ba", "bé", "c" * 64}, {"", "a", "b=%", "é", "v" * 1024}
+    valid = all(
+        name in good_names and value in good_values and (allow_prefix or not prefix) for name, value, prefix in found
+    ) and all(
+        (name == later and "" < value < other) or name < later
+        for (name, value, _), (later, other, _) in pairwise(found)
+    )
+    made = pb.LabelSet(labels=[pb.Label(name=name, value=value, prefix=prefix) for name, value, prefix in found])
+    if valid:
+        labels.validate_label_set(made, allow_prefix=allow_prefix)
+    else:
+        with pytest.raises(InvalidInput):
+            labels.validate_label_set(made, allow_prefix=allow_prefix)
+
+
 # ----------------------------------------------------------------------------------------------------------- algebra
 
 
@@ -139,6 +166,16 @@ def test_algebra_against_a_model(left: pb.LabelSet, right: pb.LabelSet) -> None:
     assert grouped(labels.subtract(left, right)) == {
         name: mine[name] for name in mine if mine[name] != theirs.get(name)
     }
+
+
+@given(label_sets(), VALUES, st.data())
+def test_one_label_that_replaces_others(right: pb.LabelSet, value: str, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from([label.name for label in right.labels]) if right.labels else NAMES)
+    before = pb.LabelSet.FromString(right.SerializeToString())
+    result = labels.union(label_set({name: value}), right)
+    assert grouped(result) == {**grouped(right), **grouped(label_set({name: value}))}
+    assert [label.name for label in result.labels] == sorted(label.name for label in result.labels)
+    assert right == before
 
 
 @given(label_sets(), label_sets())

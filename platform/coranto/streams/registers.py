@@ -285,9 +285,21 @@ def later_use(entry: Entry, used: int) -> Entry:
 
 
 def _selector(include: Mapping[str, str], exclude: Mapping[str, str] | None = None) -> pb.LabelSelector:
-    return pb.LabelSelector(include=_label_set(include), exclude=_label_set(exclude or {}))
+    selector = pb.LabelSelector()
+    _add(selector.include, include)
+    if exclude:
+        _add(selector.exclude, exclude)
+    return selector
 
 
 def _label_set(pairs: Mapping[str, str]) -> pb.LabelSet:
+    result = pb.LabelSet()
+    _add(result, pairs)
+    return result
+
+
+def _add(to: pb.LabelSet, pairs: Mapping[str, str]) -> None:
     # Validated by the client, with the rest of the append.
-    return pb.LabelSet(labels=[pb.Label(name=name, value=pairs[name]) for name in sorted(pairs)])
+    add = to.labels.add
+    for name in sorted(pairs):
+        add(name=name, value=pairs[name])
