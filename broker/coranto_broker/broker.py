@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ _log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = TOKEN_SECONDS / 3
 """How long a pipeline is used whose streams end with their token, which is good for at least half of TOKEN_SECONDS."""
+
+CLOSING_SECONDS = 5.0
+CLOSING_PARALLEL = 32
 
 _QUIET = frozenset(
     {
@@ -120,7 +123,10 @@ class Broker:
             self.spawn(self._keep_flushed())
 
     async def exit_gracefully(self, session: MemberSession) -> None:
-        """Hand over what others can take, then store what is only here. Each takes `exit_seconds` at most."""
+        """Hand over what others can take, then store what is only here, so that others can go on where it ends.
+
+        The first two take `exit_seconds` each at most, the last CLOSING_SECONDS.
+        """
         spec = pb.BrokerSpec()
         state = self.keyspace.state
         member = state.member(self.member)
@@ -138,7 +144,31 @@ class Broker:
                 _log.warning("journals were not taken over in time", journals=len(self.resolver.local_replicas))
             except CorantoError as error:
                 _log.warning("journals could not be handed over", error=str(error))
+        kept = self.resolver.local_replicas
         await self.stop()
+        await self._close_records(kept)
+
+    async def _close_records(self, replicas: Sequence[Replica]) -> None:
+        """Let anybody go on with journals that nobody has taken over, and of which everything is stored."""
+
+        async def close(replica: Replica) -> None:
+            stored = replica.stored
+            if stored is None:
+                return
+            async with parallel:
+                journal, revision = replica.journal, replica.folder.create_revision
+                try:
+                    if await self.in_sync.close(journal, revision, stored.stamp, stored.end, stored.registers):
+                        _log.info("closed a journal's in-sync record", journal=journal, end=stored.end)
+                except CorantoError as error:
+                    _log.warning("in-sync record could not be closed", journal=journal, error=str(error))
+
+        parallel = asyncio.Semaphore(CLOSING_PARALLEL)
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await asyncio.gather(*(close(replica) for replica in replicas))
+        except TimeoutError:
+            _log.warning("in-sync records could not be closed in time; journals may wait for this broker's return")
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store what is only here, in bounded time."""

@@ -18,7 +18,7 @@ spool (`judge`), whether it is part of the journal for good, and for any Route w
 * A member that finds itself without what it should hold (an empty disk, an older one) strikes itself out before it
   answers anybody.
 * When no member can come back into the Route, one of them may *claim* the record, store all that it has, and *close*
-  it. A closed record says where, and with which registers, anyone may go on.
+  it. A closed record says where, and with which registers, anyone may go on. The only member closes it before it exits.
 
 Gazette's brokers keep no record. Content that was written through a later pipeline than any that was recorded is proof
 of such a primary, and is trusted as Gazette trusts it.
@@ -129,6 +129,17 @@ def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
     if record is None or stamp.written > record.revision:
         return True
     return me in record.members and stamp.synced >= record.revision
+
+
+def may_close(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
+    """Whether `me`, whose spool has that stamp and end and takes no more content, decides alone where the journal ends.
+
+    Others can go on only where it says, and it holds all that was acknowledged. Once all of that is stored, it may
+    close the record, if nobody has changed it since it was read.
+    """
+    if record is None or record.members != (me,) or stamp.written > record.revision:
+        return False
+    return is_complete(record, stamp, me) and end >= record.floor and record.end in (None, end)
 
 
 class Takeover(enum.Enum):

@@ -10,6 +10,7 @@ import structlog
 from coranto.coordination.etcd import Compare, Coordinator, Delete, KeyValue, Op, Put, TxnResult, absent, unmodified
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import InvalidInput, Unavailable
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync
 from coranto_broker.in_sync import Judgement, Record, Stamp
 
@@ -102,6 +103,20 @@ class InSyncRecords:
         if in_sync.judge(reading.record, stamp, end, self.me) is Judgement.DIVERGED:
             raise Stranded(f"other brokers went on with {journal} before offset {end}, without what this one has")
         return reading
+
+    async def close(
+        self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
+    ) -> Record | None:
+        """Close the record, if that is for us alone to decide; returns what it is then, else None.
+
+        The spool with that stamp and end must have been given up, and all that it held must be stored.
+        """
+        reading = await self.read(journal, create_revision)
+        if not in_sync.may_close(reading.record, stamp, end, self.me):
+            return None
+        record = in_sync.closed(reading.record, create_revision, end, registers)
+        result, _ = await self.write(reading, record)
+        return record if result.succeeded else None
 
     async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
         """What the present record says of content that is here."""

@@ -33,7 +33,10 @@ from coranto_broker.spool_files import Fsync, Sealed, SpoolFolder, Watermark
 from coranto_broker.taking_up import take_up
 
 PAUSE_SECONDS = 5.0
-"""Between looks at what is left. A journal has lost its members when two looks in a row find that."""
+"""Between looks at what is left. A journal has lost its members when two looks in a row find that, or when we are the
+only one."""
+SOON_SECONDS = 0.5
+"""Until the next look while brokers wait for nobody but us."""
 _log = structlog.get_logger(__name__)
 
 
@@ -69,6 +72,8 @@ class _Leftover:
     pending: list[Sealed] = field(default_factory=list)
     deserted: bool = False
     """Whether the last look found no member of the record in the Route."""
+    alone: bool = False
+    """Whether it found that we are the record's only member."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Nobody reads here."""
@@ -129,7 +134,22 @@ class Leftovers:
             for path, leftover in list(self._taken.items()):
                 if path in self._taken:
                     await self._try(self._decide(leftover), path)
-            await self._clock.sleep(PAUSE_SECONDS)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next look."""
+        until = self._clock.monotonic() + PAUSE_SECONDS
+        while (left := until - self._clock.monotonic()) > 0:
+            await self._clock.sleep(min(left, SOON_SECONDS))
+            if any(map(self._is_waited_for, self._taken.values())):
+                return
+
+    def _is_waited_for(self, leftover: _Leftover) -> bool:
+        """Whether brokers cannot go on before we have rescued their journal, and we can do the next step of that."""
+        if not leftover.alone or (leftover.deserted and leftover.pending):
+            return False
+        route = self._journals.route_of(leftover.folder.journal)
+        return bool(route) and self._records.me not in route
 
     @staticmethod
     async def _try(work: Coroutine[Any, Any, None], path: Path) -> None:
@@ -188,13 +208,14 @@ class Leftovers:
             return
         reading = await self._records.read(folder.journal, folder.create_revision)
         record = reading.record
+        leftover.alone = record is not None and record.members == (me,)
         if record is None or me not in record.members or not in_sync.is_complete(record, leftover.stamp, me):
             if not leftover.pending and folder.path in self._taken:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
         route = self._journals.route_of(folder.journal)
         deserted = bool(route) and set(route).isdisjoint(record.members)
-        deserted, leftover.deserted = deserted and leftover.deserted, deserted
+        deserted, leftover.deserted = deserted and (leftover.alone or leftover.deserted), deserted
         if not deserted:
             return
         if record.members != (me,) or record.end is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -22,6 +23,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import Line
+from coranto_broker.in_sync import Stamp
 from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
@@ -52,6 +54,15 @@ class Persister(Protocol):
     async def release(self, journal: str) -> None: ...
 
     def hurry(self, journal: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Where a replica's spool ended, which takes no more content."""
+
+    end: int
+    registers: pb.LabelSet
+    stamp: Stamp
 
 
 class PulseFailed(Exception):
@@ -106,6 +117,14 @@ class Replica:
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
+        self._given_up: GivenUp | None = None
+
+    @property
+    def stored(self) -> GivenUp | None:
+        """Where the spool ended, once it is stopped and fragment stores have all that was here; until then None."""
+        if not self.stopped.is_set() or self.index.sealed_files():
+            return None
+        return self._given_up
 
     def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""
@@ -234,6 +253,8 @@ class Replica:
             spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
         await spool.flush()
         spool.close()
+        if not spool.fragment.length and not self.stranded and self._has_stores():
+            self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
 
     def _has_stores(self) -> bool:
         try:

@@ -24,6 +24,7 @@ from coranto_broker.in_sync import (
     Takeover,
     is_complete,
     judge,
+    may_close,
     takeover,
 )
 
@@ -127,6 +128,32 @@ def test_old_epochs_are_forgotten_and_what_is_older_is_not_trusted() -> None:
     assert judge(record, Stamp(14, 14), 500, A) is Judgement.FINAL
 
 
+ALONE = Record(1, (A,), (Epoch(10, 0), Epoch(30, 150)))
+
+
+@pytest.mark.parametrize(
+    ("record", "stamp", "end", "expected"),
+    [
+        (ALONE, Stamp(30, 30), 170, True),
+        (ALONE, Stamp(40, 30), 170, True),  # It agreed to a later pipeline, which was never recorded.
+        (ALONE, Stamp(29, 20), 170, False),  # An older disk.
+        (ALONE, UNSTAMPED, 170, False),
+        (ALONE, Stamp(30, 30), 149, False),  # The journal is longer.
+        (ALONE, Stamp(40, 40), 170, False),  # A primary of Gazette's went on.
+        (RECORD, Stamp(30, 30), 170, False),  # B may go on.
+        (in_sync.without(RECORD, A), Stamp(30, 30), 170, False),  # It was struck out.
+        (in_sync.claimed(RECORD, A, 170, labels.label_set()), Stamp(30, 30), 170, True),
+        (in_sync.claimed(RECORD, A, 170, labels.label_set()), Stamp(30, 30), 175, False),  # It has decided already.
+        (in_sync.closed(RECORD, 1, 170, labels.label_set()), Stamp(30, 30), 170, False),
+        (None, Stamp(30, 30), 170, False),
+    ],
+)
+def test_only_a_member_that_is_alone_and_has_all_closes_a_record(
+    record: Record | None, stamp: Stamp, end: int, expected: bool
+) -> None:
+    assert may_close(record, stamp, end, A) is expected
+
+
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=1000), min_size=1, max_size=10)
 numbers = st.integers(0, 2**60)
 records = st.builds(
@@ -200,13 +227,15 @@ def test_whatever_happens_acknowledged_content_stays_and_content_that_is_final_i
 
 def _play(chance: random.Random) -> None:
     """Pipelines of random Routes over four brokers. Each broker takes its spool up anew before each, as after a loss of
-    its lease; commits reach whom they reach; disks are wiped, as long as one member keeps its own."""
+    its lease; commits reach whom they reach; disks are wiped, as long as one member keeps its own; brokers exit with
+    all that they have stored, and close the record where they may."""
     names = [A, B, C, D]
     spools = {name: Spool() for name in names}
     record: Record | None = None
     acknowledged: list[int] = []
     next_byte = 0
     final: dict[int, int] = {}
+    stored: list[int] = []
 
     def check_final() -> None:
         for name, spool in spools.items():
@@ -220,6 +249,12 @@ def _play(chance: random.Random) -> None:
             wiped = chance.choice(names)
             if holders != [wiped]:
                 spools[wiped] = Spool()
+        leaving = chance.choice(names)
+        if chance.random() < 0.3 and may_close(record, spools[leaving].stamp, len(spools[leaving].content), leaving):
+            stored = list(spools[leaving].content)
+            record = in_sync.closed(record, 1, len(stored), labels.label_set())
+            assert stored[: len(acknowledged)] == acknowledged, "an acknowledged byte is not stored"
+            check_final()
         route = chance.sample(names, chance.randint(1, 3))
         for name in route:  # What `InSyncRecords.verify` does.
             spool = spools[name]
@@ -234,8 +269,13 @@ def _play(chance: random.Random) -> None:
                 break  # The synchronization fails half-way.
             spools[name].content, spools[name].stamp = list(agreed), spools[name].stamp.followed(revision)
         else:
-            if takeover(record, route, spools[route[0]].stamp, len(agreed)) is not Takeover.CLEAN:
+            found = takeover(record, route, spools[route[0]].stamp, len(agreed))
+            if found is Takeover.LOST:
                 continue
+            if found is Takeover.ROLL:
+                agreed = list(stored)
+                for name in route:
+                    spools[name].content = list(agreed)
             if chance.random() < 0.1:
                 continue  # The transaction fails.
             record = in_sync.recorded(record, 1, revision, route, len(agreed))
@@ -271,6 +311,7 @@ def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPat
         (module, "takeover", lambda *_: Takeover.CLEAN),
         (module, "judge", lambda *_: Judgement.FINAL),
         (module, "is_complete", lambda record, _, me: record is None or me in record.members),
+        (module, "may_close", lambda record, _, __, me: record is not None and me in record.members),
         (vars(in_sync), "recorded", only_the_last_epoch),
     ):
         with monkeypatch.context() as patch:

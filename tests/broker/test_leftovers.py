@@ -201,6 +201,37 @@ async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(wor
     assert world.stored == []
 
 
+async def test_the_only_member_brings_its_journal_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(leftovers, "SOON_SECONDS", 0.005)
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert len(world.stored) == 1
+
+
+async def test_a_record_is_closed_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.record = before = Record(7, (ME,), (Epoch(10, 0),))
+    stamp = in_sync.Stamp(10, 10)
+    real = world.get
+
+    async def get(key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        answer = await real(key)
+        world.revision += 1  # Somebody writes it meanwhile.
+        return answer
+
+    monkeypatch.setattr(world, "get", get)
+    assert await world.records.close(J, 7, stamp, 3, MINE) is None
+    assert world.record == before
+    monkeypatch.undo()
+    assert await world.records.close(J, 8, stamp, 3, MINE) is None, "that is another journal"
+    assert await world.records.close(J, 7, stamp, 3, MINE) == world.record
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+
+
 async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
     world.write(b"abc", 10)
     world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))

@@ -47,6 +47,7 @@ INTERESTING = {
     "the allocator removed an assignment",
     "a reader saw an append that came to nothing",
     "log: allocator.conflict",
+    "log: closed a journal's in-sync record",
     "log: fragment was set aside: others went on without it",
     "log: fragment could not be stored; trying again",
     "log: journal pulse failed; trying again",
