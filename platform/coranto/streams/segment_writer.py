@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from coranto.client.values import AppendResult
 from coranto.errors import (
     AppendOutcomeUnknown,
     CommitUnknown,
@@ -169,7 +168,7 @@ class SegmentWriter(Settling):
         elif not self._closed:
             self._wake()
 
-    def _answered(self, _: asyncio.Task[AppendResult | None]) -> None:
+    def _answered(self) -> None:
         """An append was answered."""
         if self._pump is not None or self._closed:
             return
@@ -269,8 +268,7 @@ class SegmentWriter(Settling):
                 continue
             attempt.tries += 1
             attempt.error = attempt.result = None
-            attempt.task = asyncio.create_task(self._append(attempt, conditions))
-            attempt.task.add_done_callback(self._answered)
+            attempt.task = asyncio.create_task(self._attempt(attempt, conditions))
             self._in_flight.append(attempt)
 
     def _next_units(self) -> tuple[list[Unit], list[int]]:
@@ -326,13 +324,17 @@ class SegmentWriter(Settling):
         nonce = f"{attempt.after.session:x}.{attempt.clock:x}"
         return rules.enter(registers, label, after, nonce=nonce, max_writers=self._max_writers, fence=unit.fence)
 
-    async def _append(self, attempt: Attempt, conditions: Conditions) -> AppendResult | None:
+    async def _attempt(self, attempt: Attempt, conditions: Conditions) -> None:
+        await self._append(attempt, conditions)
+        self._answered()  # Here rather than by a callback of the task, which would take a turn of the loop.
+
+    async def _append(self, attempt: Attempt, conditions: Conditions) -> None:
         """The errors that are expected are kept with the attempt."""
         expected = attempt.units[0].expected_offset
         if expected == 0 and self._registers is not None and self._registers.held:
             # On the wire 0 is any offset. There is content, so it cannot be the journal's beginning.
             attempt.error = WrongAppendOffset(f"append to {self.segment.journal}")
-            return None
+            return
         try:
             attempt.result = await self._shared.client.append(
                 self.segment.journal,
@@ -349,7 +351,6 @@ class SegmentWriter(Settling):
         except Exception as error:  # noqa: BLE001 - whatever it is, the append may have been applied
             attempt.error = AppendOutcomeUnknown(f"append to {self.segment.journal}: {error!r}")
             attempt.doubtful = True
-        return attempt.result
 
     # -- Contact -------------------------------------------------------------------------------------------------------
 

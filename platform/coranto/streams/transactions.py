@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Generic, Protocol, TypeVar
 
 from coranto.errors import TransactionStateError, TransactionTimeout
+from coranto.streams.promise import Promise
 from coranto.streams.registers import Fence
 from coranto.streams.units import CommitResult
 
@@ -29,6 +30,8 @@ E = TypeVar("E")
 
 
 class TransactionState(Enum):
+    __hash__ = object.__hash__  # That of `Enum` is written in Python, and each call looks up the table.
+
     OPEN = "open"
     COMMITTING = "being committed"
     COMMITTED = "committed"
@@ -39,6 +42,8 @@ class TransactionState(Enum):
 
 class Call(Enum):
     """What can be done with a transaction, and what can happen to it."""
+
+    __hash__ = object.__hash__
 
     WRITE = "write"
     COMMIT = "commit"
@@ -129,7 +134,7 @@ class Committer(Protocol[E]):
         """An event of a transaction that has `size` bytes by now. Raises InvalidInput, MaxTransactionSizeExceeded."""
         ...
 
-    def commit(self, transaction: Transaction[E], events: list[bytes]) -> asyncio.Future[CommitResult]:
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
         """Have the events committed."""
         ...
 
@@ -165,7 +170,7 @@ class Transaction(Generic[E]):
         self._state = TransactionState.OPEN
         self._events: list[bytes] = []
         self._size = self._end_bytes = end_bytes
-        self._done: asyncio.Future[CommitResult] | None = None
+        self._done: Promise[CommitResult] | None = None
 
     async def __aenter__(self) -> Transaction[E]:
         await self._writer.opened(self)
@@ -262,7 +267,7 @@ class Transaction(Generic[E]):
     async def _outcome(self) -> CommitResult:
         assert self._done is not None
         try:
-            return await asyncio.shield(self._done)
+            return await self._done.outcome()
         finally:
             if self._done.done():
                 self._ended(self._done)

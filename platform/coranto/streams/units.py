@@ -107,7 +107,7 @@ class Attempt:
     doubtful: bool = False
     result: AppendResult | None = None
     error: CorantoError | None = None
-    task: asyncio.Task[AppendResult | None] | None = field(default=None, repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     @property
     def clock(self) -> int:

@@ -40,6 +40,7 @@ from coranto.streams.keys import KEY_BITS, key_hash
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.model import decode, segments_selector, validate_stream
 from coranto.streams.noting import TimeNotes
+from coranto.streams.promise import Promise
 from coranto.streams.registers import Fence, Identity, stable_producer, validate_fence_name
 from coranto.streams.routing import Routing
 from coranto.streams.segment_writer import SegmentWriter
@@ -377,7 +378,7 @@ class StreamWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
         return encoded
 
-    def commit(self, transaction: Transaction[E], events: list[bytes]) -> asyncio.Future[CommitResult]:
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
         self._forget(transaction)
         size = self._end_bytes + sum(map(len, events))
         return self._commit(
@@ -408,10 +409,10 @@ class StreamWriter(Generic[E]):
         sequence: int | None,
         expected_offset: int | None,
         fence: Fence | None,
-    ) -> asyncio.Future[CommitResult]:
+    ) -> Promise[CommitResult]:
         self._check_conditions(expected_offset, fence)
         place = self.place(key)
-        done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+        done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
         if not events:
             self._require_open()
             self._count_end("empty", place, sequence)

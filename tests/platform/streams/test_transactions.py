@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coranto.errors import TransactionStateError, TransactionTimeout, Unavailable
+from coranto.streams.promise import Promise
 from coranto.streams.transactions import TABLE, Action, Call, Transaction, TransactionState
 from coranto.streams.units import CommitResult
 
@@ -23,7 +24,7 @@ class Writer:
         self.seconds = 0.0
         self.ends: list[TransactionState] = []
         self.commits: list[list[bytes]] = []
-        self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+        self.done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
 
     def now(self) -> float:
         return self.seconds
@@ -37,7 +38,7 @@ class Writer:
     def encode(self, event: Any, size: int) -> bytes:
         return bytes(event)
 
-    def commit(self, transaction: Transaction[Any], events: list[bytes]) -> asyncio.Future[CommitResult]:
+    def commit(self, transaction: Transaction[Any], events: list[bytes]) -> Promise[CommitResult]:
         self.commits.append(events)
         return self.done
 
