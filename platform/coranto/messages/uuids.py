@@ -114,6 +114,12 @@ class Clock:
         self._last = last = (now if now > self._last else self._last) + CLOCK_TICK
         return last
 
+    def ticks(self, count: int) -> int:
+        """The first of `count` clocks (at least 1) that are CLOCK_TICK apart, as of ticks one upon the other."""
+        first = self.tick()
+        self._last = first + (count - 1) * CLOCK_TICK
+        return first
+
 
 def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
     """The UUID of a message. Raises InvalidInput for parts that do not fit their bits."""

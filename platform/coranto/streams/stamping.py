@@ -6,10 +6,14 @@ ends only in their UUID and sequence; so those of JSON are made by putting these
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from coranto.messages.uuids import Flags, ProducerId, build_uuid, format_uuid
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid, format_uuid
 from coranto.streams.events import EventFormat, JsonEvents
+
+_STEP = CLOCK_TICK >> 4
+"""By how much the timestamp grows with each tick; the counter below it stays."""
 
 
 class Stamper:
@@ -24,7 +28,12 @@ class Stamper:
         """An event that the format encoded, with the UUID of these parts."""
         return self._events.stamp(encoded, build_uuid(self._producer, clock, flags))
 
+    def events(self, encoded: Sequence[bytes], clock: int, flags: int) -> list[bytes]:
+        """As `event` for several, whose clocks begin with this one and are CLOCK_TICK apart."""
+        return [self.event(each, clock + index * CLOCK_TICK, flags) for index, each in enumerate(encoded)]
+
     def transaction_end(self, clock: int, sequence: int) -> bytes:
+        """The end of a transaction, with the UUID of this clock."""
         uuid = build_uuid(self._producer, clock, Flags.ACK_TXN)
         return self._events.transaction_end(uuid, self._writer, sequence)
 
@@ -52,6 +61,20 @@ class _JsonStamper(Stamper):
             self._node,
             encoded[self._end :],
         )
+
+    def events(self, encoded: Sequence[bytes], clock: int, flags: int) -> list[bytes]:
+        low = (clock >> 4) & 0xFFFFFFFF
+        if low + len(encoded) * _STEP > 0xFFFFFFFF:
+            return super().events(encoded, clock, flags)
+        # Of these clocks only the lowest 32 bits of the timestamp differ.
+        rest = b"-%04x-%04x-%04x%b" % (
+            (clock >> 36) & 0xFFFF,
+            clock >> 52 | 0x1000,
+            (clock & 0xF) << 10 | flags | 0x8000,
+            self._node,
+        )
+        head, end = self._ack_head, self._end  # All begin as a transaction end does.
+        return [b"%b%08x%b%b" % (head, low + at * _STEP, rest, each[end:]) for at, each in enumerate(encoded)]
 
     def transaction_end(self, clock: int, sequence: int) -> bytes:
         return b"%b%08x-%04x-%04x-%04x%b%b%016x%b" % (

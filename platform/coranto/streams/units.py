@@ -137,14 +137,15 @@ def encode(
     """An attempt at appending units, stamped by `clock`. `session`, `hint` and `used` are as `Entry` has them."""
     pieces: list[bytes] = []
     first = 0
-    tick, stamp = clock.tick, stamper.event
     for unit, sequence in zip(units, sequences, strict=True):
         flags = (Flags.CONTINUE_TXN if unit.is_transaction else Flags.OUTSIDE_TXN).value
-        for event in unit.events:
-            now = tick()
-            first = first or now
-            pieces.append(stamp(event, now, flags))
+        events = unit.events
+        begin = clock.ticks(len(events) + unit.is_transaction)
+        first = first or begin
         if unit.is_transaction:
-            pieces.append(stamper.transaction_end(tick(), sequence))
+            pieces += stamper.events(events, begin, flags)
+            pieces.append(stamper.transaction_end(clock.last, sequence))
+        else:
+            pieces.append(stamper.event(events[0], begin, flags))
     after = Entry(session, sequences[-1], clock.last, hint, used)
     return Attempt(units, b"".join(pieces), first, after, sequences)

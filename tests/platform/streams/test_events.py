@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import Envelope, iter_messages
-from coranto.messages.uuids import Flags, ProducerId, build_uuid
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid
 from coranto.streams.events import BytesEvents, JsonEvents, TransactionEnd, format_of, validate_writer_id
 from coranto.streams.stamping import stamper_of
 
@@ -53,13 +53,22 @@ def test_a_stamped_bytes_event_is_read_as_it_was_written(event: bytes, clock: in
     assert (envelope.message, envelope.clock, events.end_of(envelope)) == (event, clock, None)
 
 
-@given(JSON_EVENTS, st.integers(0, (1 << 64) - 1), st.sampled_from(Flags), WRITERS, SEQUENCES)
+@given(
+    JSON_EVENTS,
+    st.integers(0, (1 << 64) - 1) | st.integers(-200, 0).map(lambda back: (7 << 36) + 16 * back),
+    st.sampled_from(Flags),
+    WRITERS,
+    SEQUENCES,
+)
 def test_a_stamper_makes_the_bytes_that_the_format_does(
     event: dict[str, object], clock: int, flags: Flags, writer: str, sequence: int
 ) -> None:
     for events, blank in ((JsonEvents(), JsonEvents().encode(event)), (BytesEvents(), BytesEvents().encode(b"event"))):
         stamper = stamper_of(events, PRODUCER, writer)
         assert stamper.event(blank, clock, flags) == events.stamp(blank, uuid_of(clock, flags))
+        begin = min(clock, (1 << 64) - 1 - 9 * CLOCK_TICK)
+        clocks = [begin + index * CLOCK_TICK for index in range(10)]
+        assert stamper.events([blank] * 10, begin, flags) == [events.stamp(blank, uuid_of(at, flags)) for at in clocks]
         end = events.transaction_end(uuid_of(clock, Flags.ACK_TXN), writer, sequence)
         assert stamper.transaction_end(clock, sequence) == end
 
