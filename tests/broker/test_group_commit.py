@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from coranto import labels
 from coranto.fragments import ZERO_SUM, Codec, Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import preconditions
+from coranto_broker import group_commit, preconditions
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.group_commit import Course, Line, Member, Place, Refusal, Whole, gather
 from coranto_broker.ownership import Signal
@@ -212,6 +213,43 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
             Place(0, 1, pb.LabelSet())
         ]
+
+
+async def test_a_leader_waits_for_those_that_are_being_received() -> None:
+    line = Line()
+    line.expect()
+    line.expect()
+    gathering = asyncio.create_task(line.gathered())
+    await asyncio.sleep(0)
+    line.came()
+    line.join(Member(pb.AppendRequest(journal=J), Whole(b"x", 1), Resolved(pb.JournalSpec(), Signal())))
+    line.came()
+    begun = asyncio.get_running_loop().time()
+    await gathering
+    assert asyncio.get_running_loop().time() - begun < group_commit.GATHER_SECONDS
+    assert line._passes == 0
+
+
+async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 0.0)
+    line = Line()
+    waits = 0
+
+    async def lead() -> bool:
+        """Whether the leader waited."""
+        before = asyncio.get_running_loop().time()
+        task = asyncio.create_task(line.gathered())
+        await asyncio.sleep(0)
+        waited = not task.done()
+        await task
+        assert asyncio.get_running_loop().time() - before < 5
+        return waited
+
+    assert not await lead()  # Nobody is to come.
+    line.expect()
+    for _ in range(200):
+        waits += await lead()
+    assert waits == 8  # After 1, 3, 7, 15, 31, 63 and 63 others.
 
 
 class Forgetful(Course):

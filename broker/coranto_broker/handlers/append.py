@@ -120,7 +120,7 @@ async def _commit_whole(broker: Broker, fsm: AppendFsm, whole: Whole) -> None:
 async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
     """Feed the client's messages to the state machine until it wants no more."""
     flow = _start_flow(broker, fsm, broker.settings.min_append_rate)
-    watchdog = Watchdog(flow, broker.clock)
+    watchdog = Watchdog(flow, broker.clock, broker.ahead.rota)
     try:
         while True:
             message = await watchdog.read(inbox)

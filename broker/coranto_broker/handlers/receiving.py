@@ -35,6 +35,7 @@ class Ahead:
     def __init__(self, each: int) -> None:
         """`each` bounds one append, but for its last message; 0: nothing is received ahead."""
         self.each = each
+        self.rota = Rota()
         self._held = 0
 
     def open(self, context: Source) -> Inbox:
@@ -71,39 +72,52 @@ class Inbox:
 
         Returns an append that is whole, and follows the rules that do not depend on its journal.
         """
-        if not self._ahead.has_room:
+        ahead, messages, read = self._ahead, self._messages, self._context.read
+        if not ahead.has_room:
             return None
-        self._hold(self._ahead.each)
-        line.coming += 1
+        self._hold(ahead.each)
+        line.expect()
         flow = FlowControl()
         flow.start(min_rate, 0, clock.monotonic())
-        watchdog = Watchdog(flow, clock)
+        watchdog = Watchdog(flow, clock, ahead.rota)
         contents: list[Bytes] = []
         size = 0
         try:
-            while size <= self._ahead.each:
-                message = await watchdog.read(self._context)
-                self._messages.append(message)
-                if message is None or has_parameters(message):
-                    return None
-                if not message.content:
+            watchdog.reading = True  # All the time: what is done between two messages takes none.
+            while size <= ahead.each:
+                message = await read()
+                if not isinstance(message, Content):
+                    message = watchdog.other(message)
+                    if message is None or has_parameters(message):
+                        messages.append(message)
+                        return None
+                content = message.content
+                if not content:
                     break
-                contents.append(message.content)
-                size += len(message.content)
-                flow.chunk(len(message.content))
+                flow.tick(clock.monotonic())
+                flow.chunk(len(content))
+                messages.append(message)
+                contents.append(content)
+                size += len(content)
             else:
                 self._hold(size - self._held)
                 return None
-            if (message := await watchdog.read(self._context)) is not None:
-                self._messages.append(message)
+            messages.append(message)
+            if (message := watchdog.other(await read())) is not None:
+                messages.append(message)
                 return None
-            self._messages.append(None)
+            messages.append(None)
+        except asyncio.CancelledError:
+            underflow = watchdog.underflow()
+            if underflow is None:
+                raise
+            messages.append(underflow)  # Its journal may have another reason to refuse it, which says more.
+            return None
         except AppendUnderflow as problem:
-            # Its journal may have another reason to refuse it, which says more.
-            self._messages.append(problem)
+            messages.append(problem)
             return None
         finally:
-            line.coming -= 1
+            line.came()
             watchdog.close()
         self._hold(size - self._held)
         if not size and registers_change(request):
@@ -119,54 +133,102 @@ class Inbox:
         self._ahead.hold(change)
 
 
+class Rota:
+    """The first looks at clients. All are due as long after they were asked for, so one timer does for all of them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Watchdog] = deque()
+        self._armed = False
+
+    def add(self, watchdog: Watchdog) -> None:
+        """Have this look at its client at its time, unless it is closed by then."""
+        waiting = self._waiting
+        while waiting and waiting[0].closed:
+            waiting.popleft()
+        waiting.append(watchdog)
+        if not self._armed:
+            self._arm(asyncio.get_running_loop())
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._armed = True
+        loop.call_at(self._waiting[0].due, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting = self._waiting
+        self._armed = False
+        while waiting and (waiting[0].closed or waiting[0].due <= loop.time()):
+            watchdog = waiting.popleft()
+            if not watchdog.closed:
+                watchdog.check()
+        if waiting:
+            self._arm(loop)
+
+
 class Watchdog:
     """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
 
-    It costs one timer for the whole append, not one per message.
+    It costs no timer, but for a client that takes longer than its first credit lasts; then one for the whole append.
     """
 
-    def __init__(self, flow: FlowControl, clock: Clock) -> None:
+    __slots__ = ("_clock", "_flow", "_loop", "_task", "_timer", "_underflow", "closed", "due", "reading")
+
+    def __init__(self, flow: FlowControl, clock: Clock, rota: Rota) -> None:
         self._flow = flow
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._reading = False
         self._underflow: AppendUnderflow | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._arm()
+        self.reading = False
+        """Whether it is the client that we wait for."""
+        self.closed = False
+        seconds = flow.seconds_until_underflow()
+        if seconds != float("inf"):
+            self.due = self._loop.time() + seconds
+            rota.add(self)
 
     async def read(self, source: Source) -> AppendMessage | None:
         """The client's next message, or None at the end of its stream."""
-        self._reading = True
+        self.reading = True
         try:
             message = await source.read()
         except asyncio.CancelledError:
-            if self._underflow is None or self._task is None or self._task.uncancel() > 0:
+            underflow = self.underflow()
+            if underflow is None:
                 raise
-            raise self._underflow from None
+            raise underflow from None
         finally:
-            self._reading = False
-        if not isinstance(message, _MESSAGES):
-            self._flow.tick(self._clock.monotonic())
-            require_readable(message)
+            self.reading = False
+        if isinstance(message, _MESSAGES):
+            if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
+                self._flow.tick(self._clock.monotonic())
+            return message
+        return self.other(message)
+
+    def other(self, message: object) -> AppendMessage | None:
+        """What was read, in case it is a message; None at the end. Raises InvalidInput for bytes that are neither."""
+        if isinstance(message, _MESSAGES):
+            return message
+        self._flow.tick(self._clock.monotonic())
+        require_readable(message)
+        return None
+
+    def underflow(self) -> AppendUnderflow | None:
+        """What a cancellation, which is to be caught, was caused by; None if it has another cause, too."""
+        if self._underflow is None or self._task is None or self._task.uncancel() > 0:
             return None
-        if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
-            self._flow.tick(self._clock.monotonic())
-        return message
+        return self._underflow
 
     def close(self) -> None:
+        self.closed = True
+        self._task = None
         if self._timer is not None:
             self._timer.cancel()
 
-    def _arm(self) -> None:
-        seconds = self._flow.seconds_until_underflow()
-        if seconds != float("inf"):
-            self._due = self._loop.time() + seconds
-            self._timer = self._loop.call_at(self._due, self._check)
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Look whether the client is too slow, now that its credit may be used up."""
         now = self._clock.monotonic()
-        if not self._reading or self._loop.time() - self._due > LATE_SECONDS:
+        if not self.reading or self._loop.time() - self.due > LATE_SECONDS:
             self._flow.forgive(now)
         try:
             self._flow.tick(now)
@@ -175,4 +237,5 @@ class Watchdog:
             assert self._task is not None
             self._task.cancel()
             return
-        self._arm()
+        self.due = self._loop.time() + self._flow.seconds_until_underflow()
+        self._timer = self._loop.call_at(self.due, self.check)
