@@ -94,6 +94,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.START_PIPELINE: frozenset(
         {
             State.UPDATE_ASSIGNMENTS,  # The pipeline is good as it is.
+            State.VALIDATE_PRECONDITIONS,  # It is, and an append before this one found the rest to be, too.
             State.SEND_PIPELINE_SYNC,  # There was none, or it was of an older Route.
             State.RESOLVE,  # The resolution was invalidated meanwhile.
             State.ERROR,
@@ -422,10 +423,11 @@ class AppendFsm:
         """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
         resolution, owner, pipeline = self._resolved, self._require_owner, self._pipeline
         if pipeline is not None:
-            current = routes_equivalent(pipeline.route, resolution.header.route)
+            fits = pipeline.recorded and pipeline.fits is resolution
+            current = fits or routes_equivalent(pipeline.route, resolution.header.route)
             if pipeline.error is None and current and self._env.clock.monotonic() < pipeline.renew_at:
                 self.registers = pipeline.spool.registers
-                return State.UPDATE_ASSIGNMENTS
+                return State.VALIDATE_PRECONDITIONS if fits else State.UPDATE_ASSIGNMENTS
             self._pipeline = None
             self._shut_down(pipeline, owner)
         try:
@@ -518,6 +520,8 @@ class AppendFsm:
             return State.ERROR
         if not resolution.is_local:
             return State.PROXY
+        if self._pipeline is not None:
+            self._pipeline.fits = resolution
         return State.VALIDATE_PRECONDITIONS
 
     async def _validate_preconditions(self) -> State:

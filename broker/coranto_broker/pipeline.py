@@ -190,6 +190,11 @@ class Pipeline:
         self.reading = reading
         self.recorded = False
         """Whether the in-sync record names this pipeline's replicas: it may take content."""
+        self.fits: object = None
+        """The resolution for which an append found Route, assignments and number of replicas as they should be.
+
+        All of that follows from the resolution, so those that come after it with the same one need not look again.
+        """
         self._streams = list(zip(names, streams, strict=True))
         self._local = names[header.route.primary]
         self._send_error: ReplicationFailed | None = None

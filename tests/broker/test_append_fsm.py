@@ -1100,3 +1100,38 @@ async def test_a_full_suspension_closes_the_record(world: World) -> None:
     assert record_of(world).closed
     assert (await world.append(b"abc")).state is State.FINISHED
     assert record_of(world).members == ("local#self",)
+
+
+async def test_what_fits_a_resolution_is_not_looked_at_again(world: World) -> None:
+    passed: list[State] = []
+    resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
+
+    async def resolve(journal: str, **_: Any) -> Resolution:
+        return resolution
+
+    async def states() -> list[State]:
+        fsm = world.fsm()
+        fsm.whole, passed[:] = Whole(b"abc", 1), []
+        while fsm.state is not State.STREAM_CONTENT:
+            passed.append(fsm.state)
+            await fsm._step()
+        await fsm.prepare_stream()
+        fsm.commit_whole(world.tokens)
+        await fsm.finish()
+        fsm.release()
+        assert fsm.state is State.FINISHED
+        return passed
+
+    world.resolver = SimpleNamespace(resolve=resolve, flags_hold=lambda _: True)  # type: ignore[assignment]
+    assert State.SEND_PIPELINE_SYNC in await states()
+    short = [State.RESOLVE, State.ACQUIRE_PIPELINE, State.START_PIPELINE, State.VALIDATE_PRECONDITIONS]
+    assert await states() == short
+    resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
+    assert State.UPDATE_ASSIGNMENTS in await states()
+    assert await states() == short
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    pipeline.recorded = False  # As when the journal was closed.
+    world.replica.pipeline.put(pipeline)
+    assert State.UPDATE_ASSIGNMENTS in await states()
+    assert world.built == 1
