@@ -24,7 +24,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -98,6 +98,7 @@ class Spool:
         self._committed_sum = new_sum()
         self._running_sum = new_sum()
         self._delta = 0
+        self._next: Fragment | None = None  # What `next_fragment` worked out, for as long as it holds.
 
     @classmethod
     def restored(cls, committed: Committed, running_sum: Hash) -> Spool:
@@ -152,14 +153,18 @@ class Spool:
         or not at all if the delta is rolled back.
         """
         self._delta += len(content)
+        self._next = None
         return partial(self._running_sum.update, content)
 
     def next_fragment(self) -> Fragment:
         """The fragment that commits everything received: ours, extended by the delta."""
         if not self._delta:
             return self._committed.fragment
-        current = self._committed.fragment
-        return replace(current, end=current.end + self._delta, sum=self._running_sum.digest())
+        if self._next is None:
+            current = self._committed.fragment
+            end = current.end + self._delta
+            self._next = Fragment(current.journal, current.begin, end, self._running_sum.digest(), current.codec)
+        return self._next
 
     def decide(self, proposal: Fragment, registers: pb.LabelSet, now: float) -> Decision:
         """How this spool answers a proposal. Changes nothing; pass the decision to `adopt` once it is durable."""
@@ -184,6 +189,7 @@ class Spool:
     def adopt(self, decision: Decision) -> None:
         """Make a decision of the present state true."""
         self._committed = decision.committed
+        self._next = None
         if decision.outcome is Outcome.COMMIT:
             self._committed_sum = self._running_sum.copy()
             self._delta = 0
@@ -202,6 +208,7 @@ class Spool:
     def _forget_delta(self) -> None:
         self._running_sum = self._committed_sum.copy()
         self._delta = 0
+        self._next = None
 
 
 def empty_at(fragment: Fragment, offset: int, codec: Codec) -> Fragment:

@@ -247,6 +247,8 @@ class DurableSpool:
 
     def join(self) -> None:
         """As `written`, but that the event loop has to wait."""
+        if self._aside.idle:
+            return
         with self._failing():
             self._aside.join()
 
