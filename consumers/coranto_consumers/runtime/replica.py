@@ -7,9 +7,9 @@
 
 A shard with a recovery log plays it, and goes on to follow it as a standby until it is promoted. One without has
 nothing to play, and is STANDBY at once. A primary that meets a transient error starts anew from its checkpoint, and so
-does one that was fenced off although the shard is assigned to it; one that does not get on, or meets any other error,
-is FAILED until it is unassigned. The status is kept in the assignment's
-value, where the allocator and everybody else see it.
+does one that was fenced off although the shard is assigned to it, or that appends to a journal while the brokers that
+know its end are away; one that does not get on, or meets any other error, is FAILED until it is unassigned. The status
+is kept in the assignment's value, where the allocator and everybody else see it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from coranto.client import JournalClient
 from coranto.client.retry import backoff
 from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Target
 from coranto.effects import Clock, Entropy
-from coranto.errors import CorantoError, Fenced, TxnOutcomeUnknown, Unavailable
+from coranto.errors import CorantoError, Fenced, IndexHasGreaterOffset, TxnOutcomeUnknown, Unavailable
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog.hint_store import HintKeys
@@ -43,6 +43,12 @@ _log = structlog.get_logger(__name__)
 RESTARTS: Final = 5
 """How often a primary starts anew without completing a transaction in between, or because it was fenced off, before it
 counts as failed."""
+
+AWAY_SECONDS: Final = 60.0
+"""How long brokers may be away that alone know where a journal ends, before a primary that gets nowhere counts as
+failed. The client repeats other refusals of brokers by itself; this one may need an operator."""
+
+AWAY_PAUSE_SECONDS: Final = 2.0
 
 STOP_SECONDS: Final = 5.0
 """How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
@@ -168,6 +174,7 @@ class ShardReplica:
     async def _keep_running(self) -> None:
         """Run the shard. Start anew after transient errors, and when who fenced it off does not own it."""
         failures = fencings = 0
+        away: float | None = None  # Since when brokers are away without which nothing can be appended.
         while not self._stopping:
             completed = dict(self.progress.read_through)
             self._primary = None
@@ -175,15 +182,20 @@ class ShardReplica:
                 await self._run_once()
             except Exception as error:
                 if self.progress.read_through != completed:
-                    failures = 0
-                failures += 1
-                fencings += isinstance(error, Fenced)
-                if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
-                    raise
-                pause = backoff(failures)
-                _log.warning(
-                    "shard starts anew", shard=self.spec.id, error=str(error), failures=failures, pause_seconds=pause
-                )
+                    failures, away = 0, None
+                now = self._clock.monotonic()
+                if isinstance(error, IndexHasGreaterOffset):
+                    away = now if away is None else away
+                    if now - away >= AWAY_SECONDS:
+                        raise
+                    event, pause = "shard waits for brokers that know a journal's end", AWAY_PAUSE_SECONDS
+                else:
+                    failures += 1
+                    fencings += isinstance(error, Fenced)
+                    if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
+                        raise
+                    event, pause = "shard starts anew", backoff(failures)
+                _log.warning(event, shard=self.spec.id, error=str(error), failures=failures, pause_seconds=pause)
                 self._metrics.restarts.labels(self.spec.id).inc()
                 await self._clock.sleep(pause)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from coranto.coordination.etcd import EtcdHeader, KeyValue, TxnResult
 from coranto.coordination.layout import MemberId
-from coranto.effects import SystemClock
+from coranto.effects import Clock, SystemClock
+from coranto.errors import IndexHasGreaterOffset
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
@@ -88,3 +94,60 @@ async def test_a_status_is_not_written_into_the_assignment_that_came_after():
     failed = pc.ReplicaStatus(code=pc.ReplicaStatus.FAILED, errors=["fenced"])
     await Consumer.set_status(consumer, "shard", failed, lambda: due)
     assert coordinator.written == []
+
+
+class WithoutStore:
+    """An application for which a journal's end is not known before `back`."""
+
+    def __init__(self, clock: Clock, back: float) -> None:
+        self.clock = clock
+        self.back = back
+        self.opened = asyncio.Event()
+
+    async def new_store(self, shard: Any) -> None:
+        if self.clock.monotonic() < self.back:
+            raise IndexHasGreaterOffset("append to out/one")
+        self.opened.set()
+        await asyncio.Event().wait()
+
+
+def test_a_shard_waits_for_brokers_that_know_a_journal_s_end():
+    async def main(loop: SimLoop) -> None:
+        clock, host = SimClock(loop), Host()
+        begun = clock.monotonic()
+        app: Any = WithoutStore(clock, begun + 45)
+        client: Any = None
+        replica = ShardReplica(
+            app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
+        )
+        replica.start()
+        replica.promote()
+        await app.opened.wait()
+        assert 45 <= clock.monotonic() - begun < 50
+        await replica.stop()
+        assert pc.ReplicaStatus.FAILED not in host.told
+
+    with simulated(0) as loop, capture_logs() as logs:
+        loop.run_until_complete(main(loop))
+    assert {each["event"] for each in logs} == {"shard waits for brokers that know a journal's end"}
+    assert all("INDEX_HAS_GREATER_OFFSET" in each["error"] for each in logs)
+
+
+def test_a_shard_fails_when_nobody_comes_back_who_knows_a_journal_s_end():
+    async def main(loop: SimLoop) -> None:
+        clock, host = SimClock(loop), Host()
+        begun = clock.monotonic()
+        app: Any = WithoutStore(clock, math.inf)
+        client: Any = None
+        replica = ShardReplica(
+            app, shard_spec("shard-sums", ["in/one"]), client, host, clock=clock, metrics=ConsumerMetrics()
+        )
+        replica.start()
+        replica.promote()
+        await replica.stopped.wait()
+        assert 60 <= clock.monotonic() - begun < 65
+        await replica.stop()
+        assert host.told[-1] == pc.ReplicaStatus.FAILED
+
+    with simulated(0) as loop:
+        loop.run_until_complete(main(loop))
