@@ -176,6 +176,8 @@ def _validate_order(previous: pb.Label, label: pb.Label) -> None:
 
 def validate_selector(selector: pb.LabelSelector) -> None:
     """Check both sides of a selector. Raises InvalidInput."""
+    if not selector.exclude.labels and _is_plainly_valid(selector.include, allow_prefix=True):
+        return
     for side in ("include", "exclude"):
         try:
             validate_label_set(getattr(selector, side), allow_prefix=True)

@@ -339,11 +339,13 @@ def _append_request(request: pb.AppendRequest) -> None:
     _optional(request, "header", _header)
     _named_journal(request.journal)
     _at_least("offset", request.offset, 0)
-    _absent(request, "content", why="beside a journal: content follows in messages of its own")
+    if request.content:
+        _absent(request, "content", why="beside a journal: content follows in messages of its own")
     _optional(request, "check_registers", labels.validate_selector)
     _optional(request, "union_registers", _label_set)
     _optional(request, "subtract_registers", _label_set)
-    _one_of("suspend", request.suspend, pb.AppendRequest.Suspend)
+    if request.suspend:  # 0 is one.
+        _one_of("suspend", request.suspend, pb.AppendRequest.Suspend)
 
 
 def _append_response(response: pb.AppendResponse) -> None:
