@@ -35,7 +35,9 @@ _FIXED = {MAGIC: struct.Struct("<qdqq"), b"csp1": struct.Struct("<qd")}
 
 def encode(create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED) -> bytes:
     """One record."""
-    message = pb.ReplicateRequest(proposal=committed.fragment.to_wire(), registers=committed.registers)
+    message = pb.ReplicateRequest()
+    message.proposal.CopyFrom(committed.fragment.to_wire())
+    message.registers.CopyFrom(committed.registers)
     fixed = _FIXED[MAGIC].pack(create_revision, committed.first_append_time, stamp.synced, stamp.written)
     payload = fixed + message.SerializeToString()
     return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload

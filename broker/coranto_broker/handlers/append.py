@@ -71,14 +71,12 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
         response.store_health_error = fsm.store_health_error
         return response
     assert fsm.commit is not None
-    response = pb.AppendResponse(
-        status=fsm.status,
-        header=resolution.header,
-        commit=fsm.commit.to_wire(),
-        registers=fsm.registers,
-        total_chunks=fsm.total_chunks,
-        delayed_chunks=fsm.delayed_chunks,
+    response = pb.AppendResponse(  # Messages as arguments would take twice as long as to copy them.
+        status=fsm.status, total_chunks=fsm.total_chunks, delayed_chunks=fsm.delayed_chunks
     )
+    response.header.CopyFrom(resolution.header)
+    response.commit.CopyFrom(fsm.commit.to_wire())
+    response.registers.CopyFrom(fsm.registers)
     broker.metrics.append_bytes.inc(fsm.commit.length)
     broker.metrics.append_seconds.observe(broker.clock.monotonic() - begun)
     return response
