@@ -21,7 +21,9 @@ spool (`judge`), whether it is part of the journal for good, and for any Route w
   it. A closed record says where, and with which registers, anyone may go on. The only member closes it before it exits.
 
 Gazette's brokers keep no record. Content that was written through a later pipeline than any that was recorded is proof
-of such a primary, and is trusted as Gazette trusts it.
+of such a primary, and is trusted as Gazette trusts it. So is a spool whose latest pipeline is of a Route from after the
+record was closed, and which ends behind that: whoever took part in it knew the record, and others of ours begin at its
+end.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Record:
     """What etcd says of one journal, of that `create_revision`.
 
     `end` and `registers` are those of a claimed or closed record, else None. Stamps below `forgotten` are too old to
-    be judged.
+    be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there.
     """
 
     create_revision: int
@@ -80,6 +82,7 @@ class Record:
     forgotten: int = 0
     end: int | None = None
     registers: pb.LabelSet | None = field(default=None, hash=False)
+    written: int = field(default=0, compare=False)
 
     @property
     def revision(self) -> int:
@@ -117,6 +120,8 @@ class Judgement(enum.Enum):
 def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
     """Of content that ends at `end`, in a spool of broker `me`. A journal without a record is judged as by Gazette."""
     if record is None or stamp.written > record.revision:
+        return Judgement.FINAL
+    if record.closed and 0 < record.written < stamp.synced:
         return Judgement.FINAL
     limit = record.limit(stamp.synced)
     if limit is None:
@@ -176,17 +181,17 @@ def recorded(record: Record | None, create_revision: int, revision: int, members
 
 def without(record: Record, member: str) -> Record:
     """The record once `member` has found that it does not hold what it should."""
-    return replace(record, members=tuple(each for each in record.members if each != member))
+    return replace(record, members=tuple(each for each in record.members if each != member), written=0)
 
 
 def claimed(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
     """The record that lets `member` alone decide: the journal ends at `end`."""
-    return replace(record, members=(member,), end=end, registers=registers)
+    return replace(record, members=(member,), end=end, registers=registers, written=0)
 
 
 def closed(record: Record | None, create_revision: int, end: int, registers: pb.LabelSet) -> Record:
     """The record of a journal that nobody holds any more, because all of it is stored or gone."""
-    return replace(record or Record(create_revision), members=(), end=end, registers=registers)
+    return replace(record or Record(create_revision), members=(), end=end, registers=registers, written=0)
 
 
 def encode(record: Record) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -56,7 +56,9 @@ class InSyncRecords:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
-        return Reading(key, kv, create_revision, record if record.create_revision == create_revision else None)
+        if record.create_revision != create_revision:
+            return Reading(key, kv, create_revision, None)
+        return Reading(key, kv, create_revision, replace(record, written=kv.mod_revision))
 
     async def write(
         self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
@@ -69,7 +71,7 @@ class InSyncRecords:
         result = await self._coordinator.txn([*compares, reading.unchanged], [*ops, Put(reading.key, value)])
         if result.succeeded:
             kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
-            return result, Reading(reading.key, kv, reading.create_revision, record)
+            return result, Reading(reading.key, kv, reading.create_revision, replace(record, written=kv.mod_revision))
         return result, await self.read(_journal_of(reading.key), reading.create_revision)
 
     async def remove(self, journal: str, create_revision: int) -> None:

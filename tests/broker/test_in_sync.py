@@ -117,6 +117,24 @@ def test_of_epochs_at_the_same_offset_the_last_decides() -> None:
         assert judge(record, stamp, 151, A) is Judgement.DIVERGED
 
 
+def test_a_spool_of_a_pipeline_from_after_the_closing_is_trusted_behind_the_end() -> None:
+    """Only a primary of Gazette's goes on there without a record. It rolls fresh spools to its end, empty."""
+    closed = replace(in_sync.closed(RECORD, 1, 170, labels.label_set()), written=50)
+    assert judge(closed, Stamp(51, 0), 200, C) is Judgement.FINAL
+    assert takeover(closed, [C], Stamp(51, 0), 200) is Takeover.CLEAN
+    for synced in (30, 40, 50):  # Whoever took part in it may not have known yet.
+        assert judge(closed, Stamp(synced, 0), 200, C) is Judgement.DIVERGED
+    assert judge(replace(closed, written=0), Stamp(51, 0), 200, C) is Judgement.DIVERGED, "nobody knows since when"
+    for later in (
+        in_sync.recorded(closed, 1, 60, [A], 180),
+        in_sync.without(closed, A),
+        in_sync.claimed(closed, A, 170, labels.label_set()),
+        in_sync.closed(closed, 1, 170, labels.label_set()),
+    ):
+        assert later.written == 0
+    assert judge(in_sync.recorded(closed, 1, 60, [A], 180), Stamp(51, 0), 200, C) is Judgement.DIVERGED
+
+
 def test_old_epochs_are_forgotten_and_what_is_older_is_not_trusted() -> None:
     record = None
     for number in range(MAX_EPOCHS + 5):
@@ -219,6 +237,11 @@ class Spool:
     stamp: Stamp = UNSTAMPED
 
 
+def closing_revision(revision: int) -> int:
+    """That at which a record is closed before the pipeline of `revision`."""
+    return revision - 2
+
+
 @pytest.mark.parametrize("chunk", range(10))
 def test_whatever_happens_acknowledged_content_stays_and_content_that_is_final_is_the_journal_s(chunk: int) -> None:
     for seed in range(300 * chunk, 300 * (chunk + 1)):
@@ -252,7 +275,9 @@ def _play(chance: random.Random) -> None:
         leaving = chance.choice(names)
         if chance.random() < 0.3 and may_close(record, spools[leaving].stamp, len(spools[leaving].content), leaving):
             stored = list(spools[leaving].content)
-            record = in_sync.closed(record, 1, len(stored), labels.label_set())
+            record = replace(
+                in_sync.closed(record, 1, len(stored), labels.label_set()), written=closing_revision(revision)
+            )
             assert stored[: len(acknowledged)] == acknowledged, "an acknowledged byte is not stored"
             check_final()
         route = chance.sample(names, chance.randint(1, 3))
@@ -312,6 +337,7 @@ def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPat
         (module, "judge", lambda *_: Judgement.FINAL),
         (module, "is_complete", lambda record, _, me: record is None or me in record.members),
         (module, "may_close", lambda record, _, __, me: record is not None and me in record.members),
+        (module, "closing_revision", lambda _: 1),
         (vars(in_sync), "recorded", only_the_last_epoch),
     ):
         with monkeypatch.context() as patch:

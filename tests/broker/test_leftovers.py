@@ -18,7 +18,7 @@ from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, leftovers
 from coranto_broker.in_sync import Epoch, Record
-from coranto_broker.in_sync_records import InSyncRecords
+from coranto_broker.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.leftovers import Leftovers
 from coranto_broker.metrics import Metrics
 from coranto_broker.persister import FragmentPersister
@@ -230,6 +230,11 @@ async def test_a_record_is_closed_only_as_it_was_read(world: World, monkeypatch:
     assert await world.records.close(J, 8, stamp, 3, MINE) is None, "that is another journal"
     assert await world.records.close(J, 7, stamp, 3, MINE) == world.record
     assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    closed_at = world.revision
+    with pytest.raises(Stranded):
+        await world.records.verify(J, 7, in_sync.Stamp(closed_at, 10), 9)
+    reading = await world.records.verify(J, 7, in_sync.Stamp(closed_at + 1, 10), 9)
+    assert reading.record == world.record
 
 
 async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
