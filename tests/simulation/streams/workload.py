@@ -139,7 +139,9 @@ class WriterHost(Host):
             if failed:
                 break
             if rng.random() < 0.01:
-                self._world.fences[unit.key].append(await writer.raise_fence(unit.key, "sim"))
+                # One after the other, for nobody could tell which of two at a time was the later one.
+                async with self._world.raising[unit.key]:
+                    self._world.fences[unit.key].append(await writer.raise_fence(unit.key, "sim"))
                 self._world.coverage.sometimes("a fence was raised")
             task = await self._give(writer, unit, Attempt(process.name, self._world.loop.time()), client)
             if task is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import defaultdict
 
@@ -30,6 +31,8 @@ class StreamWorld(World):
         self.units = History()
         self.fences: defaultdict[str, list[Fence]] = defaultdict(list)
         """Those that were raised for each key, one after the other."""
+        self.raising: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held by whoever raises a fence for a key."""
         self.broken: list[str] = []
         """Promises that turned out not to be kept while the run went on: the anomaly's name and what happened."""
 
