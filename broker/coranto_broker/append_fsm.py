@@ -423,7 +423,7 @@ class AppendFsm:
         """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
         resolution, owner, pipeline = self._resolved, self._require_owner, self._pipeline
         if pipeline is not None:
-            fits = pipeline.recorded and pipeline.fits is resolution
+            fits = pipeline.fits(resolution)
             current = fits or routes_equivalent(pipeline.route, resolution.header.route)
             if pipeline.error is None and current and self._env.clock.monotonic() < pipeline.renew_at:
                 self.registers = pipeline.spool.registers
@@ -521,7 +521,7 @@ class AppendFsm:
         if not resolution.is_local:
             return State.PROXY
         if self._pipeline is not None:
-            self._pipeline.fits = resolution
+            self._pipeline.found_to_fit(resolution)
         return State.VALIDATE_PRECONDITIONS
 
     async def _validate_preconditions(self) -> State:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -190,11 +191,7 @@ class Pipeline:
         self.reading = reading
         self.recorded = False
         """Whether the in-sync record names this pipeline's replicas: it may take content."""
-        self.fits: object = None
-        """The resolution for which an append found Route, assignments and number of replicas as they should be.
-
-        All of that follows from the resolution, so those that come after it with the same one need not look again.
-        """
+        self._fits: Callable[[], object] = lambda: None
         self._streams = list(zip(names, streams, strict=True))
         self._local = names[header.route.primary]
         self._send_error: ReplicationFailed | None = None
@@ -229,6 +226,17 @@ class Pipeline:
         What was received says more: a peer that breaks the stream first tells why.
         """
         return next(iter(self._receive_errors.values()), self._send_error)
+
+    def found_to_fit(self, resolution: object) -> None:
+        """An append found Route, assignments and number of replicas to be as they should be.
+
+        All of that follows from the resolution, so those that come after it with the same one need not look again.
+        """
+        self._fits = weakref.ref(resolution)  # It knows the whole key space as it was then.
+
+    def fits(self, resolution: object) -> bool:
+        """Whether that was found with this very resolution, and the pipeline may take content."""
+        return self.recorded and self._fits() is resolution
 
     def write(self, content_delta: int, content: Bytes) -> None:
         """Scatter content. Failures are found in `error`."""

@@ -38,7 +38,7 @@ JournalState = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Resolution:
     """An answer of the resolver; valid as of `state`, and until `invalidated` fires (None without a local replica).
 
