@@ -118,10 +118,10 @@ def test_a_failure_says_how_to_repeat_it() -> None:
 
 
 def is_caught(*names: str, **options: Any) -> bool:
-    """Whether one of a few seeds with these options finds an anomaly of one of these names."""
+    """Whether one of some seeds with these options finds an anomaly of one of these names."""
     return any(
         anomaly.name in names
-        for seed in range(12)
+        for seed in range(24)
         for anomaly in run(options_of(seed, **{"seconds": 10.0, "appends": 15} | options)).anomalies
     )
 
@@ -208,7 +208,11 @@ def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.Monke
     faults = ("kill", "long pause", "long outage", "cut brokers", "cut one way", "cut etcd", "break calls")
     options: dict[str, Any] = {"brokers": 3, "replication": 2, "journals": 1, "lease_seconds": 3.0, "congestion": 0.1}
     assert is_caught(
-        "inconsistent-offsets", "diverged-fragment", "diverged-replica", faults=faults, **options | {"seconds": 20.0}
+        "inconsistent-offsets",
+        "diverged-fragment",
+        "diverged-replica",
+        faults=faults,
+        **options | {"seconds": 30.0, "appends": 30},
     )
 
 
