@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes that share the tests; those of many processes and kills have the machine to themselves afterwards.
+# Processes that share the tests; those of one file stay together, since they share what they start.
 WORKERS ?= 2
 # Java is looked for at every run, so that a machine that lost it is told so.
 export DAGSTER_DISABLE_TELEMETRY := 1
@@ -42,10 +42,7 @@ up: setup ## Run an embedded cluster in the foreground
 
 test: setup browser mariadb ## Lint, types, import rules, stubs and all tests
 	@$(MAKE) --no-print-directory check
-	@status=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not system" || status=1; \
-	$(BIN)/python -m pytest -m system || status=1; \
-	exit $$status
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: lint types imports ## Everything but the tests
 
