@@ -107,3 +107,12 @@ def test_ticks_increase_whatever_the_wall_clock_does(readings: list[int]) -> Non
     ticks = [clock.tick() for _ in readings]
     assert all(after > before for before, after in pairwise(ticks))
     assert all(tick > uuids.clock_from_ns(wall) for tick, wall in zip(ticks, readings, strict=True))
+
+
+@given(st.integers(0, 1 << 62), st.integers(1, 20))
+def test_several_ticks_at_once_are_as_one_upon_the_other(wall: int, count: int) -> None:
+    one, other = Clock(lambda: wall), Clock(lambda: wall)
+    ticks = [one.tick() for _ in range(count)]
+    assert other.ticks(count) == ticks[0]
+    assert other.last == ticks[-1] == ticks[0] + (count - 1) * uuids.CLOCK_TICK
+    assert other.tick() == one.tick()
