@@ -211,6 +211,20 @@ def test_a_read_of_what_one_replica_had_is_no_anomaly_if_it_came_to_nothing(cert
     assert "inconsistent-offsets" in told.anomalies()
 
 
+@pytest.mark.parametrize("kept", [None, -3])
+def test_a_reader_may_come_in_at_the_middle_of_an_append_that_came_to_nothing(kept: int | None) -> None:
+    told = good()
+    operation = told.append(Outcome.INFO, there=False)
+    offset = len(told.content) + 4
+    told.append(Outcome.OK)
+    told.append(Outcome.OK)
+    seen = Observation("reader", operation.journal, offset, operation.content[4:kept], 9.0, False)
+    told.history.observations.append(seen)
+    assert told.anomalies() == []
+    told.history.observations[-1] = replace(seen, content=b"?" + seen.content[1:])
+    assert told.anomalies() == ["inconsistent-offsets"]
+
+
 def test_a_head_may_lag_where_brokers_do_not_know_better() -> None:
     told = good()
     _stale_head(told)

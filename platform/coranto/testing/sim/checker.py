@@ -186,11 +186,18 @@ def _is_unsettled(seen: Observation, content: bytes, vain: Mapping[int, Operatio
                 continue
         following = HEADER.search(seen.content, position + 1)
         end = following.start() if following else len(seen.content)
-        begin = seen.offset + position
-        if content[begin : begin + end - position] != seen.content[position:end]:
+        begin, part = seen.offset + position, seen.content[position:end]
+        # A reader that has read another such append may come in at the middle of one.
+        cut = not position and any(_holds_cut(each.content, part, following is not None) for each in vain.values())
+        if not cut and content[begin : begin + len(part)] != part:
             return False
         position = end
     return True
+
+
+def _holds_cut(content: bytes, part: bytes, to_end: bool) -> bool:
+    """Whether `part` is of some content, behind its beginning."""
+    return content.endswith(part) if to_end else part in content
 
 
 def _check_bytes(
