@@ -265,13 +265,18 @@ def hold() -> Conditions:
 
 
 def raise_fence(registers: Registers, fence: Fence) -> Conditions:
-    """Set a fence's token, whatever it was. Raises InvalidInput when the segment has too many fences."""
+    """Set a fence's token, on the condition that it is still what it was, so that no attempt at it comes late.
+
+    Raises InvalidInput when the segment has too many fences.
+    """
     names = set(registers.fences or ()) | {fence.name}
     if len(names) > MAX_FENCES:
         raise InvalidInput(
             f"a segment has at most {MAX_FENCES} fences; it has {', '.join(sorted(names - {fence.name}))}"
         )
-    return Conditions(_selector({HELD_LABEL: ""}), _label_set({FENCE_PREFIX + fence.name: fence.token}))
+    label, present = FENCE_PREFIX + fence.name, registers.token_of(fence.name)
+    check = _selector({HELD_LABEL: ""}, {label: ""}) if present is None else _selector({HELD_LABEL: "", label: present})
+    return Conditions(check, _label_set({label: fence.token}))
 
 
 def validate_fence_name(name: str) -> str:

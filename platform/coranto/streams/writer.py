@@ -295,6 +295,8 @@ class StreamWriter(Generic[E]):
             if not registers.held:
                 await hold(shared, segment.journal, head)
                 continue
+            if registers.token_of(name) == fence.token:
+                return fence  # The answer was lost.
             uuid = build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN)
             conditions = rules.raise_fence(registers, fence)
             try:
@@ -307,7 +309,7 @@ class StreamWriter(Generic[E]):
                     patience=self._patience,
                 )
             except RegisterMismatch:
-                continue  # They were lost meanwhile.
+                continue  # Another one was raised, ours was and the answer lost, or the registers were lost.
             except NotAllowed:
                 writer = self._ready_routing.route(place)
                 writer.leave()

@@ -228,6 +228,19 @@ def test_a_fence_holds_off_whoever_has_another_token() -> None:
     assert not journal.append(newcomer)
 
 
+def test_an_attempt_at_raising_a_fence_that_comes_late_does_not_bring_an_earlier_token_back() -> None:
+    journal = Journal()
+    assert journal.append(hold())
+    first, second = Fence("f", "first"), Fence("f", "second")
+    sent, again = raise_fence(journal.registers, first), raise_fence(journal.registers, first)
+    assert journal.append(sent)
+    late = raise_fence(journal.registers, Fence("f", "late"))
+    assert journal.append(raise_fence(journal.registers, second))
+    for attempt in (sent, again, late):
+        assert not journal.append(attempt)
+    assert journal.registers.token_of("f") == "second"
+
+
 def test_fences_are_few_and_short() -> None:
     journal = Journal()
     assert journal.append(hold())
