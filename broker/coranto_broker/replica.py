@@ -253,7 +253,8 @@ class Replica:
             spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
         await spool.flush()
         spool.close()
-        if not spool.fragment.length and not self.stranded and self._has_stores():
+        # Of a journal that nobody has written to there is nothing to store.
+        if not spool.fragment.length and not self.stranded and (not spool.end or self._has_stores()):
             self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
 
     def _has_stores(self) -> bool:

@@ -94,8 +94,8 @@ async def test_a_journal_recreated_while_no_broker_ran_begins_anew(
     other = broker_settings.model_copy(update={"id": "broker-1", "data_dir": broker_settings.data_dir / "other"})
     async with running_broker(other) as (process, client):
         await client.stub.Apply(pb.ApplyRequest(changes=[pb.ApplyRequest.Change(delete=J, expect_mod_revision=-1)]))
-        await client.apply(spec())
-        await process.exit_gracefully()  # Else the journal might wait for it.
+        await create(client, spec())
+        await process.exit_gracefully()  # Nothing was written, so nobody has to wait for it.
     async with running_broker(broker_settings) as (_, client):
         response = await client.append_when_ready(J, b"new")
         assert (response.status, response.commit.begin) == (pb.OK, 0)
