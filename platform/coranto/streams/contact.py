@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import structlog
 
+from coranto.client.client import JournalClient
 from coranto.errors import RegisterMismatch
-from coranto.messages.uuids import Flags, build_uuid
+from coranto.messages.framing import Framing
+from coranto.messages.uuids import Clock, Flags, build_uuid
 from coranto.streams import registers as rules
 from coranto.streams.registers import Registers
 from coranto.streams.shared import Shared
@@ -32,14 +35,21 @@ async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
 
 async def hold(shared: Shared, journal: str, head: int) -> None:
     """Hold registers that nobody holds, of a journal that ends at `head`: where there is content, they were lost."""
-    noop = shared.events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN))
+    await hold_registers(shared.client, journal, head, shared.events, shared.ticks, shared.patience)
+
+
+async def hold_registers(
+    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: Clock, patience: float
+) -> None:
+    """As `hold`, for whoever shares nothing with segment writers."""
+    noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))
     conditions = rules.restore(head) if head else rules.hold()
     with contextlib.suppress(RegisterMismatch):  # Somebody else holds them.
-        await shared.client.append(
+        await client.append(
             journal,
             noop,
             check_registers=conditions.check,
             union_registers=conditions.union,
             retry_unknown=True,
-            patience=shared.patience,
+            patience=patience,
         )

@@ -42,9 +42,10 @@ from coranto.streams.group_state import (
     Left,
     Reset,
 )
+from coranto.streams.lifecycle import Streams
 from coranto.streams.model import readers_journal, validate_stream
 from coranto.streams.positions import StreamPosition
-from coranto.streams.state import StateSynchronizer, part_of_stream
+from coranto.streams.state import StateSynchronizer
 from coranto.streams.watching import beginning, describe
 
 E = TypeVar("E")
@@ -88,7 +89,9 @@ class ReaderGroup:
         """
         stream = await describe(self._client, self.stream)
         frontier = frontier_at(stream, await self._place(begin))
-        await part_of_stream(self._client, self.stream, self._state.journal)
+        streams = Streams(self._client, clock=self._clock, entropy=self._entropy)
+        # What retention would remove may be all there is.
+        await streams.ensure_part(self.stream, self._state.journal, for_good=True)
         begun = GroupState(frontier, identity=self._entropy(8).hex())
         return (await self._state.initialize(begun)).identity == begun.identity
 

@@ -195,19 +195,30 @@ class Streams:
         return await self.describe(name)
 
     async def ensure_part(
-        self, name: str, journal: str, *, content_type: str = labels.JSON_LINES, more: Mapping[str, str] | None = None
+        self,
+        name: str,
+        journal: str,
+        *,
+        content_type: str = labels.JSON_LINES,
+        more: Mapping[str, str] | None = None,
+        for_good: bool = False,
     ) -> None:
         """Create a journal beside a stream's segments, with a spec like theirs, unless it is there already.
 
-        `more` are further labels. Raises StreamNotFound.
+        `more` are further labels. `for_good` has no retention remove its content, all of which may be needed. Raises
+        StreamNotFound.
         """
-        view = await self._view(name)
-        if journal in view.infos:
-            return
-        template = pb.JournalSpec()
-        template.CopyFrom(view.of(max(view.stream.segments.values(), key=lambda each: each.number)).spec)
-        spec = _part(name, journal, template, {labels.CONTENT_TYPE: content_type, **(more or {})})
-        await self._attempt([pb.ApplyRequest.Change(upsert=spec)])
+        for _ in range(_ATTEMPTS):
+            view = await self._view(name)
+            if journal in view.infos:
+                return
+            newest = max(view.stream.segments.values(), key=lambda each: each.number)
+            spec = _part(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
+            if for_good:
+                spec.fragment.ClearField("retention")
+            if await self._attempt([pb.ApplyRequest.Change(upsert=spec)]):
+                return
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def delete(self, name: str) -> None:
         """Delete a stream's journals, whatever state they are in. What they have in fragment stores stays there.

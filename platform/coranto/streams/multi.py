@@ -48,8 +48,8 @@ from coranto.errors import (
 )
 from coranto.messages.uuids import Clock as UuidClock
 from coranto.messages.uuids import Flags, ProducerId, build_uuid, new_producer_id
-from coranto.streams import registers as rules
 from coranto.streams.batches import Batches, Place
+from coranto.streams.contact import hold_registers
 from coranto.streams.decisions import Decisions
 from coranto.streams.events import EventFormat, format_of
 from coranto.streams.keys import key_hash
@@ -313,18 +313,8 @@ class MultiKeyWriter(Generic[E]):
             return
         found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
         if not Registers.of(found.registers).held and found.end == 0:
-            conditions = rules.hold()
             format: Any = self._format
-            noop = format.acknowledgement(build_uuid(new_producer_id(self._entropy), self._ticks.tick(), Flags.ACK_TXN))
-            with contextlib.suppress(RegisterMismatch):  # Another writer holds them.
-                await self._client.append(
-                    journal,
-                    noop,
-                    check_registers=conditions.check,
-                    union_registers=conditions.union,
-                    retry_unknown=True,
-                    patience=self._patience,
-                )
+            await hold_registers(self._client, journal, 0, format, self._ticks, self._patience)
         self._held.add(journal)
 
     async def _settled(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:

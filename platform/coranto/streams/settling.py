@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from coranto.client.retry import Retry
 from coranto.errors import (
@@ -171,11 +172,7 @@ class Settling:
                 self._queue.extendleft(reversed(self._plans()))
                 self._again.clear()
         elif stand is Standing.FOREIGN:
-            self._shared.dead = WriterFenced(
-                f"another process writes under the writer id {identity.writer} now: {self.segment.journal} has its "
-                "session. Stop this one"
-            )
-            raise self._shared.dead
+            self._fenced()
         elif stand is Standing.FORGOTTEN:
             self._forgotten()
         else:
@@ -189,6 +186,14 @@ class Settling:
         if not self._entered or self._entry is None or entry.clock > self._entry.clock:
             # It is of an attempt that was given up, and came through after all.
             self._entry, self._entered = entry, True
+
+    def _fenced(self) -> NoReturn:
+        """The entry is of another process, which goes on under this writer's id."""
+        self._shared.dead = WriterFenced(
+            f"another process writes under the writer id {self._shared.identity.writer} now: {self.segment.journal} "
+            "has its session. Stop this one"
+        )
+        raise self._shared.dead
 
     def _forgotten(self) -> None:
         """There is no entry any more."""
@@ -226,11 +231,7 @@ class Settling:
         if stand is Standing.OURS:
             await self._settle_through(registers.entries[identity.label])
         elif stand is Standing.FOREIGN and self._registers is not None:
-            self._shared.dead = WriterFenced(
-                f"another process writes under the writer id {identity.writer} now: {self.segment.journal} has its "
-                "session. Stop this one"
-            )
-            raise self._shared.dead
+            self._fenced()
         elif stand is Standing.FORGOTTEN:
             self._forgotten()
         if stand is not Standing.LOST:

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from coranto import labels
 from coranto.client.client import JournalClient
 from coranto.client.retry import Retry
-from coranto.client.values import Chunk, JournalInfo
+from coranto.client.values import Chunk
 from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -47,9 +47,6 @@ from coranto.errors import (
 )
 from coranto.streams.model import (
     HELD_LABEL,
-    STREAM_LABEL,
-    STREAM_PART_LABEL,
-    segments_selector,
 )
 from coranto.wire import protocol_pb2 as pb
 
@@ -76,36 +73,6 @@ class StateModel(Protocol[S, U]):
     def apply(self, state: S, update: U) -> S:
         """The state after an update. Raises a CorantoError when the update does not follow from the state."""
         ...
-
-
-async def part_of_stream(client: JournalClient, stream: str, journal: str, content_type: str = "") -> JournalInfo:
-    """A journal beside the segments of a stream; made, with a spec like theirs, when it is not there.
-
-    It keeps its content for good: what its retention would remove may be all there is. Raises StreamNotFound.
-    """
-    by_name = labels.label_selector(include=[(labels.NAME, journal)])
-    while True:
-        found = (await client.list(by_name)).journals
-        if found:
-            return found[0]
-        segments = (await client.list(segments_selector(stream))).journals
-        if not segments:
-            raise StreamNotFound(f"there is no stream {stream}: create it first (`coranto streams create`)")
-        spec = pb.JournalSpec()
-        spec.CopyFrom(segments[-1].spec)
-        spec.name = journal
-        spec.flags = pb.JournalSpec.O_RDWR
-        spec.fragment.ClearField("retention")
-        kept = [
-            (each.name, each.value)
-            for each in spec.labels.labels
-            if not each.name.startswith("coranto.dev/") and each.name != labels.CONTENT_TYPE
-        ]
-        own = [(STREAM_PART_LABEL, stream), (labels.CONTENT_TYPE, content_type or labels.JSON_LINES)]
-        spec.labels.CopyFrom(labels.label_set([*kept, *own]))
-        assert not labels.values_of(spec.labels, STREAM_LABEL)
-        with contextlib.suppress(EtcdTransactionFailed, ApplyOutcomeUnknown):  # Then somebody else has made it.
-            await client.apply([pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=0)])
 
 
 class _Fold(Generic[S, U]):
