@@ -88,11 +88,12 @@ class Recovered:
         """The same with an empty spool: others went on without the content of this one, which is set aside."""
         fragment = self.spool.fragment
         if self.log is not None:
+            content = folder.content(fragment.begin)
             if fragment.length:
-                content = folder.content(fragment.begin)
                 Sealed(fragment, 0.0, self.spool.registers, content, self.log).set_aside()
             else:
                 self.log.discard()
+                content.discard()
         return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED)
 
     def found_elsewhere(self, folder: SpoolFolder) -> Recovered:

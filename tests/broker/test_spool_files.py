@@ -563,6 +563,16 @@ def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, o
     assert again.spool.end == 3, "what is left is taken up as before"
 
 
+def test_an_empty_spool_that_others_went_on_without_leaves_no_files(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    kept = names(folder)
+    roll(spool)
+    recovered = recover(folder).without_spool(folder)
+    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
+    assert names(folder) == kept
+
+
 # ------------------------------------------------------------------------------------- large content, written aside
 
 LARGE = spool_files.ASIDE_BYTES

@@ -54,7 +54,8 @@ def _has(world: World, machine: Machine, journal: str, offset: int, content: byt
 
 def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
     folder = spool_path(world, machine, journal)
-    begins = [int(name[:16], 16) for name in machine.disk.names(folder) if name.endswith(".content")]
+    # Content counts by its commit log.
+    begins = [int(name[:16], 16) for name in machine.disk.names(folder) if name.endswith(".commits")]
     begin = max((each for each in begins if each <= offset), default=-1)
     if begin < 0:
         return False
