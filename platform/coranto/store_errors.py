@@ -13,11 +13,13 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 
-_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)")
+_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)(?:: (?!<)([^\n]*))?")
 _IN_XML: Final = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
 _OF_REMOVAL: Final = re.compile(r"failed for key .*: (.*) \(code: (\w+)\)")
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_NO_CONNECTION: Final = re.compile(r'kind: Connect\b.*?(?:message: "([^"]*)"|$)', re.DOTALL)
+_NO_CONNECTION: Final = re.compile(r"kind: Connect\b.*", re.DOTALL)
+_WHY_NO_CONNECTION: Final = (re.compile(r'message: "([^"]*)"'), re.compile(r'ConnectError\(\s*"([^"]*)"'))
+_MOST_WORDS: Final = 300
 
 
 def store_error(action: str, subject: str, url: str, error: Exception) -> StoreError:
@@ -25,8 +27,9 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
     text = str(error)
     status, code, words = _words(text)
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
-    if code in _NO_BUCKET:
-        return StoreError(f"cannot {action} {subject} in {url}: there is no such bucket ({code}). Create it.")
+    if code in _NO_BUCKET or (isinstance(error, FileNotFoundError) and action == "put" and status == "404"):
+        what = "container" if url.startswith("azure") else "bucket"
+        return StoreError(f"cannot {action} {subject} in {url}: there is no such {what} ({code or status}). Create it.")
     if isinstance(error, FileNotFoundError):
         return FragmentNotFound(f"{url} has no {subject}")
     if denied or status in ("401", "403") or code == "AccessDenied":
@@ -40,13 +43,18 @@ def _words(text: str) -> tuple[str, str, str]:
     """The HTTP status and the service's error code, where they are known, and a line for people."""
     first_line = text.strip().split("\n", 1)[0]
     answer = _STATUS.search(text)
-    status, reason = answer.groups() if answer else ("", "")
+    status, reason, body = answer.groups(default="") if answer else ("", "", "")
     if found := _IN_XML.search(text):
         code, message = found.groups(default="")
+        # Azure goes on with the request's id and time, on lines of their own.
+        message = message.strip().split("\n", 1)[0]
         return status, code, f"{code}: {message.rstrip('.')} ({status} {reason})" if message else f"{code} ({status})"
     if found := _OF_REMOVAL.search(first_line):
         message, code = found.groups()
         return status, code, f"{code}: {message}"
     if found := _NO_CONNECTION.search(text):
-        return status, "", f"no connection to the service{f' ({found[1]})' if found[1] else ''}"
-    return status, "", f"{status} {reason}" if status else first_line or "unknown failure"
+        why = next((match[1] for each in _WHY_NO_CONNECTION if (match := each.search(found[0]))), "")
+        return status, "", f"no connection to the service{f' ({why})' if why else ''}"
+    if status:
+        return status, "", f"{status} {reason}{f': {body[:_MOST_WORDS].strip()}' if body.strip() else ''}"
+    return "", "", first_line or "unknown failure"

@@ -2,7 +2,9 @@
 
 `open_store` gives the store of a URL (`coranto.store_urls`). Credentials come from where each service's own tools
 take them: the AWS environment variables, shared credentials file or instance role; Google's application default
-credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`.
+credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`. Where a
+service is reached otherwise than at its public address, `AWS_ENDPOINT_URL` (or `?endpoint=`), `GOOGLE_BASE_URL` or
+`AZURE_ENDPOINT` says where; without TLS when that begins with `http://`.
 
 A `file:///prefix/` store is rooted at the `file_root` it is opened with, so that one URL means one store on each
 machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason.
@@ -302,11 +304,11 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
         config |= {"access_key_id": profile.access_key_id, "secret_access_key": profile.secret_access_key}
         if profile.session_token:
             config["session_token"] = profile.session_token
-    client: ClientConfig = {}
-    if endpoint := url.options.get("endpoint"):
+    endpoint = url.options.get("endpoint") or _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    if endpoint:
         # An endpoint of one's own rarely has a host name per bucket.
         config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-        client["allow_http"] = endpoint.startswith("http://")
+    client = _plain_if(endpoint)
     if sse := url.options.get("sse"):
         config["server_side_encryption"] = sse
     if key_id := url.options.get("sseKmsKeyId"):
@@ -321,9 +323,10 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
 
 
 def _azure(url: StoreUrl) -> AzureStore:
+    client = _plain_if(_first_variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
     if url.scheme == "azure":
         account, key = _environment(url, "AZURE_ACCOUNT_NAME", "AZURE_ACCOUNT_KEY")
-        return AzureStore(url.bucket, config={"account_name": account, "account_key": key})
+        return AzureStore(url.bucket, config={"account_name": account, "account_key": key}, client_options=client)
     client_id, secret = _environment(url, "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
     return AzureStore(
         url.bucket,
@@ -333,7 +336,17 @@ def _azure(url: StoreUrl) -> AzureStore:
             "client_id": client_id,
             "client_secret": secret,
         },
+        client_options=client,
     )
+
+
+def _plain_if(endpoint: str) -> ClientConfig:
+    """Whoever names an endpoint without TLS means it. The library also wants to be told that it may."""
+    return {"allow_http": True} if endpoint.startswith("http://") else {}
+
+
+def _first_variable(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
 
 
 def _environment(url: StoreUrl, *names: str) -> list[str]:

@@ -262,7 +262,8 @@ def rsa_key() -> str:
     return f"-----BEGIN {kind}-----\n{base64.encodebytes(pkcs8).decode()}-----END {kind}-----\n"
 
 
-def test_gs_urls_are_signed_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of Google and Azure, as their environment variables tell them."""
     key = {
         "type": "service_account",
         "private_key_id": "1",
@@ -272,14 +273,19 @@ def test_gs_urls_are_signed_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "key.json"
     path.write_text(json.dumps(key))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    monkeypatch.setenv("AZURE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_ACCOUNT_KEY", base64.b64encode(b"k" * 32).decode())
+
+
+def test_gs_urls_are_signed_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch, tmp_path)
     signed = urlsplit(open_store("gs://bucket/p/").sign(fragment_of(CONTENT), 60))
     assert signed.path.startswith("/bucket/p/flights/events/") or signed.netloc.startswith("bucket.")
     assert "broker%40example" in signed.query
 
 
-def test_azure_urls_are_signed_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_ACCOUNT_NAME", "account")
-    monkeypatch.setenv("AZURE_ACCOUNT_KEY", base64.b64encode(b"k" * 32).decode())
+def test_azure_urls_are_signed_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch, tmp_path)
     fragment = fragment_of(CONTENT)
     signed = urlsplit(open_store("azure://container/p/").sign(fragment, 60))
     assert signed.netloc == "account.blob.core.windows.net"
@@ -304,9 +310,10 @@ def test_azure_needs_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorder(ThreadingHTTPServer):
-    """Answers every PUT with success, or every request with `status`."""
+    """Answers every PUT with success, or every request with `status` and `body`."""
 
     status = 200
+    body = b""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), RecordingHandler)
@@ -321,8 +328,9 @@ class RecordingHandler(BaseHTTPRequestHandler):
         server.requests.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
         self.send_response(server.status)
         self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(server.body)))
         self.end_headers()
+        self.wfile.write(server.body)
 
     do_PUT = do_GET = do_HEAD = _answer
 
@@ -381,3 +389,39 @@ async def test_refusals_are_told_apart(recorder: Recorder) -> None:
         await store.exists(fragment)
     assert caught.type is StoreError
     assert caught.value.retriable
+
+
+@pytest.mark.usefixtures("_aws")
+@pytest.mark.parametrize(
+    ("variable", "path", "url", "key"),
+    [
+        ("AWS_ENDPOINT_URL", "", "s3://bucket/p/?region=x", "/bucket/p/"),
+        ("GOOGLE_BASE_URL", "", "gs://bucket/p/", "/bucket/p/"),
+        ("AZURE_ENDPOINT", "/account", "azure://bucket/p/", "/account/bucket/p/"),
+    ],
+)
+async def test_endpoints_come_from_the_environment(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, path: str, url: str, key: str
+) -> None:
+    """Emulators and private endpoints are reached by naming them, without TLS if the name says so."""
+    set_credentials(monkeypatch, tmp_path)
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{recorder.server_port}{path}")
+    store = open_store(url)
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    ((command, target, headers, body),) = recorder.requests
+    assert (command, unquote(target)) == ("PUT", key + fragment.content_path)
+    assert headers["authorization"].split()[0] in ("AWS4-HMAC-SHA256", "Bearer", "SharedKey")
+    assert body == compress(fragment.codec, CONTENT)
+    assert store.sign(fragment, 60).startswith(f"http://127.0.0.1:{recorder.server_port}{key}")
+    recorder.status = 404
+    with pytest.raises(StoreError, match=r"there is no such (bucket|container)"):
+        await put(store, fragment)
+    recorder.status, recorder.body = 400, b'{"error": "what is wrong"}'
+    with pytest.raises(StoreError, match=r'400 Bad Request: \{"error": "what is wrong"}'):
+        await store.get(fragment)
+    recorder.status = 403
+    recorder.body = b"<Error><Code>NotYou</Code><Message>Signature differs.\nRequestId:5\nTime:now</Message></Error>"
+    with pytest.raises(StoreDenied, match=r"NotYou: Signature differs \(403 Forbidden\)\. Check") as caught:
+        await store.get(fragment)
+    assert "\n" not in str(caught.value)
