@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .options import options_of
+from .options import options_of, shared_options_of
 from .run import run
 
 
@@ -17,18 +17,20 @@ def main(
     seed: Annotated[int | None, typer.Option(help="Run this seed alone, and tell everything that happens.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 60,
     first: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    groups: Annotated[bool, typer.Option(help="With transactions on several keys, and a reader group.")] = False,
     quiet: Annotated[bool, typer.Option(help="With --seed: only the result.")] = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
+    of = shared_options_of if groups else options_of
     if seed is not None:
-        report = run(options_of(seed), tell=None if quiet else print)
+        report = run(of(seed), tell=None if quiet else print)
         print(report)  # noqa: T201
         sys.exit(0 if report.sound else 1)
     began = time.process_time()
     failed: list[int] = []
     total: Counter[str] = Counter()
     for number in range(first, first + seeds):
-        report = run(options_of(number))
+        report = run(of(number))
         total += report.coverage + report.outcomes
         if not report.sound:
             failed.append(number)

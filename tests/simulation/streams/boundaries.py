@@ -14,6 +14,8 @@ MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
 """The messages of an append, in their order: the last two go to the client."""
 
 
+WRITERS = ("writer-", "mover-")
+"""How the nodes are named whose appends are struck."""
 _ACTS = ("break", "cut", "kill broker", "move primary", "kill writer", "usurp")
 _WEIGHTS = (12, 2, 2, 1, 2, 3)
 
@@ -26,7 +28,7 @@ class _Plan:
 
 
 class Boundaries:
-    """Strikes calls of nodes that are named `writer-…`."""
+    """Strikes calls of programs that write."""
 
     def __init__(self, world: StreamWorld, strike_writer: Callable[[str, str], None]) -> None:
         """`strike_writer` is given the node, and `kill writer` or `usurp`."""
@@ -44,7 +46,7 @@ class Boundaries:
         self._requested.clear()
 
     def _hear(self, call: SimCall, to_server: bool, message: tuple[Any, ...]) -> bool:
-        if call.method.name != "Append" or not call.node.startswith("writer-"):
+        if call.method.name != "Append" or not call.node.startswith(WRITERS):
             return True
         name = self._name(call, to_server, message)
         if name == "open":

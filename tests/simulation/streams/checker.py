@@ -22,24 +22,16 @@ Anomalies, by name:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from coranto.streams.keys import key_hash
 
+from .anomalies import Anomaly
 from .history import History, Outcome, Unit
 from .segments import ACK, CONTINUE, Message, Segment
-
-
-class Anomaly(NamedTuple):
-    """One promise that was not kept."""
-
-    name: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.detail}"
+from .several import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +45,45 @@ class Place:
 
 
 def check(
-    history: History, segments: Sequence[Segment], stable: Collection[str]
+    history: History,
+    segments: Sequence[Segment],
+    stable: Collection[str],
+    several: Mapping[int, Sequence[Part]] | None = None,
 ) -> tuple[list[Anomaly], dict[int, Place]]:
-    """All anomalies, and where units stand that are there. `stable` writers have one id in all of their processes."""
+    """All anomalies, and where units stand that are there. `stable` writers have one id in all of their processes.
+
+    Transactions on several keys count for the order only: `several` are the parts of those that are committed.
+    """
     found: list[Anomaly] = []
     places = _places(history, segments, found)
     for unit in history.units.values():
-        _check_outcome(unit, places.get(unit.number), found)
-    _check_order(history, segments, places, stable, found)
+        if not unit.keys:
+            _check_outcome(unit, places.get(unit.number), found)
+    _check_order(history, places, several or {}, stable, found)
     for segment in segments:
-        _check_segment(segment, found)
+        _check_segment(history, segment, found)
     return found, places
+
+
+class Stand(NamedTuple):
+    """The events of a unit in one segment, which readers are given at once; what commits them ends at offset `end`."""
+
+    segment: int
+    end: int
+    indexes: tuple[int, ...]
+
+
+def stands_of(
+    history: History, places: Mapping[int, Place], several: Mapping[int, Sequence[Part]]
+) -> dict[int, list[Stand]]:
+    """What readers are to be given, by unit."""
+    stands = {
+        number: [Stand(place.segment.number, place.end, tuple(range(history.units[number].events)))]
+        for number, place in places.items()
+    }
+    for number, parts in several.items():
+        stands[number] = [Stand(part.segment.number, part.commit.end, tuple(part.indexes)) for part in parts]
+    return stands
 
 
 def _places(history: History, segments: Sequence[Segment], found: list[Anomaly]) -> dict[int, Place]:
@@ -78,6 +98,8 @@ def _places(history: History, segments: Sequence[Segment], found: list[Anomaly])
         unit = history.units.get(number)
         if unit is None:
             found.append(Anomaly("foreign", f"unit {number} in segment {where[0][0].number} was never asked for"))
+            continue
+        if unit.keys:
             continue
         indexes = [segment.messages[index].part for segment, index in where]
         if len(set(indexes)) < len(indexes):
@@ -142,8 +164,8 @@ def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> Non
 
 def _check_order(
     history: History,
-    segments: Sequence[Segment],
     places: dict[int, Place],
+    several: Mapping[int, Sequence[Part]],
     stable: Collection[str],
     found: list[Anomaly],
 ) -> None:
@@ -152,12 +174,24 @@ def _check_order(
         unit = history.units[number]
         # Of the segments of one key, one that succeeds another has a larger number.
         by_key[unit.key].append((place.segment.number, place.index, unit))
+    for number, parts in several.items():
+        unit = history.units[number]
+        for part in parts:
+            for key in {unit.key_of(index) for index in part.indexes}:
+                by_key[key].append((part.segment.number, part.commit.index, unit))
     for key, line in by_key.items():
         line.sort(key=lambda entry: entry[:2])
-        latest: dict[str, Unit] = {}
+        latest: dict[str | int, Unit] = {}
         begun: Unit | None = None
         for _, _, unit in line:
-            who = unit.writer if unit.writer in stable else f"{unit.writer} {unit.attempts[0].process}"
+            # Transactions of one writer on several keys may go side by side.
+            who = (
+                unit.number
+                if unit.keys
+                else unit.writer
+                if unit.writer in stable
+                else f"{unit.writer} {unit.attempts[0].process}"
+            )
             before = latest.get(who)
             if before is not None and before.number > unit.number:
                 found.append(Anomaly("reordered", f"key {key}: {before} is before {unit}"))
@@ -168,12 +202,14 @@ def _check_order(
                 begun = unit
 
 
-def _check_segment(segment: Segment, found: list[Anomaly]) -> None:
+def _check_segment(history: History, segment: Segment, found: list[Anomaly]) -> None:
     clocks: dict[bytes, Message] = {}
     for message in segment.messages:
         before = clocks.get(message.producer)
-        is_noop = message.unit < 0 and message.sequence < 0  # It commits nothing, so it may be repeated.
-        if before is not None and before.clock >= message.clock and not is_noop:
+        # Repeated may be what commits nothing, and what belongs to a transaction on several keys.
+        unit = history.units.get(message.unit)
+        may_repeat = message.sequence < 0 if unit is None else bool(unit.keys)
+        if before is not None and before.clock >= message.clock and not may_repeat:
             found.append(Anomaly("clock", f"segment {segment.number}: {before} is before {message}"))
         if before is None or before.clock < message.clock:
             clocks[message.producer] = message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from coranto.streams.positions import StreamPosition
@@ -13,8 +13,10 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import Process
 from coranto_broker.simulation.world import Host
 
-from .checker import Anomaly, Place
+from .anomalies import Anomaly
+from .checker import Place, stands_of
 from .history import History
+from .several import Part
 from .world import STREAM, StreamWorld
 
 
@@ -51,7 +53,7 @@ class Follower(Host):
         reader: StreamReader[Any] = StreamReader(client, STREAM, begin=begin, block=True, clock=clock)
         async with reader:
             async for transaction in reader.transactions():
-                events = [_parts(event.data) for event in transaction.events]
+                events = [parts_of(event.data) for event in transaction.events]
                 process.check_alive()
                 self.delivered.append(events)
                 self._position = reader.position().to_json()
@@ -65,39 +67,49 @@ class Reads(Protocol):
     delivered: list[list[tuple[int, int]]]
 
 
-def _parts(data: Any) -> tuple[int, int]:
+def parts_of(data: Any) -> tuple[int, int]:
+    """Which event an event is: its unit, and its place in that."""
     event = json.loads(data) if isinstance(data, bytes) else data
     return event["unit"], event["index"]
 
 
 def check_delivered(
-    history: History, places: dict[int, Place], follower: Reads, *, may_see_what_came_to_nothing: bool
+    history: History,
+    places: Mapping[int, Place],
+    follower: Reads,
+    *,
+    may_see_what_came_to_nothing: bool,
+    several: Mapping[int, Sequence[Part]] | None = None,
 ) -> Sequence[Anomaly]:
     """A reader is given every unit that is there whole and once, those of a key in the order in which they stand.
 
-    What anomalies there are is named by `unread`, `read-torn`, `read-again`, `read-phantom` and `read-reordered`.
+    Of transactions on several keys, `several`, that holds for the part in each segment. What anomalies there are is
+    named by `unread`, `read-torn`, `read-again`, `read-phantom` and `read-reordered`.
     """
     found: list[Anomaly] = []
     who = follower.name
-    seen: Counter[int] = Counter()
+    expected = stands_of(history, places, several or {})
+    seen: Counter[tuple[int, int]] = Counter()
     latest: dict[str, tuple[int, int]] = {}
     for events in follower.delivered:
-        number = events[0][0]
+        number, indexes = events[0][0], tuple(index for _, index in events)
         unit = history.units[number]
-        seen[number] += 1
-        if events != [(number, index) for index in range(unit.events)]:
+        stands = expected.get(number, [])
+        stand = next((each for each in stands if each.indexes == indexes), None)
+        if {each for each, _ in events} != {number} or (stands and stand is None):
             found.append(Anomaly("read-torn", f"{who} was given {events} at once, of {unit}"))
-        place = places.get(number)
-        if place is None:
+            continue
+        if stand is None:
             if not may_see_what_came_to_nothing:
                 found.append(Anomaly("read-phantom", f"{who} was given what is not there: {unit}"))
             continue
-        at = place.segment.number, place.begin
-        if latest.get(unit.key, (-1, -1)) > at:
-            found.append(Anomaly("read-reordered", f"{who} was given {unit} too late"))
-        latest[unit.key] = at
-    found += [Anomaly("read-again", f"{who}: {history.units[n]}") for n, count in seen.items() if count > 1]
-    missing = [number for number in places if number not in seen]
+        seen[number, stand.segment] += 1
+        for key in {unit.key_of(index) for index in indexes}:
+            if latest.get(key, (-1, -1)) > (stand.segment, stand.end):
+                found.append(Anomaly("read-reordered", f"{who} was given {unit} too late"))
+            latest[key] = stand.segment, stand.end
+    found += [Anomaly("read-again", f"{who}: {history.units[n]}") for (n, _), count in seen.items() if count > 1]
+    missing = [n for n, stands in expected.items() for stand in stands if (n, stand.segment) not in seen]
     if missing:
         found.append(Anomaly("unread", f"{who} was not given {missing[:10]}, such as {history.units[missing[0]]}"))
     return found

@@ -38,12 +38,19 @@ class Attempt:
     fence: int | None = None
     """Of the fences that were raised for the key, which one it was given with; `last_fence` was the latest then."""
     last_fence: int | None = None
+    positions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of a transaction on several keys: by segment, between which offsets its events are said to stand."""
+    visible: bool = True
+    """Whether what was acknowledged is said to be readable."""
     error: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A plain event or a transaction of a program. Units of one writer are asked for in the order of their numbers."""
+    """A plain event or a transaction of a program. Units of one writer are asked for in the order of their numbers.
+
+    `keys` are those of its events, where it is a transaction on several keys; `key` is the first one then.
+    """
 
     number: int
     writer: str
@@ -52,9 +59,11 @@ class Unit:
     padding: int
     transaction: bool
     attempts: list[Attempt] = field(default_factory=list)
+    keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         kind = f"transaction of {self.events}" if self.transaction else "event"
+        kind = f"{kind} on {', '.join(self.keys)}" if self.keys else kind
         told = "; ".join(
             f"{each.process} {each.invoked:.4f}-{each.returned:.4f} {each.outcome.value}"
             f" {each.segment}:[{each.begin}, {each.end}){' again' if each.deduplicated else ''} {each.error}"
@@ -77,8 +86,13 @@ class Unit:
 
     @property
     def acknowledged(self) -> float:
-        """When it was first known to be durable."""
-        return min((each.returned for each in self.attempts if each.outcome is Outcome.OK), default=math.inf)
+        """When it was first known to be durable and readable."""
+        known = (each.returned for each in self.attempts if each.outcome is Outcome.OK and each.visible)
+        return min(known, default=math.inf)
+
+    def key_of(self, index: int) -> str:
+        """The key of an event."""
+        return self.keys[index] if self.keys else self.key
 
     def event(self, index: int) -> dict[str, object]:
         """The event of this place in the unit, as JSON."""
@@ -95,7 +109,9 @@ class History:
 
     units: dict[int, Unit] = field(default_factory=dict)
 
-    def add(self, writer: str, key: str, *, events: int, padding: int, transaction: bool) -> Unit:
-        unit = Unit(len(self.units) + 1, writer, key, events, padding, transaction)
+    def add(
+        self, writer: str, key: str, *, events: int, padding: int, transaction: bool, keys: tuple[str, ...] = ()
+    ) -> Unit:
+        unit = Unit(len(self.units) + 1, writer, key, events, padding, transaction, keys=keys)
         self.units[unit.number] = unit
         return unit

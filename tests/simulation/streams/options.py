@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -61,6 +62,12 @@ class Options:
     shuffle: bool = True
     fragment_length: int = 1 << 14
     readers: int = 1
+    movers: int = 0
+    """Programs that write transactions on several keys."""
+    moves: int = 20
+    """How many each of them is asked to write."""
+    members: int = 0
+    """The readers of the reader group."""
     faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -114,6 +121,30 @@ def options_of(seed: int, **given: Any) -> Options:
         # Few kinds at a time, so that each run has a character of its own; often none but those of the calls.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.0, 0.1, 0.25))),
     )
+    return _given(options, given)
+
+
+def shared_options_of(seed: int, **given: Any) -> Options:
+    """As `options_of`, with transactions on several keys and a reader group beside fewer of the other units."""
+    rng = random.Random(f"groups {seed}")
+    options = options_of(seed)
+    return _given(
+        replace(
+            options,
+            keys=max(3, options.keys),
+            segments=max(2, options.segments),
+            units=60 // options.writers,
+            readers=rng.randint(0, 1),
+            movers=rng.randint(1, 2),
+            moves=20,
+            members=rng.randint(1, 3),
+            sealed=rng.random() < 0.6,
+        ),
+        given,
+    )
+
+
+def _given(options: Options, given: Mapping[str, Any]) -> Options:
     unknown = set(given) - set(asdict(options))
     if unknown:
         raise InvalidInput(f"{', '.join(sorted(unknown))}: no such option; there are {', '.join(asdict(options))}")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coranto.errors import AppendOutcomeUnknown, CorantoError
 from coranto.streams.events import BytesEvents, JsonEvents
 from coranto.streams.lifecycle import Streams
+from coranto.streams.model import readers_journal, transactions_journal
 from coranto.testing.sim.loop import Deadlock, simulated
 from coranto_broker.simulation.nemesis import Nemesis
 from coranto_broker.simulation.run import listening
 
+from .anomalies import Anomaly
 from .boundaries import Boundaries
-from .checker import Anomaly, check
+from .checker import check, stands_of
 from .follower import Follower, check_delivered
+from .members import GROUP, Group, Keeper, Member
+from .movers import Mover
 from .options import Options
 from .segments import Segment, Unreadable, parse
+from .several import Part, check_several
+from .sharing import check_shared
 from .workload import Operator, WriterHost
 from .world import STREAM, StreamWorld
 
@@ -97,13 +104,18 @@ async def _run(world: StreamWorld, report: Report) -> None:
     )
     writers = [WriterHost(world, number, stable=number < options.stable) for number in range(options.writers)]
     followers = [Follower(world, number) for number in range(options.readers)]
-    hosts: list[WriterHost | Follower] = [*writers, *followers]
+    hosts: list[WriterHost | Follower | Mover | Member | Keeper] = [*writers, *followers]
+    movers = [Mover(world, number) for number in range(options.movers)]
+    group = await Group.of(world, options.members) if options.members else None
+    hosts += [*movers, *(group.hosts if group is not None else ())]
     try:
         for host in hosts:
             host.boot(world.rng.uniform(0, 0.2))
-        await _write(world, writers, report)
+        await _write(world, [*writers, *movers], report)
+        if group is not None:
+            group.calm()
         segments = await _segments(world, streams)
-        await _judge(world, segments, writers, followers, report)
+        await _judge(world, segments, writers, followers, group, report)
     except (Unreadable, CorantoError, TimeoutError) as error:
         name = "unreadable" if isinstance(error, Unreadable) else "stuck"
         report.anomalies.append(Anomaly(name, f"the stream cannot be read: {type(error).__name__} {error}"))
@@ -112,15 +124,16 @@ async def _run(world: StreamWorld, report: Report) -> None:
             host.end()
 
 
-async def _write(world: StreamWorld, writers: list[WriterHost], report: Report) -> None:
+async def _write(world: StreamWorld, writers: list[WriterHost | Mover], report: Report) -> None:
     """Let the programs write, through all harm, until they are done."""
     by_name = {host.name: host for host in writers}
 
     def strike(name: str, act: str) -> None:
-        if act == "usurp":
-            by_name[name].usurp()
+        host = by_name[name]
+        if act == "usurp" and isinstance(host, WriterHost):
+            host.usurp()
         else:
-            by_name[name].kill()
+            host.kill()
 
     def done() -> bool:
         return all(host.finished for host in writers)
@@ -154,7 +167,17 @@ async def _segments(world: StreamWorld, streams: Streams) -> list[Segment]:
         for segment in stream.segments.values():
             content = await _content(world, segment.journal)
             messages = parse(content, json_lines=options.json_lines)
-            segments.append(Segment(segment.number, segment.range, content, segment.sealed_at, messages))
+            segments.append(
+                Segment(
+                    segment.number,
+                    segment.range,
+                    content,
+                    segment.sealed_at,
+                    messages,
+                    segment.journal,
+                    segment.predecessors,
+                )
+            )
     world.coverage.counts["segments"] += len(segments)
     return segments
 
@@ -164,17 +187,46 @@ async def _judge(
     segments: list[Segment],
     writers: list[WriterHost],
     followers: list[Follower],
+    group: Group | None,
     report: Report,
 ) -> None:
-    anomalies, places = check(world.units, segments, {host.name for host in writers if host.stable})
+    several: dict[int, list[Part]] = {}
+    if world.stream_options.movers:
+        decisions = await _content(world, transactions_journal(STREAM))
+        anomalies, several = check_several(world.units, segments, decisions, json_lines=world.stream_options.json_lines)
+        report.anomalies += anomalies
+        _note_ends(world, several)
+    anomalies, places = check(world.units, segments, {host.name for host in writers if host.stable}, several)
     report.anomalies += anomalies
-    if anomalies:
+    if report.anomalies:
         return
-    expected = sum(world.units.units[number].events for number in places)
+    stands = stands_of(world.units, places, several)
+    expected = sum(len(stand.indexes) for each in stands.values() for stand in each)
     await world.until(lambda: all(follower.events >= expected for follower in followers), LIVELINESS_SECONDS)
     lost = world.coverage.counts["a lease ran out"] > 0
     for follower in followers:
-        report.anomalies += check_delivered(world.units, places, follower, may_see_what_came_to_nothing=lost)
+        report.anomalies += check_delivered(
+            world.units, places, follower, may_see_what_came_to_nothing=lost, several=several
+        )
+    if group is not None:
+        await world.until(lambda: len(group.notes.events) >= expected, LIVELINESS_SECONDS)
+        if world.stream_options.sealed and not await world.until(group.is_finished, LIVELINESS_SECONDS):
+            report.anomalies.append(Anomaly("stuck", "a reader group has not finished a sealed stream"))
+        group.end()
+        content = await _content(world, readers_journal(STREAM, GROUP))
+        anomalies, ledger = check_shared(
+            world.units, segments, stands, group.notes, content, may_see_what_came_to_nothing=lost
+        )
+        report.anomalies += anomalies
+        group.cover(ledger)
+
+
+def _note_ends(world: StreamWorld, several: Mapping[int, Sequence[Part]]) -> None:
+    """How transactions ended whose writers died meanwhile."""
+    for unit in world.units.units.values():
+        if unit.keys and unit.attempts and unit.attempts[0].returned == math.inf:
+            there = "committed" if unit.number in several else "dropped"
+            world.coverage.sometimes(f"several keys: the writer died, and it was {there}")
 
 
 async def _content(world: StreamWorld, journal: str) -> bytes:

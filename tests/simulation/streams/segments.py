@@ -45,6 +45,8 @@ class Segment:
     content: bytes
     sealed_at: int | None = None
     messages: list[Message] = field(default_factory=list)
+    journal: str = ""
+    predecessors: frozenset[int] = frozenset()
 
 
 def parse(content: bytes, *, json_lines: bool) -> list[Message]:
