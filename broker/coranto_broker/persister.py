@@ -8,6 +8,9 @@ when the broker ends is found again by the next one.
 Only what is part of the journal for good is stored (see `in_sync`). While that is open, a fragment waits; when it turns
 out that others went on without it, its files are set aside.
 
+A fragment whose predecessor here waits, or was refused by its store, waits for that one: readers take a journal whose
+first stored fragment begins later for one whose beginning was removed.
+
 New fragments go to the first store of the journal's spec, as of the time of the attempt. While the broker shuts down,
 a store that denies access is passed over for the next one.
 """
@@ -37,6 +40,7 @@ ATTEMPT_SECONDS = 300.0
 _PIECE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
+_TURN_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]
@@ -59,6 +63,8 @@ class _Job:
     delay: float
     waits: int = 0
     failures: int = 0
+    unreadable: bool = False
+    """Whether it was the local file that failed."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -87,6 +93,7 @@ class FragmentPersister:
         self._parallel = asyncio.Semaphore(max_parallel)
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
+        self._of_journal: dict[str, dict[asyncio.Task[None], _Job]] = {}
 
     @property
     def pending(self) -> int:
@@ -107,21 +114,20 @@ class FragmentPersister:
         """
         job = _Job(sealed, on_stored, on_diverged, 0.0 if primary else REPLICA_DELAY_SECONDS)
         task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
-        self._tasks[task] = job
+        self._tasks[task] = self._of_journal.setdefault(sealed.fragment.journal, {})[task] = job
         task.add_done_callback(self._done)
 
     async def release(self, journal: str) -> None:
         """Leave this journal's fragments alone: somebody else takes up their files."""
-        found = [task for task, job in self._tasks.items() if job.sealed.fragment.journal == journal]
+        found = list(self._of_journal.get(journal, ()))
         for task in found:
             task.cancel()
         await asyncio.gather(*found, return_exceptions=True)
 
     def hurry(self, journal: str) -> None:
         """Try what is waiting of this journal now."""
-        for job in self._tasks.values():
-            if job.sealed.fragment.journal == journal:
-                job.hurry.set()
+        for job in self._of_journal.get(journal, {}).values():
+            job.hurry.set()
 
     async def close(self, timeout: float) -> int:
         """Try everything that is left once more without delay, for at most `timeout` seconds.
@@ -143,6 +149,7 @@ class FragmentPersister:
         sealed = job.sealed
         while not sealed.content.discarded:
             await self._pause(job)
+            await self._turn(job)
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:
@@ -155,6 +162,8 @@ class FragmentPersister:
                     stored = await self._attempt(sealed, spec)
             except _Undecided:
                 # Asked again before long at first: most wait for nothing but the next pipeline.
+                if not job.waits and not sealed.settled:
+                    sealed.watermark.when(sealed.fragment.end, job.hurry.set)
                 job.delay = _BACKOFF_SECONDS[job.waits] if job.waits < len(_BACKOFF_SECONDS) else _LATER_SECONDS
                 job.waits += 1
                 continue
@@ -171,6 +180,7 @@ class FragmentPersister:
                 self._metrics.persist_failures.inc()
                 job.delay = _BACKOFF_SECONDS[job.failures] if job.failures < len(_BACKOFF_SECONDS) else _LATER_SECONDS
                 job.failures += 1
+                job.unreadable = isinstance(error, OSError)
                 _log.warning(
                     "fragment could not be stored; trying again",
                     fragment=sealed.fragment.content_path,
@@ -183,6 +193,11 @@ class FragmentPersister:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         job = self._tasks.pop(task)
+        journal = job.sealed.fragment.journal
+        others = self._of_journal[journal]
+        del others[task]
+        if not others:
+            del self._of_journal[journal]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
 
@@ -199,6 +214,15 @@ class FragmentPersister:
         except TimeoutError:
             return
         job.hurry.clear()
+
+    async def _turn(self, job: _Job) -> None:
+        """Return once no earlier fragment of the journal waits, but for those that cannot be read here."""
+        others = self._of_journal[job.sealed.fragment.journal]
+        for other in others.values():
+            if other.waits and _goes_before(other, job):
+                other.hurry.set()  # What has followed it since may have decided.
+        while before := [task for task, other in others.items() if _goes_before(other, job)]:
+            await asyncio.wait(before, timeout=_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
     async def _attempt(self, sealed: Sealed, spec: pb.JournalSpec) -> Fragment:
         postfix = ""
@@ -237,6 +261,13 @@ class FragmentPersister:
             else:
                 await store.put(fragment, _compressed(sealed))
         _log.debug("stored", fragment=fragment.content_path, store=store.url)
+
+
+def _goes_before(other: _Job, job: _Job) -> bool:
+    """Of fragments of the same journal."""
+    one, two = other.sealed, job.sealed
+    earlier = one.create_revision == two.create_revision and one.fragment.begin < two.fragment.begin
+    return earlier and bool(other.waits or other.failures) and not other.unreadable
 
 
 def _compress_whole(sealed: Sealed) -> bytes:

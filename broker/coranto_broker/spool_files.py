@@ -26,7 +26,7 @@ import asyncio
 import enum
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,9 +65,20 @@ class Watermark:
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset
+        self._waiting: list[tuple[int, Callable[[], object]]] = []
 
     def raise_to(self, offset: int) -> None:
-        self.offset = max(self.offset, offset)
+        if offset > self.offset:
+            self.offset = offset
+            if self._waiting:
+                due = [tell for at, tell in self._waiting if at <= offset]
+                self._waiting = [each for each in self._waiting if each[0] > offset]
+                for tell in due:
+                    tell()
+
+    def when(self, offset: int, tell: Callable[[], object]) -> None:
+        """Call `tell` once, when it has risen to `offset`, which it has not yet."""
+        self._waiting.append((offset, tell))
 
 
 @dataclass(frozen=True, slots=True)

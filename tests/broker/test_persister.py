@@ -229,6 +229,41 @@ async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> No
     assert fixture.stores.first.files.keys() == {sealed.fragment.content_path}
 
 
+async def test_a_fragment_that_is_settled_waits_no_longer(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto_broker.persister._BACKOFF_SECONDS", (600.0,))
+    fixture.judgement = Judgement.OPEN
+    sealed = fixture.add(b"abc")
+    await eventually(lambda: fixture.judged)
+    fixture.judgement = Judgement.FINAL
+    sealed.watermark.raise_to(2)
+    await asyncio.sleep(0.02)
+    assert fixture.stored == []
+    sealed.watermark.raise_to(3)
+    await eventually(lambda: fixture.stored)
+
+
+async def test_no_fragment_is_stored_before_an_earlier_one_that_waits(fixture: Fixture) -> None:
+    fixture.judgement = Judgement.OPEN
+    fixture.add(b"abc")
+    await eventually(lambda: fixture.judged)
+    fixture.stores.first.failures = [StoreError("no answer")] * 5
+    fixture.judgement = Judgement.FINAL
+    fixture.add(b"ghi", 6)
+    fixture.add(b"def", 3)
+    await eventually(lambda: len(fixture.stored) == 3)
+    assert fixture.stored[0].begin == 0
+    assert fixture.stores.first.attempts == 8, "those behind it were not even tried while it was refused"
+
+
+async def test_a_fragment_whose_file_is_damaged_holds_up_nobody(fixture: Fixture) -> None:
+    sealed = fixture.add(b"abc")
+    sealed.content.path.write_bytes(b"ab")
+    await eventually(lambda: fixture.persister._metrics.persist_failures._value.get())
+    fixture.add(b"def", 3)
+    await eventually(lambda: fixture.stored)
+    assert [stored.begin for stored in fixture.stored] == [3]
+
+
 async def test_what_is_stored_need_not_be_judged(fixture: Fixture) -> None:
     fixture.judgement = Judgement.DIVERGED
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
