@@ -1,10 +1,56 @@
 """What all tests share."""
 
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
+
+LONG = (
+    "system/test_main_job.py",
+    "system/test_consumer_chain.py",
+    "system/test_faults.py",
+    "orchestration/test_ui.py",
+    "orchestration/test_flights_pipeline.py",
+    "consumers/test_spark_consumer.py",
+    "broker/test_broker_kill.py",
+    "simulation/test_simulation.py",
+    "system/test_crash_matrix_logs.py",
+    "system/test_crash_matrix.py",
+    "simulation/test_consumer_simulation.py",
+    "simulation/test_streams_simulation.py",
+    "orchestration/test_flights_publish.py",
+    "broker/test_broker_exit.py",
+    "broker/test_broker_fuzz.py",
+    "system/test_streams_kill.py",
+    "broker/test_broker_in_sync.py",
+    "orchestration/test_ui_processes.py",
+    "platform/test_cluster.py",
+    "consumers/test_consumer_on_cluster.py",
+    "platform/test_cli_with_cluster.py",
+    "platform/client/test_client_with_broker.py",
+    "consumers/recoverylog/test_log_with_cluster.py",
+    "consumers/test_merge.py",
+    "system/test_kill_broker.py",
+    "system/test_s3_journal.py",
+    "consumers/runtime/test_consumer_cli.py",
+)
+"""Files that take long, the longest first: begun last, one of them would be waited for alone by all other processes."""
+
+# Spark's programs here are short, and compiling them well takes twice the time of running them.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of `LONG` files first. Raises UsageError for one that there is not (any more)."""
+    here = Path(__file__).parent
+    ranks = {here / name: rank for rank, name in enumerate(LONG)}
+    if missing := [str(path) for path in ranks if not path.exists()]:
+        raise pytest.UsageError(f"tests/conftest.py: LONG names files that do not exist: {', '.join(missing)}")
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(autouse=True)
