@@ -48,7 +48,8 @@ class Notes:
     """Those that left as they should, without ever having been held up: all they were given is consumed."""
     checkpoints: dict[str, StreamPosition] = field(default_factory=dict)
     """Those that were complete, and where they are said to be."""
-    resets: int = 0
+    through: dict[str, int] = field(default_factory=dict)
+    """By token, how much was given to all when the reader was last through with what it had been given itself."""
 
 
 class Member(Host):
@@ -86,7 +87,7 @@ class Member(Host):
             if rng.random() < 0.3:
                 await clock.sleep(rng.uniform(0, 0.1))
             process.check_alive()
-            self._notes.marks[reader._token, checkpoint] = len(self._notes.given)
+            self._notes.marks[reader._token, checkpoint] = self._notes.through[reader._token] = len(self._notes.given)
 
         name = self.name if rng.random() < 0.6 else f"{self.name}-{process.name}"
         reader: GroupReader[Any] = group.reader(
@@ -131,6 +132,8 @@ class Member(Host):
         rng, notes = self._rng, self._notes
         whole = rng.random() < 0.7
         while until is None or clock.monotonic() < until or reader._rest:
+            if auto:
+                notes.through[reader._token] = len(notes.given)
             try:
                 async with asyncio.timeout(None if until is None else 0.5):
                     events = await self._next(reader, whole=whole)
@@ -140,15 +143,22 @@ class Member(Host):
             if events is None:
                 if reader.is_finished:
                     return
-                await reader.commit()
+                await self._commit(reader)
                 continue
             unit = events[0][1]
             notes.given.append(Given(reader._token, events[0][0], unit, tuple(index for _, _, index in events), whole))
             notes.events.update((unit, index) for _, _, index in events)
             if not auto and rng.random() < 0.1:
-                await reader.commit()
+                await self._commit(reader)
             if rng.random() < 0.02:
                 await clock.sleep(rng.uniform(0, 0.3))
+        if auto:
+            notes.through[reader._token] = len(notes.given)
+
+    async def _commit(self, reader: GroupReader[Any]) -> None:
+        if not reader._rest:
+            self._notes.through[reader._token] = len(self._notes.given)
+        await reader.commit()
 
     async def _next(self, reader: GroupReader[Any], *, whole: bool) -> list[tuple[int, int, int]] | None:
         if not whole:
@@ -200,7 +210,6 @@ class Keeper(Host):
             self._notes.checkpoints[name] = position
             world.coverage.sometimes("group: a checkpoint was complete")
             if rng.random() < 0.1:
-                self._notes.resets += 1
                 world.coverage.sometimes("group: went back to a checkpoint")
                 try:
                     await group.reset(position)

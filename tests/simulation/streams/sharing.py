@@ -7,7 +7,7 @@ where each one had said that it had consumed it. An event counts as being where 
 `group-state`            what the group's journal says contradicts itself, or the segments: positions go back, somebody
                          holds what another one holds, a segment ends elsewhere, or is taken up before its predecessors
 `group-unread`           an event was given to nobody
-`group-skipped`          an event was said to be consumed that its reader was not given
+`group-skipped`          an event was said to be consumed that its reader was not given, or was not through with
 `group-again`            an event was given again that was said to be consumed, or twice to one reader, or by a reader
                          that had left or given up the segment without saying so
 `group-torn`             a transaction was not given whole
@@ -87,6 +87,10 @@ def _check_holdings(
     for holding in ledger.holdings:
         held[holding.token, holding.segment].append(holding)
     had: defaultdict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
+    consumed: defaultdict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
+    for index, each in enumerate(notes.given):
+        if index < notes.through.get(each.token, 0):
+            consumed[each.token, each.segment] |= {(each.unit, part) for part in each.indexes}
     for each, end in given:
         mine = held.get((each.token, each.segment), [])
         if not any(holding.begin < end for holding in mine):
@@ -104,9 +108,9 @@ def _check_holdings(
         by_segment[segment].append((number, stand))
     for holding in ledger.holdings:
         for number, stand in by_segment[holding.segment]:
-            consumed = holding.begin < stand.end <= holding.end
-            if consumed and not {(number, i) for i in stand.indexes} <= had[holding.token, holding.segment]:
-                found.append(Anomaly("group-skipped", f"{holding} was not given {history.units[number]} at {stand}"))
+            events = {(number, index) for index in stand.indexes}
+            if holding.begin < stand.end <= holding.end and not events <= consumed[holding.token, holding.segment]:
+                found.append(Anomaly("group-skipped", f"{holding} has not consumed {history.units[number]}: {stand}"))
 
 
 def _check_order(

@@ -1,0 +1,167 @@
+"""Reader groups and transactions on several keys in the simulation of streams, and bugs planted for it to find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coranto.streams.decisions import Decisions, Gate
+from coranto.streams.frontier import Completion, Frontier
+from coranto.streams.group_reader import GroupReader
+from coranto.streams.group_state import CheckpointPassed, GroupState, Positions, Released
+from coranto.streams.model import Stream
+from coranto.streams.multi import MultiKeyWriter
+from coranto.streams.positions import SegmentPosition
+
+from .streams.options import shared_options_of
+from .streams.run import run
+
+SEEDS = 7
+
+
+@pytest.mark.timeout(300)
+def test_groups_share_a_stream_and_transactions_on_several_keys_are_whole() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        report = run(shared_options_of(seed))
+        assert report.sound, str(report)
+        total += report.coverage
+    for wanted, least in {
+        "group: a checkpoint was complete": 20,
+        "group: a reader died": 3,
+        "group: a reader left": 10,
+        "group: a reader was told that it is out": 2,
+        "group: a segment was completed": 10,
+        "group: a segment was released": 5,
+        "group: a segment was taken up by another one": 2,
+        "group: events came again after a death": 2,
+        "several keys: a commit was read back": 20,
+        "several keys: in several segments": 80,
+        "several keys: the writer died, and it was committed": 2,
+        "several keys: the writer died, and it was dropped": 10,
+        "the stream was scaled": 5,
+    }.items():
+        assert total[wanted] >= least, (wanted, total)
+
+
+# -- Planted bugs ------------------------------------------------------------------------------------------------------
+
+
+FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 8, "writers": 1}
+
+
+def caught(*names: str, **options: Any) -> bool:
+    """Whether one of a few seeds shows one of these anomalies."""
+    for seed in range(8):
+        report = run(shared_options_of(seed, **FEW | options))
+        if any(anomaly.name in names for anomaly in report.anomalies):
+            return True
+    return False
+
+
+SEVERAL = {"movers": 2, "moves": 30, "members": 0, "harm": 0.2, "window": 4, "segments": 3, "sealed": True}
+GROUP = {"movers": 1, "moves": 20, "members": 3, "units": 30, "harm": 0.0, "scale_seconds": 0.7, "sealed": True}
+
+
+@pytest.mark.parametrize("options", [SEVERAL, GROUP], ids=["several keys", "a group"])
+def test_what_is_planted_below_is_not_there_otherwise(options: dict[str, Any]) -> None:
+    report = run(shared_options_of(0, **FEW | options))
+    assert report.sound, str(report)
+
+
+def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def decide(
+        self: Decisions, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()
+    ) -> None:
+        gate = await self.gate()
+        await right(self, txn, acks, gate.token or token, done)
+
+    right = Decisions.decide
+    monkeypatch.setattr(Decisions, "decide", decide)
+    assert caught("partial", "undelivered", "lost", **SEVERAL | {"scale_seconds": 0.2})
+
+
+def test_decisions_that_nobody_carries_out_for_the_dead_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def finish(self: Decisions, gate: Gate) -> int:
+        return 0
+
+    monkeypatch.setattr(Decisions, "finish", finish)
+    assert caught("partial", "undelivered", **SEVERAL)
+
+
+def test_a_decision_that_is_taken_for_failed_when_its_answer_is_lost_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def settle(self: Decisions, txn: str, begin: int) -> bool:
+        return False
+
+    monkeypatch.setattr(Decisions, "settle", settle)
+    assert caught("undelivered", "duplicate", "phantom", "partial", **SEVERAL | {"harm": 0.4})
+
+
+def test_acknowledgements_before_the_decision_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def append(self: MultiKeyWriter[Any], part: Any) -> Any:
+        found = await right(self, part)
+        await self._acknowledge(part)
+        return found
+
+    right = MultiKeyWriter._append
+    monkeypatch.setattr(MultiKeyWriter, "_append", append)
+    assert caught("undecided", "partial", **SEVERAL)
+
+
+def test_readers_that_tell_what_they_have_read_rather_than_consumed_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def advances(self: GroupReader[Any], state: GroupState) -> Positions:
+        sources = self._pool.sources
+        return {number: sources[number].position for number in state.owned_by(self.id) if number in sources}
+
+    monkeypatch.setattr(GroupReader, "_advances", advances)
+    assert caught("group-skipped", **GROUP)
+
+
+def test_segments_that_pass_on_from_where_they_were_taken_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(self: Released, state: GroupState) -> GroupState:
+        begun = {number: state.frontier.open[number] for number in self.positions}
+        return right(replace(self, positions=begun), state)
+
+    right = Released.apply
+    monkeypatch.setattr(Released, "apply", apply)
+    assert caught("group-again", "group-state", **GROUP | {"scale_seconds": 0.0, "segments": 3})
+
+
+def test_successors_that_are_read_before_all_of_their_predecessors_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def completion(self: Frontier, number: int, end: int, stream: Stream) -> Completion:
+        found = right(self, number, end, stream)
+        begins = {each: stream.segments[each].begin for each in found.waiting}
+        opened = {each: begin for each, begin in (found.opened | begins).items() if each not in self.open}
+        return replace(found, opened=opened, waiting={})
+
+    right = Frontier.completion
+    monkeypatch.setattr(Frontier, "completion", completion)
+    assert caught("group-state", "group-reordered", **GROUP)
+
+
+def test_readers_that_pass_a_mark_from_where_they_were_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(self: CheckpointPassed, state: GroupState) -> GroupState:
+        return right(replace(self, positions=state.owned_by(self.reader)), state)
+
+    right = CheckpointPassed.apply
+    monkeypatch.setattr(CheckpointPassed, "apply", apply)
+    assert caught("group-checkpoint", "group-state", **GROUP)
+
+
+def test_positions_that_count_what_is_not_committed_yet_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bare(self: GroupReader[Any], state: GroupState) -> Positions:
+        return {number: SegmentPosition(at.offset, (), at.complete) for number, at in right(self, state).items()}
+
+    right = GroupReader._advances
+    monkeypatch.setattr(GroupReader, "_advances", bare)
+    assert caught("group-unread", "group-skipped", **GROUP | {"moves": 60, "units": 1, "congestion": 0.1, "window": 16})
