@@ -21,6 +21,8 @@ class CallTokens:
 
     def about(self, capability: Capability, journal: str) -> Metadata | None:
         """For a call that is about one journal. Its token is used again for half of its life."""
+        if self.auth is None:
+            return None
         if not isinstance(self.auth, Keys):
             return self.over(capability, pb.LabelSelector())
         now = self._clock.now()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Final
 
 from coranto.errors import InvalidInput
@@ -103,6 +104,7 @@ def strip_metadata(name: str) -> str:
     return name.partition(";")[0]
 
 
+@lru_cache(maxsize=4096)
 def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "journal") -> str:
     """Return `name` when it names a journal: 4 to 512 bytes, a clean relative path.
 

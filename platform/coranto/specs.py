@@ -272,6 +272,13 @@ def _route(route: pb.Route) -> None:
 
 
 def _header(header: pb.Header) -> None:
+    """Nearly every answer of a broker has the same, so what was found to be well-formed is remembered."""
+    _header_of(header.SerializeToString())
+
+
+@lru_cache(maxsize=256)
+def _header_of(serialized: bytes) -> None:
+    header = pb.Header.FromString(serialized)
     if header.process_id.zone or header.process_id.suffix:
         _within("process_id", validate_process_id, header.process_id)
     _within("route", _route, header.route)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import enum
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ import grpc.aio
 
 from coranto.auth import Capability
 from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
-from coranto.client.dispatch import Dispatcher
+from coranto.client.dispatch import Dispatcher, Way
 from coranto.client.responses import append_failure, check_well_formed
-from coranto.client.values import AppendConditions, AppendResult
+from coranto.client.values import AppendResult
 from coranto.errors import (
     AppendOutcomeUnknown,
     CorantoError,
@@ -30,8 +30,6 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto.fragments import ZERO_SUM, sum_from_wire
-from coranto.names import validate_journal
-from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -56,41 +54,23 @@ class Appender:
     Not for use by several tasks at once.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        journal: str,
-        conditions: AppendConditions | None = None,
-        *,
-        min_etcd_revision: int = 0,
-        may_proxy: bool = True,
-    ) -> None:
-        """Raises InvalidInput for parameters that no broker would accept.
+    def __init__(self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True) -> None:
+        """`parameters` is the first message, well-formed; it is the appender's while it lasts.
 
         Without `may_proxy` a broker that was taken for the primary and is not refuses, instead of passing the append
         on: for those who then try again, at the primary.
         """
-        conditions = conditions or AppendConditions()
         self._dispatcher = dispatcher
-        self._way = dispatcher.to_primary(journal)
+        self._parameters = parameters
         self._may_proxy = may_proxy
-        self._journal = journal
-        self._subject = f"append to {journal}"
+        self._journal = parameters.journal
+        self._subject = f"append to {self._journal}"
         self._state = _State.IDLE
+        self._way: Way | None = None
         self._call: Call | None = None
+        self._introduced = False  # The parameters were sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
-        self._parameters = pb.AppendRequest(
-            journal=journal,
-            offset=conditions.offset,
-            check_registers=conditions.check_registers,
-            union_registers=conditions.union_registers,
-            subtract_registers=conditions.subtract_registers,
-            suspend=pb.AppendRequest.Suspend.ValueType(conditions.suspend),
-            min_etcd_revision=min_etcd_revision,
-        )
-        validate_journal(journal, allow_metadata=True)
-        validate(self._parameters)
 
     async def __aenter__(self) -> Appender:
         return self
@@ -105,6 +85,16 @@ class Appender:
         """Bytes written so far."""
         return self._length
 
+    def begin(self) -> None:
+        """Open the call ahead of the first `write`, if that takes no waiting, so that it is under way meanwhile.
+
+        Raises what the first `write` would.
+        """
+        if self._call is None:
+            way = self._dispatcher.to_primary(self._journal)
+            if way.routed or not self._dispatcher.has_choice:
+                self._open(way)
+
     async def write(self, content: bytes) -> None:
         """Send content, waiting while the broker is slow to take it. Empty content is no content.
 
@@ -112,38 +102,17 @@ class Appender:
         ended. Cancelling rolls the append back.
         """
         self._require(_State.IDLE, _State.STREAMING)
-        try:
-            call = await self._started()
-            for piece in _pieces(content):
-                self._digest.update(piece)
-                self._length += len(piece)
-                await call.write(pb.AppendRequest(content=piece))
-        except CALL_ENDED as error:
-            raise await self._refusal(error) from error
-        except asyncio.CancelledError:
-            self.abort()
-            if cancelled_from_outside():
-                raise
-            raise self._closed() from None
+        await self._send(self._messages(content))
 
-    async def commit(self) -> AppendResult:
-        """Commit what was written, which may be nothing (a barrier), and return where it is.
+    async def commit(self, content: bytes = b"") -> AppendResult:
+        """Commit what was written, and `content` behind it, and return where it is. Nothing at all is a barrier.
 
         Raises the broker's refusal or Unavailable when nothing was applied; AppendOutcomeUnknown when the broker's
         answer was lost; CorruptData when the answer disagrees with what was written. After a cancellation the
         outcome is unknown too.
         """
         self._require(_State.IDLE, _State.STREAMING)
-        try:
-            call = await self._started()
-            await call.write(_COMMIT)
-        except CALL_ENDED as error:
-            raise await self._refusal(error) from error
-        except asyncio.CancelledError:
-            self.abort()
-            if cancelled_from_outside():
-                raise
-            raise self._closed() from None
+        call = await self._send(self._messages(content, commit=True))
         if call.done():
             raise await self._refusal(None)
         try:
@@ -175,46 +144,76 @@ class Appender:
         if self._state not in states:
             raise InvalidInput(f"{self._subject}: this append is {self._state.value}; begin another one")
 
-    async def _started(self) -> Call:
-        if self._call is None:
-            way = self._dispatcher.to_primary(self._journal)
-            if not way.routed and self._dispatcher.has_choice:
-                way = await self._dispatcher.connected(self._subject, _CONNECT_SECONDS, self._journal)
-            self._way = way
-            self._parameters.do_not_proxy = way.routed and not self._may_proxy
-            self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))
-            self._state = _State.STREAMING
-            await self._call.write(self._parameters)
+    def _open(self, way: Way) -> Call:
+        self._way = way
+        self._parameters.do_not_proxy = way.routed and not self._may_proxy
+        self._call = way.stub.Append(metadata=way.tokens.about(Capability.APPEND, self._journal))
+        self._state = _State.STREAMING
         return self._call
+
+    async def _opened(self) -> Call:
+        way = self._dispatcher.to_primary(self._journal)
+        if not way.routed and self._dispatcher.has_choice:
+            way = await self._dispatcher.connected(self._subject, _CONNECT_SECONDS, self._journal)
+        return self._open(way)
+
+    async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
+        """Send messages, behind the parameters. Raises what `write` does."""
+        try:
+            call = self._call or await self._opened()
+            if not self._introduced:
+                self._introduced = True
+                await call.write(self._parameters)
+            for message in messages:
+                await call.write(message)
+            return call
+        except CALL_ENDED as error:
+            raise await self._refusal(error) from error
+        except asyncio.CancelledError:
+            self.abort()
+            if cancelled_from_outside():
+                raise
+            raise self._closed() from None
+
+    def _messages(self, content: bytes, *, commit: bool = False) -> Iterator[pb.AppendRequest]:
+        for piece in _pieces(content):
+            self._digest.update(piece)
+            self._length += len(piece)
+            yield pb.AppendRequest(content=piece)
+        if commit:
+            yield _COMMIT
 
     async def _refusal(self, error: BaseException | None) -> CorantoError:
         """Why the broker ended the call before it could commit."""
-        call = self._call
+        call, way = self._call, self._way
         assert call is not None
+        assert way is not None
         self._state = _State.ENDED
         try:
             response = await call
         except grpc.aio.AioRpcError as failure:
-            return self._way.failure(self._subject, failure)
+            return way.failure(self._subject, failure)
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
             return self._closed()
         finally:
             call.cancel()
-        self._way.answered(response.status, response.header)
+        way.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
         """What is known of an append whose half-close may have left."""
+        assert self._way is not None
         failure = self._way.failure(self._subject, error)
         if error.code() in REFUSALS:
             return failure
         return self._unknown(failure)
 
     def _closed(self) -> Unavailable:
-        return Unavailable(f"{self._subject}: the connection to {self._way.endpoint} was closed")
+        way = self._way or self._dispatcher.to_primary(self._journal)
+        return Unavailable(f"{self._subject}: the connection to {way.endpoint} was closed")
 
     def _unknown(self, failure: CorantoError) -> AppendOutcomeUnknown:
         return AppendOutcomeUnknown(
@@ -223,6 +222,7 @@ class Appender:
         )
 
     def _checked(self, response: pb.AppendResponse) -> AppendResult:
+        assert self._way is not None
         self._way.answered(response.status, response.header)
         refusal = append_failure(response, self._subject)
         if refusal is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,11 +14,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from coranto.auth import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.call_tokens import Metadata
-from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
+from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Connect, Dispatcher
+from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
 from coranto.client.retry import Retry
@@ -200,18 +201,22 @@ class JournalClient:
         `subtract_registers` and then `union_registers` change them, with at least one byte of content.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
-        return self._appender(journal, conditions, may_proxy=True)
+        return Appender(self._dispatcher, self._parameters(journal, conditions, 0))
 
-    def _appender(
-        self, journal: str, conditions: AppendConditions, *, may_proxy: bool, min_etcd_revision: int = 0
-    ) -> Appender:
-        return Appender(
-            self._dispatcher,
-            journal,
-            conditions,
+    def _parameters(self, journal: str, conditions: AppendConditions, min_etcd_revision: int) -> pb.AppendRequest:
+        """The first message of an append. Raises InvalidInput for what no broker would accept."""
+        parameters = pb.AppendRequest(
+            journal=journal,
+            offset=conditions.offset,
+            check_registers=conditions.check_registers,
+            union_registers=conditions.union_registers,
+            subtract_registers=conditions.subtract_registers,
+            suspend=pb.AppendRequest.Suspend.ValueType(conditions.suspend),
             min_etcd_revision=max(self._applied_revision, min_etcd_revision),
-            may_proxy=may_proxy,
         )
+        validate_journal(journal, allow_metadata=True)
+        validate(parameters)
+        return parameters
 
     async def append(
         self,
@@ -236,22 +241,19 @@ class JournalClient:
         `min_etcd_revision`, or later.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
+        parameters = self._parameters(journal, conditions, min_etcd_revision)
+        if isinstance(content, Sequence):  # As bytes are.
+            prepared = self.prepare(parameters, patience=patience, retry_unknown=retry_unknown)
+            return await prepared.commit(content)
         retry = Retry(self.config.patience if patience is None else patience)
-        pieces: Sequence[bytes] | AsyncIterable[bytes] = (content,) if isinstance(content, bytes) else content
         taken = False
         while True:
             try:
-                async with self._appender(
-                    journal, conditions, may_proxy=False, min_etcd_revision=min_etcd_revision
-                ) as append:
-                    if isinstance(pieces, Sequence):
-                        for piece in _joined(pieces):
-                            await append.write(piece)
-                    else:
-                        await append.write(b"")
-                        async for piece in pieces:
-                            taken = True
-                            await append.write(piece)
+                async with Appender(self._dispatcher, parameters, may_proxy=False) as append:
+                    await append.write(b"")
+                    async for piece in content:
+                        taken = True
+                        await append.write(piece)
                     return await append.commit()
             except AppendOutcomeUnknown as error:
                 if taken or not retry_unknown:
@@ -261,6 +263,22 @@ class JournalClient:
                 if taken:
                     raise
                 await self._wait(retry, error)
+
+    def prepare(
+        self, parameters: pb.AppendRequest, *, patience: float | None = None, retry_unknown: bool = False
+    ) -> PreparedAppend:
+        """An append of content that is given later, all at once; otherwise as `append`.
+
+        `parameters` is its first message on the wire, as for who makes many that hardly differ. It must be well-formed
+        and becomes the append's.
+        """
+        return PreparedAppend(
+            self._dispatcher,
+            self._clock,
+            parameters,
+            self.config.patience if patience is None else patience,
+            retry_unknown=retry_unknown,
+        )
 
     # -- Reading ---------------------------------------------------------------------------------------------------
 
@@ -440,16 +458,3 @@ class JournalClient:
         if delay is None:
             raise error
         await self._clock.sleep(delay)
-
-
-def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """The pieces, small ones put together, so that each does not cost a message of its own."""
-    together: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        if together and size + len(piece) > MAX_MESSAGE_BYTES:
-            yield b"".join(together)
-            together, size = [], 0
-        together.append(piece)
-        size += len(piece)
-    yield together[0] if len(together) == 1 else b"".join(together)

@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -105,6 +106,7 @@ class Target:
     secure: bool
 
 
+@lru_cache(maxsize=1024)
 def parse_endpoint(endpoint: str) -> Target:
     """The gRPC target of one endpoint. Raises InvalidInput."""
     text = endpoint

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
@@ -37,6 +38,12 @@ class KnownRoute:
     @classmethod
     def of(cls, header: pb.Header) -> KnownRoute:
         """The route of an answer's header. Members without an endpoint are of no use, but keep their place."""
+        return cls._of(header.SerializeToString())  # Nearly every answer has the same.
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def _of(cls, serialized: bytes) -> KnownRoute:
+        header = pb.Header.FromString(serialized)
         route = header.route
         endpoints = [*route.endpoints, *[""] * (len(route.members) - len(route.endpoints))]
         members = tuple(

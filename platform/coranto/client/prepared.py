@@ -1,0 +1,88 @@
+"""Appends whose content is given at once, and which are repeated after failures that applied nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
+from coranto.client.dispatch import Dispatcher
+from coranto.client.reader import TRANSIENT
+from coranto.client.retry import Retry
+from coranto.client.values import AppendResult
+from coranto.effects import Clock
+from coranto.errors import AppendOutcomeUnknown, CorantoError
+from coranto.wire import protocol_pb2 as pb
+
+
+class PreparedAppend:
+    """An append that waits for its content: `begin`, if there is time until then, and `commit`.
+
+    Made by `JournalClient.prepare`. What was begun and is not committed is to be aborted.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        parameters: pb.AppendRequest,
+        patience: float,
+        *,
+        retry_unknown: bool = False,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._parameters = parameters
+        self._retry = Retry(patience)
+        self._retry_unknown = retry_unknown
+        self._begun: Appender | None = None
+
+    def begin(self) -> None:
+        """Open the call, so that it is on its way to the broker while content is made. Raises CorantoError."""
+        self._begun = self._appender()
+        self._begun.begin()
+
+    def abort(self) -> None:
+        """Give up what was begun, unless `commit` goes on with it."""
+        if self._begun is not None:
+            self._begun.abort()
+
+    async def commit(self, content: bytes | Sequence[bytes]) -> AppendResult:
+        """Append content and commit it, wholly or not at all. Once. Raises what `JournalClient.append` does."""
+        while True:
+            append, self._begun = self._begun or self._appender(), None
+            try:
+                if isinstance(content, bytes):
+                    return await append.commit(content)
+                for piece in _joined(content):
+                    await append.write(piece)
+                return await append.commit()
+            except AppendOutcomeUnknown as error:
+                if not self._retry_unknown:
+                    raise
+                await self._wait(error)
+            except TRANSIENT as error:
+                await self._wait(error)
+            finally:
+                append.abort()
+
+    def _appender(self) -> Appender:
+        return Appender(self._dispatcher, self._parameters, may_proxy=False)
+
+    async def _wait(self, error: CorantoError) -> None:
+        delay = self._retry.failed(self._clock.monotonic())
+        if delay is None:
+            raise error
+        await self._clock.sleep(delay)
+
+
+def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The pieces, small ones put together, so that each does not cost a message of its own."""
+    together: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if together and size + len(piece) > MAX_MESSAGE_BYTES:
+            yield b"".join(together)
+            together, size = [], 0
+        together.append(piece)
+        size += len(piece)
+    yield together[0] if len(together) == 1 else b"".join(together)
