@@ -11,7 +11,8 @@ same time one wins. What must follow it can be finished by any process (`Streams
 5. The gate is opened.
 
 The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So a process that closed
-the gate and was then overtaken, or taken for dead, has its Apply refused.
+the gate and was then overtaken, or taken for dead, has its Apply refused. That journal has no retention: a decision
+that was not carried out yet counts however long nobody looks.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ class Streams:
         ranges = KeyRange.FULL.split(segments)
         made = [Segment(number, 0, segment_journal(name, number), keys) for number, keys in enumerate(ranges)]
         specs = [spec_of(name, segment, spec) for segment in made]
-        specs.append(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"}))
-        specs.append(_part(name, marks_journal(name), spec))
+        specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
+        specs.append(_part(name, marks_journal(name), spec))  # Marks are of use for as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
         revision = await self._change(changes)
         if revision is None:
@@ -215,7 +216,7 @@ class Streams:
             newest = max(view.stream.segments.values(), key=lambda each: each.number)
             spec = _part(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
             if for_good:
-                spec.fragment.ClearField("retention")
+                _for_good(spec)
             if await self._attempt([pb.ApplyRequest.Change(upsert=spec)]):
                 return
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
@@ -453,6 +454,12 @@ def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str
     return spec
 
 
+def _for_good(spec: pb.JournalSpec) -> pb.JournalSpec:
+    """The spec without a retention: all of the content may be needed, however old it is."""
+    spec.fragment.ClearField("retention")
+    return spec
+
+
 def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
     """The spec that a new segment's is made from: that of its newest predecessor, which is awake."""
     spec = pb.JournalSpec()
@@ -467,9 +474,10 @@ def _changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyReques
 
 
 def _touch(info: JournalInfo, changed: Mapping[str, str]) -> pb.ApplyRequest.Change:
-    """A change of labels, or of nothing but the revision."""
+    """A change of labels, or of nothing but the revision, to the journal of decisions: these are kept for good."""
     spec = pb.JournalSpec()
     spec.CopyFrom(info.spec)
+    _for_good(spec)
     for name, value in changed.items():
         spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))
     return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)

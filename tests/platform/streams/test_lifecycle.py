@@ -379,6 +379,30 @@ async def test_deleting_leaves_nothing_and_is_said_where_there_was_nothing(
         await streams.ensure_part("orders", "orders/readers/group")
 
 
+async def test_no_retention_removes_decisions(streams: Streams, client: JournalClient) -> None:
+    """Whoever recovers the stream may come later than that; of marks it is as with events."""
+
+    async def retention(journal: str) -> int:
+        (info,) = (await client.list(f"name={journal}")).journals
+        return info.spec.fragment.retention.seconds
+
+    template = pb.JournalSpec()
+    template.CopyFrom(TEMPLATE)
+    template.fragment.retention.seconds = 3600
+    stream = await streams.create("orders", template=template)
+    decisions = transactions_journal("orders")
+    assert await retention(decisions) == 0
+    assert [await retention(name) for name in (stream.segments[0].journal, marks_journal("orders"))] == [3600, 3600]
+    # Streams that were created with one lose it when they are scaled.
+    (info,) = (await client.list(f"name={decisions}")).journals
+    info.spec.fragment.retention.seconds = 3600
+    await client.apply([pb.ApplyRequest.Change(upsert=info.spec, expect_mod_revision=info.mod_revision)])
+    assert await retention(decisions) == 3600
+    stream = await streams.scale("orders", [Split(0)])
+    assert await retention(decisions) == 0
+    assert await retention(stream.segments[1].journal) == 3600
+
+
 # ---------------------------------------------------------------------------------------------------------- truncating
 
 

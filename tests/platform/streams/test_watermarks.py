@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptData, InvalidInput
 from coranto.streams.frontier import graph_of
 from coranto.streams.keys import KeyRange
-from coranto.streams.model import Stream
+from coranto.streams.model import Stream, marks_journal
 from coranto.streams.positions import SegmentPosition, StreamPosition
+from coranto.streams.reader import StreamReader
 from coranto.streams.watermarks import Mark, TimeWindow, Watermark, Watermarks, passed
+from coranto.streams.writer import StreamWriter
+from coranto.testing.stream_world import STREAM, StreamWorld
 from coranto.testing.streams import random_stream, segment
 
 ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
@@ -117,3 +121,26 @@ def test_marks_are_messages() -> None:
             Mark.of(broken)
     with pytest.raises(InvalidInput):
         Watermarks(0)
+
+
+async def test_windows_begin_with_the_marks_that_retention_has_left(world: StreamWorld) -> None:
+    journal = marks_journal(STREAM)
+    ends = []
+    async with StreamWriter[Any](world.client, STREAM) as writer:
+        for time in (10, 20, 30):
+            await writer.write_event("key", {"n": time})
+            writer.note_time(time)
+            await writer.flush()
+            ends.append(await world.client.head(journal))
+        await writer.write_event("key", {"n": 31})
+        real = world.client.read
+
+        def left(name: str, offset: int = 0, **options: Any) -> Any:
+            return real(name, max(offset, ends[1]) if name == journal else offset, **options)
+
+        world.client.read = left  # type: ignore[method-assign]
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            assert (await anext(reader)).data["n"] == 10
+            assert await reader.time_window() == TimeWindow(None, 30), "what was before is not known any more"
+            assert [event.data["n"] async for event in reader] == [20, 30, 31]
+            assert await reader.time_window() == TimeWindow(30, None)
