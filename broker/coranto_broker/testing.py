@@ -5,11 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -193,56 +188,3 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[tuple[Broker
             yield process, client
         finally:
             await client.close()
-
-
-class BrokerChild:
-    """A broker in a process of its own, which may be killed and started again."""
-
-    def __init__(self, settings: BrokerSettings, log: Path, *, lease_seconds: int = 60) -> None:
-        self._settings = settings
-        self._lease_seconds = lease_seconds
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        given = self._settings
-        environment = {**os.environ, "CORANTO_BROKER_LOG_JSON": "true", "CORANTO_BROKER_EXIT_SECONDS": "5"}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "coranto_broker", "serve", "--port", "0", "--etcd", given.etcd),
-                    *("--etcd-prefix", given.etcd_prefix, "--id", given.id, "--data-dir", str(given.data_dir)),
-                    *("--file-root", str(given.file_root), "--lease-seconds", str(self._lease_seconds)),
-                    *("--log-level", "info"),
-                    *("--fsync", given.fsync.value),
-                ],
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-
-    def events(self, event: str) -> list[dict[str, object]]:
-        """What was logged, over all of its lives."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        return [entry for entry in found if entry["event"] == event]
-
-    async def client(self, life: int) -> RawClient:
-        """A client, once the broker is ready for the `life`-th time."""
-
-        def ready() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self._log.read_text()
-            return len(self.events("ready")) >= life
-
-        await eventually(ready, 60)
-        return RawClient(str(self.events("ready")[-1]["endpoint"]))
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self._process.wait(30)
-
-    def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self.end()

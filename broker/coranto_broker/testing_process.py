@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.lease import LeaseRecord
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing import RawClient, eventually
 
@@ -50,8 +52,9 @@ class BrokerChild:
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """What was logged as `event`, over all of its lives."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        found = [json.loads(line) for line in lines if line.startswith("{")]
+        lines = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
+        # The last one may be half written.
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
         return [entry for entry in found if entry["event"] == event]
 
     def log(self) -> str:
@@ -83,7 +86,19 @@ class BrokerChild:
         self.process.send_signal(number)
         return self.process.wait(_END_SECONDS)
 
+    async def expire(self) -> None:
+        """Kill it, and revoke its lease, as etcd does once a dead broker's time is over.
+
+        This way its lease can be so long that a broker which is merely slow, for want of a processor, keeps it.
+        """
+        self.end()
+        remembered = LeaseRecord.within(self.settings.data_dir).load()
+        assert remembered is not None, self.log()
+        async with EtcdCoordinator(self.settings.etcd) as coordinator:
+            await coordinator.lease_revoke(remembered[1])
+
     def close(self) -> None:
+        """Kill it when it is not dead yet."""
         if self._process is not None and self._process.poll() is None:
             self.end()
 

@@ -20,7 +20,8 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool_files import Fsync, Sealed, SpoolFolder
 from coranto_broker.spool_recovery import recover
-from coranto_broker.testing import BrokerChild, RawClient, eventually
+from coranto_broker.testing import RawClient, eventually
+from coranto_broker.testing_process import BrokerChild
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 
@@ -29,26 +30,25 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Children:
-    """Broker processes with short leases."""
+    """Broker processes by name. Only those that are killed lose their lease, however slow the machine is."""
 
     def __init__(self, settings: BrokerSettings, folder: Path, exits: ExitStack) -> None:
         self.folder = folder
         self._settings = settings
         self._exits = exits
         self._children: dict[str, BrokerChild] = {}
-        self.lives: dict[str, int] = {}
 
     async def start(self, name: str) -> RawClient:
         if name not in self._children:
-            given = self._settings.model_copy(update={"id": name, "data_dir": self.folder / name})
-            self._children[name] = BrokerChild(given, self.folder / f"{name}.log", lease_seconds=2)
+            own = {"id": name, "data_dir": self.folder / name, "lease_seconds": 60.0}
+            self._children[name] = BrokerChild(self._settings.model_copy(update=own), self.folder / f"{name}.log")
             self._exits.callback(self._children[name].close)
         self._children[name].start()
-        self.lives[name] = self.lives.get(name, 0) + 1
-        return await self._children[name].client(self.lives[name])
+        return await self._children[name].client()
 
-    def kill(self, name: str) -> None:
-        self._children[name].end()
+    async def kill(self, name: str) -> None:
+        """`kill -9`, and the end of its lease."""
+        await self._children[name].expire()
 
     def logged(self, name: str, event: str) -> bool:
         return bool(self._children[name].events(event))
@@ -84,7 +84,7 @@ async def test_a_journal_of_one_replica_waits_for_its_broker_and_goes_on_where_t
     await first.apply(spec(J, stores=("file:///frags/",)))
     response = await first.append_when_ready(J, b"only here", union_registers=label_set(author="me"))
     assert response.status == pb.OK
-    children.kill("broker-0")
+    await children.kill("broker-0")
     second = await children.start("broker-1")
 
     async def taken_over() -> bool:
@@ -120,7 +120,7 @@ async def test_what_others_went_on_without_is_set_aside(children: Children, spec
     await clients["broker-0"].apply(made)
     assert (await clients["broker-0"].append_when_ready(J, b"everybody's ")).status == pb.OK
     left, stayed = await members(clients["broker-0"])
-    children.kill(left)
+    await children.kill(left)
     commit_alone(children.folder / left, b"nobody else's")
     other = clients[stayed]
 

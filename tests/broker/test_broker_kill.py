@@ -16,11 +16,18 @@ from coranto.fragments import parse_content_path
 from coranto.stores import open_store
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing import BrokerChild, RawClient, eventually
+from coranto_broker.testing import RawClient, eventually
+from coranto_broker.testing_process import BrokerChild
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 
 MakeSpec = Callable[..., pb.JournalSpec]
+
+
+@pytest.fixture
+def broker_settings(broker_settings: BrokerSettings) -> BrokerSettings:
+    """With a lease that a killed broker finds alive, however long it takes to come back."""
+    return broker_settings.model_copy(update={"lease_seconds": 60.0})
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ async def test_nothing_acknowledged_is_lost(
     child.start()
     try:
         for life in range(1, 5):
-            client = await child.client(life)
+            client = await child.client()
             if life == 1:
                 await client.apply(spec(stored, stores=("file:///frags/",), fragment=fragment), spec(local))
             for journal in (stored, local):
@@ -132,7 +139,7 @@ async def check(client: RawClient, journal: str, writers: list[Writer]) -> None:
 async def test_a_kill_in_the_middle_of_an_append(
     child: BrokerChild, broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
-    client = await child.client(1)
+    client = await child.client()
     await client.apply(spec())
     await client.append_when_ready("test/journal", b"committed")
     call = client.stub.Append()
@@ -145,7 +152,7 @@ async def test_a_kill_in_the_middle_of_an_append(
         await call
     await client.close()
     child.start()
-    client = await child.client(2)
+    client = await child.client()
     response = await client.append_when_ready("test/journal", b" and more")
     assert response.commit.begin == len(b"committed")
     assert await client.content("test/journal") == b"committed and more"
@@ -153,7 +160,7 @@ async def test_a_kill_in_the_middle_of_an_append(
 
 
 async def test_sigterm_stores_and_exits(child: BrokerChild, broker_settings: BrokerSettings, spec: MakeSpec) -> None:
-    client = await child.client(1)
+    client = await child.client()
     await client.apply(spec(stores=("file:///frags/",)))
     await client.append_when_ready("test/journal", b"content")
     blocked = client.stub.Read(pb.ReadRequest(journal="test/journal", offset=7, block=True))
@@ -170,7 +177,7 @@ async def test_sigterm_stores_and_exits(child: BrokerChild, broker_settings: Bro
     assert parse_content_path("test/journal", fragment.content_name).end == 7
 
     child.start()
-    client = await child.client(2)
+    client = await child.client()
     response = await client.append_when_ready("test/journal", b"!")
     assert response.commit.begin == 7
     await client.close()
@@ -179,10 +186,9 @@ async def test_sigterm_stores_and_exits(child: BrokerChild, broker_settings: Bro
 async def test_two_brokers_cannot_share_a_data_folder(
     child: BrokerChild, broker_settings: BrokerSettings, tmp_path: Path
 ) -> None:
-    await (await child.client(1)).close()
+    await (await child.client()).close()
     second = BrokerChild(broker_settings, tmp_path / "second.log")
     second.start()
-    assert second._process is not None
-    assert await asyncio.to_thread(second._process.wait, 30) == 1
+    assert await asyncio.to_thread(second.process.wait, 30) == 1
     (event,) = second.events("broker cannot run")
     assert "in use by process" in str(event["error"])
