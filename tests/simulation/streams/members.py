@@ -131,7 +131,10 @@ class Member(Host):
     ) -> None:
         rng, notes = self._rng, self._notes
         whole = rng.random() < 0.7
+        begun = 0
         while until is None or clock.monotonic() < until or reader._rest:
+            if not reader._rest:
+                begun = len(notes.given)  # Here the next transaction will begin.
             if auto:
                 notes.through[reader._token] = len(notes.given)
             try:
@@ -143,21 +146,21 @@ class Member(Host):
             if events is None:
                 if reader.is_finished:
                     return
-                await self._commit(reader)
+                await self._commit(reader, begun)
                 continue
             unit = events[0][1]
             notes.given.append(Given(reader._token, events[0][0], unit, tuple(index for _, _, index in events), whole))
             notes.events.update((unit, index) for _, _, index in events)
             if not auto and rng.random() < 0.1:
-                await self._commit(reader)
+                await self._commit(reader, begun)
             if rng.random() < 0.02:
                 await clock.sleep(rng.uniform(0, 0.3))
         if auto:
             notes.through[reader._token] = len(notes.given)
 
-    async def _commit(self, reader: GroupReader[Any]) -> None:
-        if not reader._rest:
-            self._notes.through[reader._token] = len(self._notes.given)
+    async def _commit(self, reader: GroupReader[Any], begun: int) -> None:
+        """A commit within a transaction counts up to where that has begun."""
+        self._notes.through[reader._token] = begun if reader._rest else len(self._notes.given)
         await reader.commit()
 
     async def _next(self, reader: GroupReader[Any], *, whole: bool) -> list[tuple[int, int, int]] | None:
