@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 
 from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source, streams
 from benchmarks.runner import report
@@ -31,6 +33,8 @@ def main() -> None:
     unknown = sorted(set(arguments.names) - BENCHMARKS.keys())
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    # Told to end, a benchmark ends its cluster and removes its files on the way.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     keep_freed_memory()  # As the servers do: whether chance lets us keep it would decide what is measured.
     for name in arguments.names or BENCHMARKS:
         path = report(name, BENCHMARKS[name](arguments.rounds))
