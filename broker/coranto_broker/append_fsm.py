@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from coranto.auth import Claims
 from coranto.coordination.etcd import Coordinator, KeyValue, Op, Put, unmodified
 from coranto.effects import Bytes, Clock
-from coranto.errors import CorantoError, InvalidInput, Unavailable
+from coranto.errors import CorantoError, InvalidInput, StoreError, Unavailable
 from coranto.fragments import Fragment
 from coranto.specs import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
@@ -529,15 +529,18 @@ class AppendFsm:
         resolution, pipeline = self._resolved, self._owned
         replica = resolution.require_replica
         try:
-            if not replica.index.refreshed:
-                await replica.wait_refreshed(resolution.invalidated)
             for url in resolution.spec.fragment.stores[:1]:  # New fragments go to the first.
                 problem = await self._env.store_problem(url, resolution.invalidated)
                 if problem:
                     self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, problem
                     return State.ERROR
+            if not replica.index.refreshed:
+                await replica.wait_refreshed(resolution.invalidated)
         except Invalidated:
             return State.RESOLVE
+        except StoreError as error:
+            self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, str(error)
+            return State.ERROR
         verdict = preconditions.check(
             self.request, resolution.spec, pipeline.spool.committed, replica.index.known, self._env.clock.now()
         )

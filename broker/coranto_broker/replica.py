@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from coranto.effects import Clock
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, StoreError
 from coranto.fragments import Fragment
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
@@ -36,6 +36,8 @@ PULSE_SECONDS = 60.0
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 10.0
+LISTING_PATIENCE = 5
+"""Failures of the first listing after which those who wait for it are told."""
 _log = structlog.get_logger(__name__)
 
 
@@ -114,6 +116,8 @@ class Replica:
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
+        self._unlistable = asyncio.Event()
+        self._listing_problem = ""
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
@@ -158,19 +162,27 @@ class Replica:
         if self._spool is not None:
             await self._spool.flush()
 
-    async def wait_refreshed(self, until: Signal | None) -> None:
-        """Wait for the first listing of the stores. Raises Invalidated when `until` fires first."""
+    async def wait_refreshed(self, until: Signal | None = None) -> None:
+        """Wait for the first listing of the stores.
+
+        Raises Invalidated when `until` fires first, and StoreError, with what the store said, once listing has failed
+        several times: a store that cannot be listed may stay so until somebody mends it.
+        """
         refreshed = asyncio.ensure_future(self.index.wait_refreshed())
+        failed = asyncio.ensure_future(self._unlistable.wait())
         given_up = asyncio.ensure_future((until or Signal()).wait())
         try:
-            await asyncio.wait((refreshed, given_up), return_when=asyncio.FIRST_COMPLETED)
-            if not refreshed.done():
+            await asyncio.wait((refreshed, failed, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if refreshed.done():
+                refreshed.result()
+            elif given_up.done():
                 raise Invalidated
-            refreshed.result()
+            else:
+                raise StoreError(self._listing_problem)
         finally:
-            refreshed.cancel()
-            given_up.cancel()
-            await asyncio.gather(refreshed, given_up, return_exceptions=True)
+            for task in (refreshed, failed, given_up):
+                task.cancel()
+            await asyncio.gather(refreshed, failed, given_up, return_exceptions=True)
 
     # -- What the spool tells ------------------------------------------------------------------------------------------
 
@@ -283,11 +295,15 @@ class Replica:
                 self.index.refresh(listed, begun_at)
                 self._on_listed(spec, listed, self.index)
                 failures = 0
+                self._unlistable.clear()
             except CorantoError as error:
                 _log.warning("stores could not be listed; trying again", journal=self.journal, error=str(error))
                 # Appends wait for the first listing.
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
+                self._listing_problem = str(error)
+                if failures >= LISTING_PATIENCE:
+                    self._unlistable.set()
             self._refresh_at = self._clock.monotonic() + interval
             await self._pause_refresh()
 

@@ -16,7 +16,7 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Target, TxnResult, absent
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
-from coranto.errors import InvalidInput, TxnOutcomeUnknown, Unavailable
+from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync
@@ -542,6 +542,21 @@ async def test_the_first_listing_of_the_stores_is_waited_for(world: World) -> No
     confirmed = await world.append(b"abc", offset=100)
     assert confirmed.commit is not None
     assert confirmed.commit.begin == 100
+
+
+async def test_a_store_that_cannot_be_listed_refuses_appends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(until: Signal) -> None:
+        raise StoreError("no such bucket")
+
+    world.index = world.replica.index = FragmentIndex(world.clock)
+    monkeypatch.setattr(world.replica, "wait_refreshed", fail)
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status, fsm.store_health_error) == (
+        State.ERROR,
+        pb.FRAGMENT_STORE_UNHEALTHY,
+        "no such bucket",
+    )
+    assert world.spool.end == 0
 
 
 # --------------------------------------------------------------------------------------------------- streaming and ends

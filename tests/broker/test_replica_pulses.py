@@ -15,7 +15,7 @@ import pytest
 from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import LocalDisk, SystemClock
-from coranto.errors import Unavailable
+from coranto.errors import StoreError, Unavailable
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync_records import InSyncRecords
@@ -94,3 +94,24 @@ async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_s
     with pytest.raises(Unavailable):
         await reading
     assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
+
+
+async def test_who_waits_for_a_store_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    monkeypatch.setattr("coranto_broker.replica.LISTING_PATIENCE", 2)
+    spec = pb.JournalSpec(name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///there/", "file:///?what=1"]))
+    replica = _replica(tmp_path, spec, pulse)
+    replica.start()
+    try:
+        for _ in range(2):  # The second finds out at once.
+            with pytest.raises(StoreError, match="has the argument 'what'"):
+                await asyncio.wait_for(replica.wait_refreshed(), 5)
+        del spec.fragment.stores[1:]
+        await asyncio.wait_for(replica.index.wait_refreshed(), 5)
+        await replica.wait_refreshed()
+    finally:
+        await replica.stop(drop=True)

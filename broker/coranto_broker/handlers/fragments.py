@@ -18,7 +18,7 @@ DEFAULT_PAGE = 1000
 
 
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
-    """List fragments, once the stores have been listed for the first time."""
+    """List fragments, once the stores have been listed for the first time. Raises StoreError when they cannot be."""
     validate(request)
     concerns(request.journal)
     resolution = await broker.resolver.resolve(
@@ -43,9 +43,9 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
             stub = broker.peers.stub(resolution.header)
             answer: pb.FragmentsResponse = await stub.ListFragments(forwarded, metadata=metadata)
             return answer
-    index = resolution.require_replica.index
-    await index.wait_refreshed()
-    page, response.next_page_token = select(index.entries, request)
+    replica = resolution.require_replica
+    await replica.wait_refreshed()
+    page, response.next_page_token = select(replica.index.entries, request)
     for entry in page:
         listed = response.fragments.add(spec=entry.fragment.to_wire())
         if request.HasField("signatureTTL") and entry.fragment.backing_store:
