@@ -11,7 +11,7 @@ import contextlib
 import enum
 import heapq
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,11 +170,13 @@ async def stream_world(
     delay: float = 0.0,
     segments: int = 1,
     replication: int = 1,
+    zones: Sequence[str] = ("local",),
+    grpc: bool = False,
     log_level: str = "warning",
     **create: Any,
 ) -> AsyncIterator[StreamWorld]:
     """A cluster of so many brokers, and a stream; `create` are more options of that."""
-    async with Cluster(brokers, delay=delay, log_level=log_level) as cluster:
+    async with Cluster(brokers, delay=delay, zones=zones, grpc=grpc, log_level=log_level) as cluster:
         client = cluster.client()
         streams = Streams(client)
         template = default_template(stores=[STORE_URL], replication=replication)
