@@ -18,6 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker import append_fsm, in_sync, preconditions, taking_up
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.in_sync import Judgement, Takeover
+from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.preconditions import Known, Verdict
 from coranto_broker.shared_file import SharedFile
@@ -54,6 +55,7 @@ INTERESTING = {
     "log: keyspace.reload",
     "log: lease.lost",
     "log: lease.resumed",
+    "log: left a journal's in-sync record",
     "log: rescued a journal",
     "log: spool was set aside",
     "log: stores could not be listed; trying again",
@@ -221,6 +223,14 @@ def test_routes_that_go_on_without_what_was_acknowledged_are_caught(monkeypatch:
     monkeypatch.setattr(in_sync, "takeover", lambda *_: Takeover.CLEAN)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "lease_seconds": 3.0}
     assert is_caught("lost-write", "stuck", "unseen", faults=("long outage", "long pause"), **options)
+
+
+def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def leave_nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(InSyncRecords, "leave", leave_nothing)
+    assert is_caught("stuck", brokers=3, replication=2, faults=(), stored_at_end=True)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:

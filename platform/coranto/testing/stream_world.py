@@ -173,9 +173,13 @@ async def stream_world(
     zones: Sequence[str] = ("local",),
     grpc: bool = False,
     log_level: str = "warning",
+    heard: bool = True,
     **create: Any,
 ) -> AsyncIterator[StreamWorld]:
-    """A cluster of so many brokers, and a stream; `create` are more options of that."""
+    """A cluster of so many brokers, and a stream; `create` are more options of that.
+
+    What was heard is kept, call by call: not so without `heard`.
+    """
     async with Cluster(brokers, delay=delay, zones=zones, grpc=grpc, log_level=log_level) as cluster:
         client = cluster.client()
         streams = Streams(client)
@@ -183,5 +187,6 @@ async def stream_world(
         stream = await streams.create(STREAM, segments, template=template, **create)
         await cluster.ready(*(segment.journal for segment in stream.active()))
         wire = Wire()
-        cluster._world.rpc.on_delivery = wire.hear
+        if heard:
+            cluster._world.rpc.on_delivery = wire.hear
         yield StreamWorld(cluster, client, streams, wire)

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections import Counter
-from typing import Annotated
-
 import typer
+
+from coranto_broker.simulation.playing import First, Quiet, Seed, Seeds, play_seeds
 
 from .options import options_of
 from .run import run
 
 
-def main(
-    seed: Annotated[int | None, typer.Option(help="Run this seed alone, and tell everything that happens.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 100,
-    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    quiet: Annotated[bool, typer.Option(help="With --seed: only the result.")] = False,
-) -> None:
+def main(seed: Seed = None, seeds: Seeds = 100, first: First = 0, quiet: Quiet = False) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
-    if seed is not None:
-        report = run(options_of(seed), tell=None if quiet else print)
-        print(report)  # noqa: T201
-        sys.exit(0 if report.sound else 1)
-    began = time.process_time()
-    failed: list[int] = []
-    failures: list[str] = []
-    coverage: Counter[str] = Counter()
-    outcomes: Counter[str] = Counter()
-    for number in range(first, first + seeds):
-        report = run(options_of(number))
-        coverage += report.coverage
-        failures += [f"{number}: {failure}" for failure in report.failures]
-        outcomes += report.outcomes
-        if not report.sound:
-            failed.append(number)
-            print(report, flush=True)  # noqa: T201
-    for failure in failures:
-        print(f"a shard failed in seed {failure}")  # noqa: T201
-    for name, count in sorted((coverage + outcomes).items()):
-        print(f"{count:8} {name}")  # noqa: T201
-    seconds = time.process_time() - began
-    print(f"{seeds} seeds, {len(failed)} failed {failed}; {seconds:.1f} s of CPU")  # noqa: T201
-    sys.exit(1 if failed else 0)
+    play_seeds(
+        lambda number, tell: run(options_of(number), tell=tell), seed=seed, seeds=seeds, first=first, quiet=quiet
+    )
 
 
 if __name__ == "__main__":

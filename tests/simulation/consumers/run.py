@@ -16,10 +16,10 @@ from coranto.client import JournalClient
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
-from coranto.testing.sim.loop import Deadlock, Process, simulated
+from coranto.testing.sim.loop import Process, simulated
 from coranto.wire import consumer_pb2 as pc
-from coranto_broker.simulation import audit
-from coranto_broker.simulation.run import Tell, listening
+from coranto_broker.simulation import audit, playing
+from coranto_broker.simulation.playing import Tell, play
 from coranto_consumers.recoverylog import EtcdAuthority, HintKeys, HintStore, Player
 from coranto_consumers.stores.json_file import STATE_FILE, decode_state
 from coranto_consumers.stores.sqlite_file import DATABASE_FILE
@@ -40,36 +40,17 @@ LIVELINESS_SECONDS = 200.0
 
 
 @dataclass(slots=True)
-class Report:
+class Report(playing.Report[Options, Anomaly]):
     """What came of a run."""
 
-    options: Options
-    anomalies: list[Anomaly] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    command = "python -m tests.simulation.consumers"
+
     failures: list[str] = field(default_factory=list)
     """Reasons for which shards were FAILED. Faults may be the cause; an operator has them assigned anew."""
-    coverage: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    digest: int = 0
-    steps: int = 0
-    virtual_seconds: float = 0.0
 
     @property
-    def sound(self) -> bool:
-        return not self.anomalies and not self.problems
-
-    @property
-    def replay(self) -> str:
-        """The command that repeats the run."""
-        return f"python -m tests.simulation.consumers --seed {self.options.seed}"
-
-    def __str__(self) -> str:
-        lines = [f"seed {self.options.seed}: {'sound' if self.sound else 'FAILED'}; {dict(self.outcomes)}"]
-        if not self.sound:
-            lines += [f"  {each}" for each in (*self.anomalies[:12], *self.problems[:12])]
-            lines += [f"  a shard failed: {each}" for each in self.failures[:12]]
-            lines += [f"  options: {self.options}", f"  replay: {self.replay}"]
-        return "\n".join(lines)
+    def remarks(self) -> list[str]:
+        return [f"a shard failed: {each}" for each in self.failures]
 
 
 Prepare = Callable[[ConsumerWorld], None]
@@ -81,23 +62,9 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Prepare | None =
     with tempfile.TemporaryDirectory(prefix="coranto-simulation-") as folder:
         with simulated(options.seed, shuffle=options.brokers.shuffle) as loop:
             world = ConsumerWorld(loop, options, Path(folder))
-            with listening(world, tell):
-                if prepare is not None:
-                    prepare(world)
-                try:
-                    loop.run_until_complete(_run(world, report))
-                except Deadlock as error:
-                    report.problems.append(f"deadlock: {error}")
-                finally:
-                    for machine in (*world.machines, *world.consumers):
-                        machine.stays_down = True
-                        machine.kill()
-                    world.clients.kill()
+            play(world, report, _run, tell=tell, prepare=prepare, machines=world.consumers)
             report.anomalies = world.anomalies + report.anomalies
-            report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
             report.failures = world.failures
-            report.coverage = world.coverage.counts
-            report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
     return report
 
 

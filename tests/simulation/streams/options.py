@@ -144,6 +144,28 @@ def shared_options_of(seed: int, **given: Any) -> Options:
     )
 
 
+def lost_answers_options_of(seed: int, **given: Any) -> Options:
+    """A short run of one writer, each of whose appends is struck: for T10's ten thousand seeds."""
+    rng = random.Random(f"answers {seed}")
+    options = replace(
+        options_of(seed),
+        brokers=rng.choice((1, 1, 2)),
+        replication=1,
+        segments=1,
+        keys=2,
+        writers=1,
+        stable=rng.randint(0, 1),
+        units=12,
+        seconds=0.6,
+        harm=1.0,
+        scale_seconds=rng.choice((0.0, 0.0, 0.3)),
+        sealed=False,
+        readers=0,
+        faults=(),
+    )
+    return _given(options, given)
+
+
 def _given(options: Options, given: Mapping[str, Any]) -> Options:
     unknown = set(given) - set(asdict(options))
     if unknown:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from coranto.errors import AppendOutcomeUnknown, CorantoError
 from coranto.streams.events import BytesEvents, JsonEvents
 from coranto.streams.lifecycle import Streams
 from coranto.streams.model import readers_journal, transactions_journal
-from coranto.testing.sim.loop import Deadlock, simulated
+from coranto.testing.sim.loop import simulated
+from coranto_broker.simulation import playing
 from coranto_broker.simulation.nemesis import Nemesis
-from coranto_broker.simulation.run import listening
+from coranto_broker.simulation.playing import Tell, play
 
 from .anomalies import Anomaly
 from .boundaries import Boundaries
@@ -32,36 +32,16 @@ from .world import STREAM, StreamWorld
 LIVELINESS_SECONDS = 200.0
 """How long after healing every program has to be done: brokers need up to 150, see the simulation of brokers."""
 
-Tell = Callable[[str], None]
-
 
 @dataclass(slots=True)
-class Report:
+class Report(playing.Report[Options, Anomaly]):
     """What came of a run."""
 
-    options: Options
-    anomalies: list[Anomaly] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    coverage: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    digest: int = 0
-    steps: int = 0
-    virtual_seconds: float = 0.0
+    command = "python -m tests.simulation.streams"
 
     @property
-    def sound(self) -> bool:
-        return not self.anomalies and not self.problems
-
-    def __str__(self) -> str:
-        found = "sound" if self.sound else f"{len(self.anomalies)} anomalies, {len(self.problems)} problems"
-        lines = [
-            f"seed {self.options.seed}: {found}; {dict(self.outcomes)}; {self.steps} steps, "
-            f"{self.virtual_seconds:.1f} virtual s, digest {self.digest:08x}"
-        ]
-        if not self.sound:
-            lines += [*map(str, self.anomalies[:20]), *self.problems[:20], f"  options: {self.options}"]
-            lines.append(f"  repeat: python -m tests.simulation.streams --seed {self.options.seed}")
-        return "\n".join(lines)
+    def flags(self) -> str:
+        return " --groups" * bool(self.options.members)
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[StreamWorld], None] | None = None) -> Report:
@@ -69,24 +49,10 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[Stream
     report = Report(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = StreamWorld(loop, options)
-        with listening(world, tell):
-            if prepare is not None:
-                prepare(world)
-            try:
-                loop.run_until_complete(_run(world, report))
-            except Deadlock as error:
-                report.problems.append(f"deadlock: {error}")
-            finally:
-                for machine in world.machines:
-                    machine.stays_down = True
-                    machine.kill()
-                world.clients.kill()
+        play(world, report, _run, tell=tell, prepare=prepare)
         report.anomalies += [Anomaly(*broken.split(": ", 1)) for broken in world.broken]
-        report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
-        report.coverage = world.coverage.counts
         for unit in world.units.units.values():
             report.outcomes[f"{'transaction' if unit.transaction else 'event'} {unit.outcome.value}"] += 1
-        report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
     return report
 
 
