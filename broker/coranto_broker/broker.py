@@ -46,8 +46,8 @@ _log = structlog.get_logger(__name__)
 RENEW_SECONDS = TOKEN_SECONDS / 3
 """How long a pipeline is used whose streams end with their token, which is good for at least half of TOKEN_SECONDS."""
 
-CLOSING_SECONDS = 5.0
-CLOSING_PARALLEL = 32
+LEAVING_SECONDS = 5.0
+LEAVING_PARALLEL = 32
 
 _QUIET = frozenset(
     {
@@ -125,7 +125,7 @@ class Broker:
     async def exit_gracefully(self, session: MemberSession) -> None:
         """Hand over what others can take, then store what is only here, so that others can go on where it ends.
 
-        The first two take `exit_seconds` each at most, the last CLOSING_SECONDS.
+        The first two take `exit_seconds` each at most, the last LEAVING_SECONDS.
         """
         spec = pb.BrokerSpec()
         state = self.keyspace.state
@@ -146,29 +146,34 @@ class Broker:
                 _log.warning("journals could not be handed over", error=str(error))
         kept = self.resolver.local_replicas
         await self.stop()
-        await self._close_records(kept)
+        await self._leave_records(kept)
 
-    async def _close_records(self, replicas: Sequence[Replica]) -> None:
-        """Let anybody go on with journals that nobody has taken over, and of which everything is stored."""
+    async def _leave_records(self, replicas: Sequence[Replica]) -> None:
+        """Let others go on with journals that nobody has taken over, and of which everything is stored."""
 
-        async def close(replica: Replica) -> None:
+        async def leave(replica: Replica) -> None:
             stored = replica.stored
             if stored is None:
                 return
             async with parallel:
                 journal, revision = replica.journal, replica.folder.create_revision
                 try:
-                    if await self.in_sync.close(journal, revision, stored.stamp, stored.end, stored.registers):
-                        _log.info("closed a journal's in-sync record", journal=journal, end=stored.end)
+                    record = await self.in_sync.leave(journal, revision, stored.stamp, stored.end, stored.registers)
                 except CorantoError as error:
-                    _log.warning("in-sync record could not be closed", journal=journal, error=str(error))
+                    _log.warning("in-sync record could not be left", journal=journal, error=str(error))
+                    return
+                if record is not None and record.closed:
+                    _log.info("closed a journal's in-sync record", journal=journal, end=stored.end)
+                elif record is not None:
+                    others = list(record.members)
+                    _log.info("left a journal's in-sync record", journal=journal, end=stored.end, others=others)
 
-        parallel = asyncio.Semaphore(CLOSING_PARALLEL)
+        parallel = asyncio.Semaphore(LEAVING_PARALLEL)
         try:
-            async with asyncio.timeout(CLOSING_SECONDS):
-                await asyncio.gather(*(close(replica) for replica in replicas))
+            async with asyncio.timeout(LEAVING_SECONDS):
+                await asyncio.gather(*(leave(replica) for replica in replicas))
         except TimeoutError:
-            _log.warning("in-sync records could not be closed in time; journals may wait for this broker's return")
+            _log.warning("in-sync records could not be left in time; journals may wait for this broker's return")
 
     async def stop(self) -> None:
         """Stop serving local replicas, and store what is only here, in bounded time."""

@@ -18,7 +18,10 @@ spool (`judge`), whether it is part of the journal for good, and for any Route w
 * A member that finds itself without what it should hold (an empty disk, an older one) strikes itself out before it
   answers anybody.
 * When no member can come back into the Route, one of them may *claim* the record, store all that it has, and *close*
-  it. A closed record says where, and with which registers, anyone may go on. The only member closes it before it exits.
+  it. A closed record says where, and with which registers, anyone may go on.
+* A member that exits with everything stored *leaves* the record: it writes down where it ended. Nothing beyond that was
+  acknowledged, nor will be by that record, since that takes its word. So a Route without any of the remaining members,
+  who may have more that was not, goes on there. The last member that leaves closes the record.
 
 Gazette's brokers keep no record. Content that was written through a later pipeline than any that was recorded is proof
 of such a primary, and is trusted as Gazette trusts it. So is a spool whose latest pipeline is of a Route from after the
@@ -72,8 +75,8 @@ class Epoch:
 class Record:
     """What etcd says of one journal, of that `create_revision`.
 
-    `end` and `registers` are those of a claimed or closed record, else None. Stamps below `forgotten` are too old to
-    be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there.
+    `end` and `registers` are those of a claimed, left or closed record, else None. Stamps below `forgotten` are too old
+    to be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there.
     """
 
     create_revision: int
@@ -82,6 +85,8 @@ class Record:
     forgotten: int = 0
     end: int | None = None
     registers: pb.LabelSet | None = field(default=None, hash=False)
+    left: bool = False
+    """Whether `end` is that of a member who is none any more, and there are others."""
     written: int = field(default=0, compare=False)
 
     @property
@@ -99,11 +104,17 @@ class Record:
         """Whether everything up to `end` is in the fragment store, so that anybody may go on there."""
         return self.end is not None and not self.members
 
+    @property
+    def claimed(self) -> bool:
+        """Whether its only member is to say where the journal goes on."""
+        return self.end is not None and bool(self.members) and not self.left
+
     def limit(self, revision: int) -> int | None:
         """Up to where content of the pipeline of `revision` counts; None when that is not decided."""
         if revision < self.forgotten:
             return 0
-        return next((epoch.begin for epoch in self.epochs if epoch.revision > revision), self.end)
+        last = None if self.left else self.end
+        return next((epoch.begin for epoch in self.epochs if epoch.revision > revision), last)
 
 
 class Judgement(enum.Enum):
@@ -125,7 +136,8 @@ def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
         return Judgement.FINAL
     limit = record.limit(stamp.synced)
     if limit is None:
-        return Judgement.FINAL if record.members == (me,) else Judgement.OPEN
+        final = end <= (record.end or 0) if record.left else record.members == (me,)
+        return Judgement.FINAL if final else Judgement.OPEN
     return Judgement.FINAL if limit >= end else Judgement.DIVERGED
 
 
@@ -136,13 +148,13 @@ def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
     return me in record.members and stamp.synced >= record.revision
 
 
-def may_close(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
-    """Whether `me`, whose spool has that stamp and end and takes no more content, decides alone where the journal ends.
+def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
+    """Whether `me`, whose spool has that stamp and end and takes no more content, knows where the journal ends.
 
-    Others can go on only where it says, and it holds all that was acknowledged. Once all of that is stored, it may
-    close the record, if nobody has changed it since it was read.
+    It holds all that was acknowledged, and by the record nothing more can be. Once all of that is stored it may leave
+    the record, if nobody has changed it since it was read.
     """
-    if record is None or record.members != (me,) or stamp.written > record.revision:
+    if record is None or me not in record.members or stamp.written > record.revision:
         return False
     return is_complete(record, stamp, me) and end >= record.floor and record.end in (None, end)
 
@@ -152,7 +164,7 @@ class Takeover(enum.Enum):
 
     CLEAN = "clean"
     ROLL = "roll"
-    """Roll to the closed record's end, with its registers, and synchronize again."""
+    """Roll to the end of the record that was closed or left, with its registers, and synchronize again."""
     LOST = "lost"
     """Wait for a member of the record, for its rescue of the journal, or for an operator."""
 
@@ -161,10 +173,10 @@ def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int
     """For a Route whose replicas agree on `end`; `stamp` is that of the primary's spool before this pipeline."""
     if record is None or stamp.written > record.revision:
         return Takeover.CLEAN
-    if record.closed:
-        return Takeover.CLEAN if end >= record.floor else Takeover.ROLL
     if end >= record.floor and not set(record.members).isdisjoint(route):
         return Takeover.CLEAN
+    if record.closed or record.left:
+        return Takeover.CLEAN if end >= record.floor else Takeover.ROLL
     return Takeover.LOST
 
 
@@ -181,17 +193,27 @@ def recorded(record: Record | None, create_revision: int, revision: int, members
 
 def without(record: Record, member: str) -> Record:
     """The record once `member` has found that it does not hold what it should."""
-    return replace(record, members=tuple(each for each in record.members if each != member), written=0)
+    others = tuple(each for each in record.members if each != member)
+    if record.claimed:  # Not everything may be stored.
+        return replace(record, members=others, end=None, registers=None, written=0)
+    return replace(record, members=others, left=record.left and bool(others), written=0)
 
 
 def claimed(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
     """The record that lets `member` alone decide: the journal ends at `end`."""
-    return replace(record, members=(member,), end=end, registers=registers, written=0)
+    return replace(record, members=(member,), end=end, registers=registers, left=False, written=0)
+
+
+def left(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
+    """The record once `member`, which may leave it, has done so; closed, if it was the last one."""
+    others = tuple(each for each in record.members if each != member)
+    return replace(record, members=others, end=end, registers=registers, left=bool(others), written=0)
 
 
 def closed(record: Record | None, create_revision: int, end: int, registers: pb.LabelSet) -> Record:
     """The record of a journal that nobody holds any more, because all of it is stored or gone."""
-    return replace(record or Record(create_revision), members=(), end=end, registers=registers, written=0)
+    found = record or Record(create_revision)
+    return replace(found, members=(), end=end, registers=registers, left=False, written=0)
 
 
 def encode(record: Record) -> bytes:
@@ -207,6 +229,8 @@ def encode(record: Record) -> bytes:
         document["end"] = record.end
         labels = record.registers.labels if record.registers is not None else ()
         document["registers"] = [[label.name, label.value] for label in labels]
+    if record.left:
+        document["left"] = True
     return json.dumps(document).encode()
 
 
@@ -225,7 +249,10 @@ def decode(value: bytes) -> Record:
         )
         if "end" in document:
             labels = [pb.Label(name=name, value=text) for name, text in document["registers"]]
-            record = replace(record, end=_number(document["end"]), registers=pb.LabelSet(labels=labels))
+            left = document.get("left", False)
+            if left not in (False, True) or (left and not members):
+                raise ValueError("nobody is left")
+            record = replace(record, end=_number(document["end"]), registers=pb.LabelSet(labels=labels), left=left)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(f"not an in-sync record: {value[:200]!r} ({error})", field="in-sync record") from error
     return record

@@ -106,19 +106,20 @@ class InSyncRecords:
             raise Stranded(f"other brokers went on with {journal} before offset {end}, without what this one has")
         return reading
 
-    async def close(
+    async def leave(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
     ) -> Record | None:
-        """Close the record, if that is for us alone to decide; returns what it is then, else None.
+        """Leave the record, if we know where the journal ends; returns what it is then, else None.
 
         The spool with that stamp and end must have been given up, and all that it held must be stored.
         """
         reading = await self.read(journal, create_revision)
-        if not in_sync.may_close(reading.record, stamp, end, self.me):
-            return None
-        record = in_sync.closed(reading.record, create_revision, end, registers)
-        result, _ = await self.write(reading, record)
-        return record if result.succeeded else None
+        while (record := reading.record) is not None and in_sync.may_leave(record, stamp, end, self.me):
+            record = in_sync.left(record, self.me, end, registers)
+            result, reading = await self.write(reading, record)
+            if result.succeeded:
+                return record
+        return None
 
     async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
         """What the present record says of content that is here."""

@@ -7,7 +7,8 @@ which nothing is needed any more, are removed.
 A folder may also hold what nobody can go on without: this broker is a member of the record, and no member is in the
 journal's Route any more. Then the broker *rescues* the journal: it claims the record, stores all that it has, and
 closes the record with the journal's end and registers, where the brokers of the Route go on. That needs a fragment
-store; without one the journal waits until a member is assigned to it again.
+store; without one the journal waits until a member is assigned to it again. A record that a member has left needs no
+rescue.
 """
 
 from __future__ import annotations
@@ -208,17 +209,19 @@ class Leftovers:
             return
         reading = await self._records.read(folder.journal, folder.create_revision)
         record = reading.record
-        leftover.alone = record is not None and record.members == (me,)
+        leftover.alone = record is not None and record.members == (me,) and not record.left
         if record is None or me not in record.members or not in_sync.is_complete(record, leftover.stamp, me):
             if not leftover.pending and folder.path in self._taken:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
+        if record.left:
+            return  # Whoever has the journal goes on. Then it is known whether what only we have is part of it.
         route = self._journals.route_of(folder.journal)
         deserted = bool(route) and set(route).isdisjoint(record.members)
         deserted, leftover.deserted = deserted and (leftover.alone or leftover.deserted), deserted
         if not deserted:
             return
-        if record.members != (me,) or record.end is None:
+        if record.members != (me,) or not record.claimed:
             _log.warning("rescuing a journal", journal=folder.journal, end=leftover.end, members=list(record.members))
             record = in_sync.claimed(record, me, leftover.end, leftover.registers)
             result, reading = await self._records.write(reading, record)

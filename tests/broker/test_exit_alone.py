@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from coranto.client import JournalClient
 from coranto.errors import IndexHasGreaterOffset
 from coranto.labels import label_set
 from coranto.testing import Cluster
@@ -28,6 +30,12 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
 
 def record_of(cluster: Cluster, journal: str) -> in_sync.Record:
     return in_sync.decode(cluster._world.etcd.kvs[LAYOUT.in_sync_key(journal)].value)
+
+
+async def primary_of(client: JournalClient, journal: str) -> int:
+    """The number of the broker that is the journal's primary."""
+    (listed,) = [each for each in (await client.list()).journals if each.spec.name == journal]
+    return int(listed.route.members[listed.route.primary].suffix.rpartition("-")[2])
 
 
 def test_journals_of_one_replica_go_on_at_once_through_rolling_restarts() -> None:
@@ -77,6 +85,66 @@ def test_who_comes_next_goes_on_where_the_only_broker_left_for_good() -> None:
             assert (await client.append(JOURNALS[1], b"first")).begin == 0
             assert loop.time() - begun < 0.5
             assert await client.read_all(JOURNALS[0], 0, 21) == b"all is stored, and on"
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("replication", [2, 3])
+@pytest.mark.parametrize("order", ["together", "the primary first", "the primary last"])
+def test_a_whole_cluster_is_replaced_without_its_disks(replication: int, order: str) -> None:
+    old, new = range(replication), range(replication, 2 * replication)
+
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=2 * replication) as cluster:
+            client = cluster.client()
+            for number in new:
+                await cluster.stop(number)
+            for journal in JOURNALS:
+                await cluster.create(journal, replication=replication)
+            await client.append(JOURNALS[0], b"all is stored", union_registers=MINE)
+            await client.append(JOURNALS[1], b"too")
+            primary = await primary_of(client, JOURNALS[0])
+            others = [number for number in old if number != primary]
+            if order == "together":
+                await asyncio.gather(*map(cluster.stop, old))
+            else:
+                for number in [primary, *others] if order == "the primary first" else [*others, primary]:
+                    await cluster.stop(number)
+            for number in new:
+                await cluster.start(number)
+            await cluster.ready(*JOURNALS)
+            begun = loop.time()
+            result = await client.append(JOURNALS[0], b", and on", check_registers=pb.LabelSelector(include=MINE))
+            assert (result.begin, result.registers) == (13, MINE)
+            assert (await client.append(JOURNALS[1], b"!")).begin == 3
+            assert (await client.append(JOURNALS[2], b"first")).begin == 0
+            assert loop.time() - begun < 0.5
+            assert await client.read_all(JOURNALS[0], 0, 21) == b"all is stored, and on"
+            assert await client.read_all(JOURNALS[1], 0, 4) == b"too!"
+
+    virtually(main)
+
+
+def test_a_member_that_has_left_lets_others_go_on_when_the_last_one_s_disk_is_lost() -> None:
+    async def main(loop: SimLoop) -> None:
+        async with Cluster(brokers=4) as cluster:
+            client = cluster.client()
+            for number in (2, 3):
+                await cluster.stop(number)
+            await cluster.create(JOURNALS[0], replication=2)
+            await client.append(JOURNALS[0], b"all is stored")
+            primary = await primary_of(client, JOURNALS[0])
+            await cluster.stop(primary)
+            record = record_of(cluster, JOURNALS[0])
+            assert (record.members, record.left, record.end) == ((f"local#broker-{1 - primary}",), True, 13)
+            await cluster.kill(1 - primary, expire=True)
+            for number in (2, 3):
+                await cluster.start(number)
+            await cluster.ready(JOURNALS[0])
+            assert (await client.append(JOURNALS[0], b", and on")).begin == 13
+            await cluster.start(1 - primary)
+            assert (await client.append(JOURNALS[0], b".")).begin == 21
+            assert await client.read_all(JOURNALS[0], 0, 22) == b"all is stored, and on."
 
     virtually(main)
 

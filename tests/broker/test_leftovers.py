@@ -213,28 +213,45 @@ async def test_the_only_member_brings_its_journal_back_at_once(world: World, mon
     assert len(world.stored) == 1
 
 
-async def test_a_record_is_closed_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.record = before = Record(7, (ME,), (Epoch(10, 0),))
+async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.record = before = Record(7, (ME, OTHER), (Epoch(10, 0),))
     stamp = in_sync.Stamp(10, 10)
     real = world.get
+    reads = 0
 
     async def get(key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        nonlocal reads
         answer = await real(key)
-        world.revision += 1  # Somebody writes it meanwhile.
+        reads += 1
+        if reads == 1:  # Somebody writes it meanwhile: that one leaves, too.
+            world.record = in_sync.left(before, OTHER, 3, MINE)
+            world.revision += 1
         return answer
 
     monkeypatch.setattr(world, "get", get)
-    assert await world.records.close(J, 7, stamp, 3, MINE) is None
-    assert world.record == before
-    monkeypatch.undo()
-    assert await world.records.close(J, 8, stamp, 3, MINE) is None, "that is another journal"
-    assert await world.records.close(J, 7, stamp, 3, MINE) == world.record
+    assert await world.records.leave(J, 8, stamp, 3, MINE) is None, "that is another journal"
+    world.record, reads = before, 0
+    assert await world.records.leave(J, 7, stamp, 3, MINE) == world.record
     assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert await world.records.leave(J, 7, stamp, 3, MINE) is None
+    monkeypatch.undo()
     closed_at = world.revision
     with pytest.raises(Stranded):
         await world.records.verify(J, 7, in_sync.Stamp(closed_at, 10), 9)
     reading = await world.records.verify(J, 7, in_sync.Stamp(closed_at + 1, 10), 9)
     assert reading.record == world.record
+
+
+async def test_a_journal_that_a_member_has_left_needs_no_rescue(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = before = in_sync.left(Record(7, (ME, OTHER), (Epoch(10, 0),)), OTHER, 1, MINE)
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.persister.pending)
+    await world.looked(10)
+    assert (world.record, world.stored) == (before, []), "others go on where that one left"
+    world.record = in_sync.recorded(before, 7, 20, ["local#new"], 1)
+    await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
 
 
 async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:

@@ -43,6 +43,8 @@ def is_certain(world: World, journal: str, offset: int, content: bytes) -> bool:
     record = record_of(world, journal)
     if record is None:
         return True
+    if record.left and offset + len(content) > (record.end or 0):
+        return False  # A member that has left ended before, and is as good as one.
     members = [machine for machine in world.machines if str(machine.member) in record.members]
     return all(_has(world, machine, journal, offset, content, durable=False) for machine in members)
 

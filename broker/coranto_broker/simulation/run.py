@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass, field
-from typing import Any
-
-import structlog
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError
 from coranto.testing.sim.checker import Anomaly, Final, check, unsettled_reads
 from coranto.testing.sim.history import Outcome
-from coranto.testing.sim.loop import Deadlock, simulated
+from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation import audit
+from coranto_broker.simulation import audit, playing
 from coranto_broker.simulation.nemesis import Nemesis
 from coranto_broker.simulation.options import Options
+from coranto_broker.simulation.playing import Tell, play
 from coranto_broker.simulation.workload import Workload
 from coranto_broker.simulation.world import World
 
@@ -44,37 +41,14 @@ have the journal's end come back."""
 
 
 @dataclass(slots=True)
-class Report:
+class Report(playing.Report[Options, Anomaly]):
     """What came of a run."""
 
-    options: Options
-    anomalies: list[Anomaly] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    coverage: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    digest: int = 0
-    steps: int = 0
-    virtual_seconds: float = 0.0
+    command = "python -m coranto_broker.simulation"
 
     @property
-    def sound(self) -> bool:
-        return not self.anomalies and not self.problems
-
-    @property
-    def replay(self) -> str:
-        """The command that repeats the run."""
-        flags = " --any-order" * self.options.any_order
-        return f"python -m coranto_broker.simulation --seed {self.options.seed}{flags}"
-
-    def __str__(self) -> str:
-        lines = [f"seed {self.options.seed}: {'sound' if self.sound else 'FAILED'}; {dict(self.outcomes)}"]
-        if not self.sound:
-            lines += [f"  {each}" for each in (*self.anomalies[:12], *self.problems[:12])]
-            lines += [f"  options: {self.options}", f"  replay: {self.replay}"]
-        return "\n".join(lines)
-
-
-Tell = Callable[[str], None]
+    def flags(self) -> str:
+        return " --any-order" * self.options.any_order
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> Report:
@@ -82,25 +56,11 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World]
     report = Report(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = World(loop, options)
-        with listening(world, tell):
-            if prepare is not None:
-                prepare(world)
-            try:
-                loop.run_until_complete(_run(world, report))
-            except Deadlock as error:
-                report.problems.append(f"deadlock: {error}")
-            finally:
-                for machine in world.machines:
-                    machine.stays_down = True
-                    machine.kill()
-                world.clients.kill()
+        play(world, report, _run, tell=tell, prepare=prepare)
         report.anomalies = world.anomalies + report.anomalies
-        report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
-        report.coverage = world.coverage.counts
         report.outcomes = Counter(
             f"{operation.kind.value} {operation.outcome.value}" for operation in world.history.operations
         )
-        report.digest, report.steps, report.virtual_seconds = loop.digest, loop.steps, loop.time()
     return report
 
 
@@ -217,6 +177,32 @@ async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
             if stored.fragment.journal == journal
         ]
         _look_at_disks(world, journal, final, report)
+    if world.options.stored_at_end and not report.anomalies:
+        await _prove_replaceable(world, finals, report)
+
+
+async def _prove_replaceable(world: World, finals: dict[str, Final], report: Report) -> None:
+    """All brokers have exited gracefully: others, with empty disks, go on where they ended, without an operator."""
+    for machine in world.machines:
+        machine.replace_disk()
+        machine.stays_down = False
+        machine.boot(world.rng.uniform(0, 0.3))
+    world.loop.note("new disks")
+    for journal, final in finals.items():
+        client = world.client("successor", world.rng.choice(world.machines), patience=LIVELINESS_SECONDS)
+        try:
+            async with asyncio.timeout(LIVELINESS_SECONDS):
+                barrier = await _barrier(world, client, journal)
+        except (CorantoError, TimeoutError) as error:
+            what = f"brokers with new disks do not go on: {type(error).__name__} {error}"
+            report.anomalies.append(Anomaly("stuck", journal, what))
+            continue
+        if barrier.end != len(final.content):
+            what = f"brokers with new disks go on at {barrier.end} of {len(final.content)}"
+            report.anomalies.append(Anomaly("lost-write", journal, what))
+        elif barrier.registers != final.registers:
+            what = f"brokers with new disks have {barrier.registers}, not {final.registers}"
+            report.anomalies.append(Anomaly("register-drift", journal, what))
 
 
 def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> None:
@@ -248,37 +234,3 @@ def _note_resolutions(world: World, finals: dict[str, Final]) -> None:
         if operation.outcome is Outcome.INFO and operation.content:
             there = operation.content in finals[operation.journal].content
             world.coverage.sometimes(f"an unknown append was {'applied' if there else 'not applied'}")
-
-
-@contextlib.contextmanager
-def listening(world: World, tell: Tell | None) -> Iterator[None]:
-    """Take the log for the run: events become coverage, errors with a traceback become problems."""
-    before = structlog.get_config()
-
-    def take(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-        what = str(event.get("event"))
-        world.coverage.sometimes(f"log: {what}")
-        error = event.get("exc_info")
-        if method == "error" and error and not isinstance(error, OSError):  # Disks may fail.
-            world.problems.append(
-                f"logged: {what}: {error!r} { ({k: str(v) for k, v in event.items() if k != 'event'}) }"
-            )
-        if tell is not None:
-            details = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
-            tell(f"{world.loop.time():10.4f}   {what} {details}")
-        raise structlog.DropEvent
-
-    def note(what: str) -> None:
-        if tell is not None:
-            tell(f"{world.loop.time():10.4f} {what}")
-
-    world.loop.on_note = note if tell is not None else None
-    structlog.configure(
-        processors=[take],
-        wrapper_class=structlog.make_filtering_bound_logger(10 if tell is not None else 20),
-        cache_logger_on_first_use=False,
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

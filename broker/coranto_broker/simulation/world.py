@@ -210,7 +210,7 @@ class Machine(Host):
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"broker-{number}", f"zone-{number % world.options.zones}")
-        self.disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        self.disk = self._new_disk(world)
         self.broker: Broker | None = None
         self.session: MemberSession | None = None
         self._world = world
@@ -236,6 +236,14 @@ class Machine(Host):
         """Lose power: what was not synced may be gone."""
         self.kill()
         self.disk.crash()
+
+    def replace_disk(self) -> None:
+        """Put an empty disk in. The machine is down."""
+        self.disk = self._new_disk(self._world)
+
+    @staticmethod
+    def _new_disk(world: World) -> SimDisk:
+        return SimDisk(world.loop, world.rng, any_order=world.options.any_order)
 
     def forget(self) -> None:
         self.broker = self.session = None
