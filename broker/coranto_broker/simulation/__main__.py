@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections import Counter
 from typing import Annotated
 
 import typer
 
 from coranto_broker.simulation.options import options_of
+from coranto_broker.simulation.playing import First, Quiet, Seed, Seeds, play_seeds
 from coranto_broker.simulation.run import run
 
 
 def main(
-    seed: Annotated[int | None, typer.Option(help="Run this seed alone, and tell everything that happens.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds to run.")] = 200,
-    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    quiet: Annotated[bool, typer.Option(help="With --seed: only the result.")] = False,
+    seed: Seed = None,
+    seeds: Seeds = 200,
+    first: First = 0,
+    quiet: Quiet = False,
     any_order: Annotated[bool, typer.Option(help="Let crashed machines have written in any order.")] = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
-    given = {"any_order": any_order}
-    if seed is not None:
-        report = run(options_of(seed, **given), tell=None if quiet else print)
-        print(report)  # noqa: T201
-        sys.exit(0 if report.sound else 1)
-    began = time.process_time()
-    failed: list[int] = []
-    coverage: Counter[str] = Counter()
-    for number in range(first, first + seeds):
-        report = run(options_of(number, **given))
-        coverage += report.coverage
-        if not report.sound:
-            failed.append(number)
-            print(report, flush=True)  # noqa: T201
-    for name, count in sorted(coverage.items()):
-        print(f"{count:8} {name}")  # noqa: T201
-    seconds = time.process_time() - began
-    print(f"{seeds} seeds, {len(failed)} failed {failed}; {seconds:.1f} s of CPU")  # noqa: T201
-    sys.exit(1 if failed else 0)
+    play_seeds(
+        lambda number, tell: run(options_of(number, any_order=any_order), tell=tell),
+        seed=seed,
+        seeds=seeds,
+        first=first,
+        quiet=quiet,
+    )
 
 
 if __name__ == "__main__":

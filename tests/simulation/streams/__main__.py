@@ -17,6 +17,7 @@ def main(
     seeds: Seeds = 60,
     first: First = 0,
     groups: Annotated[bool, typer.Option(help="With transactions on several keys, and a reader group.")] = False,
+    lost_answers: Annotated[bool, typer.Option(help="Short, of one writer, each of whose appends is struck.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""

@@ -22,7 +22,7 @@ from .checker import check, stands_of
 from .follower import Follower, check_delivered
 from .members import GROUP, Group, Keeper, Member
 from .movers import Mover
-from .options import Options
+from .options import Options, lost_answers_options_of, shared_options_of
 from .segments import Segment, Unreadable, parse
 from .several import Part, check_several
 from .sharing import check_shared
@@ -41,7 +41,8 @@ class Report(playing.Report[Options, Anomaly]):
 
     @property
     def flags(self) -> str:
-        return " --groups" * bool(self.options.members)
+        of = {" --groups": shared_options_of, " --lost-answers": lost_answers_options_of}
+        return next((flag for flag, make in of.items() if make(self.options.seed) == self.options), "")
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[StreamWorld], None] | None = None) -> Report:
