@@ -235,6 +235,13 @@ class Broker:
     def grouped(self, appends: int) -> None:
         self.metrics.group_appends.observe(appends)
 
+    @property
+    def limits_rates(self) -> bool:
+        return self.settings.max_append_rate > 0
+
+    def is_healthy(self, url: str) -> bool:
+        return self._health.is_healthy(url)
+
     async def store_problem(self, url: str, until: Signal | None) -> str:
         return await self._health.problem(url, until)
 

@@ -20,8 +20,9 @@ import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from coranto.effects import Bytes
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.specs import may_write
@@ -51,11 +52,10 @@ class TakenAlong(Exception):
     """The append need not wait for the pipeline any more: it goes along with another. Internal to the broker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """All that an append's client has sent: its content, and in how many messages it came."""
 
-    content: bytes
+    content: Bytes
     chunks: int
 
 
@@ -126,8 +126,8 @@ class Course:
 
 
 def is_plain(request: pb.AppendRequest) -> bool:
-    """Whether an append names a journal, and nothing else."""
-    return len(request.ListFields()) == 1
+    """Whether an append names a journal, and says nothing else about what it may do to it."""
+    return len(request.ListFields()) == (2 if request.do_not_proxy else 1)
 
 
 class Resolved(Protocol):
@@ -272,7 +272,7 @@ def gather(line: Iterable[Member], course: Course, leader: Resolved, size: int, 
     return members
 
 
-def commit_of(fragment: Fragment, place: Place, content: bytes) -> Fragment:
+def commit_of(fragment: Fragment, place: Place, content: Bytes) -> Fragment:
     """What an append that goes to `fragment` is answered with. Its sum is that of its content, also of none."""
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     return Fragment(fragment.journal, place.begin, place.end, digest, fragment.codec)

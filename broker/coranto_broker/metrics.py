@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
+
+from coranto_broker.tallies import Distribution, LabeledTally, Tally
 
 
 class UnderWay:
@@ -28,19 +30,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.appends = Counter("coranto_appends", "Appends by outcome.", ["outcome"], registry=self.registry)
-        self.append_bytes = Counter("coranto_append_bytes", "Content of committed appends.", registry=self.registry)
-        self.append_seconds = Histogram(
+        self.appends = LabeledTally("coranto_appends", "Appends by outcome.", "outcome", self.registry)
+        self.append_bytes = Tally("coranto_append_bytes", "Content of committed appends.", self.registry)
+        self.append_seconds = Distribution(
             "coranto_append_seconds",
             "Time from an append's first message to its response.",
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-            registry=self.registry,
+            (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            self.registry,
         )
-        self.group_appends = Histogram(
+        self.group_appends = Distribution(
             "coranto_group_appends",
             "Appends that were committed by one proposal.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-            registry=self.registry,
+            (1, 2, 4, 8, 16, 32, 64, 128, 256),
+            self.registry,
         )
         self.reads = Counter("coranto_reads", "Reads that were begun.", registry=self.registry)
         self.read_bytes = Counter("coranto_read_bytes", "Content sent to readers.", registry=self.registry)
@@ -64,20 +66,12 @@ class Metrics:
             "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
         )
         self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
-        self._appends: dict[str, Counter] = {}
 
     def under_way(self, method: str) -> UnderWay:
         """What counts the calls of a method, for as long as each takes."""
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
-
-    def append_ended(self, outcome: str) -> None:
-        """Count an append. To look up a label takes longer than to count."""
-        counter = self._appends.get(outcome)
-        if counter is None:
-            counter = self._appends[outcome] = self.appends.labels(outcome)
-        counter.inc()
 
     def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
         """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""

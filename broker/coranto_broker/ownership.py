@@ -60,6 +60,11 @@ class Slot(Generic[T]):
         self._things: list[T] = []  # At most one.
         self._takers: deque[asyncio.Future[object]] = deque()
 
+    @property
+    def at_rest(self) -> T | None:
+        """The thing, while nobody owns it nor waits for it. Whoever does not suspend may use it without owning it."""
+        return self._things[0] if self._things else None
+
     async def take(self, until: Signal | None = None, taker: asyncio.Future[object] | None = None) -> T:
         """Own the thing; give it back with `put`. Raises Invalidated when `until` fires first.
 

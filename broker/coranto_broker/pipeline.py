@@ -193,7 +193,10 @@ class Pipeline:
         """Whether the in-sync record names this pipeline's replicas: it may take content."""
         self._fits: Callable[[], object] = lambda: None
         self._streams = list(zip(names, streams, strict=True))
+        self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
+        """Whether acknowledgements are there without waiting for another broker or the disk."""
         self._local = names[header.route.primary]
+        self._revision = header.etcd.revision
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
         self._last_turn: Turn | None = None
@@ -215,17 +218,14 @@ class Pipeline:
         return len(self._streams) == 1
 
     @property
-    def answers_at_once(self) -> bool:
-        """Whether acknowledgements are there without waiting for another broker or the disk."""
-        return self.local_only and self.spool.fsync is not Fsync.COMMIT
-
-    @property
     def error(self) -> ReplicationFailed | None:
         """A failure to receive, or else to send. Once there is one the pipeline is of no further use.
 
         What was received says more: a peer that breaks the stream first tells why.
         """
-        return next(iter(self._receive_errors.values()), self._send_error)
+        if not self._receive_errors:
+            return self._send_error
+        return next(iter(self._receive_errors.values()))
 
     def found_to_fit(self, resolution: object) -> None:
         """An append found Route, assignments and number of replicas to be as they should be.
@@ -282,6 +282,25 @@ class Pipeline:
             self.spool.join()
         except OSError as error:
             self._failed_to_send(self._local, error)
+
+    def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
+        """Write, propose and read the acknowledgement, all in one go: for one that `answers_at_once`, and is idle.
+
+        Raises ReplicationFailed, and is of no further use then.
+        """
+        spool = self.spool
+        try:
+            proposal = spool.commit(content, registers, self._revision)
+        except (OSError, CorantoError) as error:
+            raise self._failed_to_send(self._local, error) from error
+        spool.publish(proposal)
+        spool.settle(proposal.end)
+        return proposal
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every acknowledgement that was asked for has been read."""
+        return self._last_turn is None or self._last_turn.is_done
 
     def turn(self) -> Turn:
         """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""
@@ -410,9 +429,10 @@ class Pipeline:
                     self._failed_to_receive(name, str(error))
         return responses
 
-    def _failed_to_send(self, name: str, error: Exception) -> None:
+    def _failed_to_send(self, name: str, error: Exception) -> ReplicationFailed:
         if self._send_error is None:
             self._send_error = ReplicationFailed(f"sending to {name}: {error}")
+        return self._send_error
 
     def _failed_to_receive(self, name: str, problem: str) -> None:
         self._receive_errors.setdefault(name, ReplicationFailed(f"answer of {name}: {problem}"))

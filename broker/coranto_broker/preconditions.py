@@ -7,6 +7,7 @@ pipeline should be working on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from coranto import labels
 from coranto.fragments import Codec, Fragment
@@ -33,8 +34,11 @@ class Verdict:
     suspend: pb.JournalSpec.Suspend | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+GO: Final = Verdict()
+"""Content may stream, to the fragment as it is."""
+
+
+class Known(NamedTuple):
     """What the fragment index knows: [begin, end) of all fragments, and whether there are any.
 
     `flushed_at` is when the last of them was stored, in Unix seconds; 0 if it is not.
@@ -77,7 +81,7 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
         # The journal's first known content goes to the store early. A store that shows writes tells brokers that
         # recover from lost consistency that this is not a new journal.
         return Verdict(roll_to=spool.fragment.end)
-    return Verdict()
+    return GO
 
 
 def is_strict(request: pb.AppendRequest) -> bool:

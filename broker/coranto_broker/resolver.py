@@ -150,6 +150,14 @@ class Resolver:
             cached = self._cache[key] = self._resolve(*key)
         return cached
 
+    def known(self, journal: str, *, may_proxy: bool) -> Resolution | None:
+        """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.
+
+        Not for a name with metadata. A name for which there is an answer is valid.
+        """
+        found = self._cache.get((journal, may_proxy, True))
+        return found if found is not None and found.state is self._keyspace.state else None
+
     async def wait_for_change(self, resolution: Resolution) -> None:
         """Return once the key space has moved on from what `resolution` saw."""
         await self._keyspace.wait_for_change(resolution.state)

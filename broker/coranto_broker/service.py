@@ -18,6 +18,7 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.content import append_reader, replicate_reader
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
+from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, Unreadable, report, reported, require_readable
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class JournalService(pb_grpc.JournalServicer):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._answers = Answers()
         self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
 
     @asynccontextmanager
@@ -65,16 +67,22 @@ class JournalService(pb_grpc.JournalServicer):
             await read.serve(self._broker, request, context, claims)
 
     async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
-        # As the others, but without layers that take longer than half of what a small append does.
-        broker = self._broker
-        with self._under_way["Append"]:
-            try:
-                if broker.authorizer.admits_all:
-                    return await append.serve(broker, context, UNRESTRICTED)
-                async with broker.authorizer.admitted("Append", context) as claims:
-                    return await append.serve(broker, context, claims)
-            except (CorantoError, OSError) as error:
-                await report(error, "Append", context)
+        return pb.AppendResponse.FromString(await self.append_encoded(request_iterator, context))
+
+    async def append_encoded(self, request_iterator: Any, context: Context) -> bytes:
+        """As `Append`, but for the response, which is encoded."""
+        # As the other methods, but without layers that take longer than half of what a small append does.
+        broker, under_way = self._broker, self._under_way["Append"]
+        under_way.count += 1
+        try:
+            if broker.authorizer.admits_all:
+                return await append.serve_encoded(broker, context, UNRESTRICTED, self._answers)
+            async with broker.authorizer.admitted("Append", context) as claims:
+                return await append.serve_encoded(broker, context, claims, self._answers)
+        except (CorantoError, OSError) as error:
+            await report(error, "Append", context)
+        finally:
+            under_way.count -= 1
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         async with self._admitted("Replicate", context) as claims:
@@ -93,7 +101,7 @@ class JournalService(pb_grpc.JournalServicer):
 
 def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """As generated code has it, but that bytes which are no message reach us, and are refused by us."""
-    return {
+    handlers = {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
             getattr(service, method.name),
             request_deserializer=_deserializer(method.name, GetMessageClass(method.input_type)),
@@ -101,6 +109,11 @@ def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler
         )
         for method in SERVICE.methods
     }
+    encoded = handlers["Append"]
+    handlers["Append"] = grpc.stream_unary_rpc_method_handler(
+        service.append_encoded, request_deserializer=encoded.request_deserializer, response_serializer=None
+    )
+    return handlers
 
 
 def _deserializer(method: str, kind: type[Message]) -> Callable[[bytes], object]:

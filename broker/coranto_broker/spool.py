@@ -144,7 +144,9 @@ class Spool:
 
     def extend(self, content: Bytes) -> None:
         """Add content after the delta. `check_content` has passed and the content is where it belongs."""
-        self.extend_aside(content)()
+        self._delta += len(content)
+        self._next = None
+        self._running_sum.update(content)
 
     def extend_aside(self, content: Bytes) -> Callable[[], object]:
         """As `extend`, but for the work of hashing, which is returned.
@@ -183,8 +185,14 @@ class Spool:
             outcome = Outcome.ROLL_BACK if self._delta else Outcome.KEEP
             return Decision(outcome, current, rolled, completed)
         if delta and proposal == self.next_fragment():
-            return Decision(Outcome.COMMIT, Committed(proposal, registers, current.first_append_time or now))
+            return self.decide_next(registers, now)
         return Decision(Outcome.MISMATCH, current, rolled, completed)
+
+    def decide_next(self, registers: pb.LabelSet, now: float) -> Decision:
+        """As `decide` for a proposal of `next_fragment`, where there is a delta."""
+        return Decision(
+            Outcome.COMMIT, Committed(self.next_fragment(), registers, self._committed.first_append_time or now)
+        )
 
     def adopt(self, decision: Decision) -> None:
         """Make a decision of the present state true."""

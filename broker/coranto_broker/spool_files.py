@@ -174,6 +174,7 @@ class DurableSpool:
         self._log = log
         self._log_length = log.size() if log is not None else 0
         self._generation = generation
+        self._encoder = commit_log.Encoder(folder.create_revision)
         self._stamp = stamp
         self._watermark = watermark or Watermark()
         self._aside = Aside()
@@ -321,6 +322,29 @@ class DurableSpool:
             self.settle(before.end)
         return decision
 
+    def commit(self, content: Bytes, registers: pb.LabelSet, revision: int) -> Fragment:
+        """Take content and commit it: as `write`, and `propose` with `next_fragment`, but in one go. Not published yet.
+
+        For the primary's spool, when it has no delta. Where writing fails (OSError) it is left as it was.
+        """
+        self.write(0, content)
+        if not self._aside.idle:
+            self.join()
+        spool, stamp = self._spool, self._stamp
+        decision = spool.decide_next(registers, self._folder.clock.now())
+        if stamp.written < revision:
+            self._stamp = stamp.followed(revision, wrote=True)
+        try:
+            self._record(decision.committed)
+        except OSError:
+            self._stamp = stamp
+            self.roll_back()
+            raise
+        spool.adopt(decision)
+        self._ahead = False
+        self._version += 1
+        return decision.committed.fragment
+
     def settle(self, offset: int) -> None:
         """Nobody can go on any more without what lies below `offset`."""
         self._watermark.raise_to(offset)
@@ -415,7 +439,7 @@ class DurableSpool:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        record = commit_log.encode(self._folder.create_revision, committed, self._stamp)
+        record = self._encoder.encode(committed, self._stamp)
         begin = committed.fragment.begin
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:

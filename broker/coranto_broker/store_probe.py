@@ -69,6 +69,11 @@ class StoreHealth:
         self._spawn = spawn
         self._watched: dict[str, _Watched] = {}
 
+    def is_healthy(self, url: str) -> bool:
+        """Whether `problem` would return at once that there is none."""
+        watched = self._watched.get(url)
+        return watched is not None and watched.problem == ""
+
     async def problem(self, url: str, until: Signal | None = None) -> str:
         """What is wrong with a store, empty when it is healthy.
 

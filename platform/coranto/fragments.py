@@ -117,7 +117,12 @@ class Fragment:
         return f"{self.journal}/{self.content_name}"
 
     def to_wire(self) -> pb.Fragment:
-        wire = pb.Fragment()  # Each append makes one or two; its fields as arguments would take twice as long.
+        wire = pb.Fragment()  # Its fields as arguments would take twice as long.
+        self.fill(wire)
+        return wire
+
+    def fill(self, wire: pb.Fragment) -> None:
+        """Set every field of a message, which may have been another fragment's."""
         wire.journal = self.journal
         wire.begin = self.begin
         wire.end = self.end
@@ -127,7 +132,6 @@ class Fragment:
         wire.backing_store = self.backing_store
         wire.mod_time = self.mod_time
         wire.path_postfix = self.path_postfix
-        return wire
 
     @classmethod
     def from_wire(cls, message: pb.Fragment) -> Fragment:
@@ -192,6 +196,12 @@ def parse_content_path(journal: str, path: str, *, backing_store: str = "", mod_
 def sum_of(content: bytes) -> bytes:
     """The sum of a fragment with this content: its SHA-1 digest, or ZERO_SUM when it is empty."""
     return hashlib.sha1(content, usedforsecurity=False).digest() if content else ZERO_SUM
+
+
+def sum_words(digest: bytes) -> tuple[int, int, int]:
+    """The three big-endian words of a digest of 20 bytes, as they are on the wire."""
+    part1, part2, part3 = _SUM.unpack(digest)
+    return part1, part2, part3
 
 
 def sum_to_wire(digest: bytes) -> pb.SHA1Sum:

@@ -13,7 +13,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line
-from coranto_broker.handlers.receiving import Ahead, Rota, Watchdog
+from coranto_broker.handlers.receiving import Ahead, FirstCredit, Rota, Watchdog
 
 EOF = object()
 
@@ -73,10 +73,11 @@ async def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replaye
     waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SystemClock()))
     await client.silent.wait()
     assert line.coming == 1
-    watchdog = ahead.rota._waiting[0]
-    watchdog.due = asyncio.get_running_loop().time()
-    watchdog._flow._credit = 0.0  # As a second later.
-    watchdog.check()
+    credit = ahead.rota._waiting[0]
+    assert isinstance(credit, FirstCredit)
+    credit.due = asyncio.get_running_loop().time()
+    credit._begun -= 1  # As a second later.
+    credit.check()
     assert await waiting is None
     assert line.coming == 0
     first = await inbox.read()

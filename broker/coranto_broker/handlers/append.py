@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 
@@ -12,12 +12,16 @@ from coranto.auth import Capability, Claims
 from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker import at_once
 from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.group_commit import Whole
-from coranto_broker.handlers.errors import Source, concerns, next_message
+from coranto_broker.handlers.append_answers import Answers
+from coranto_broker.handlers.errors import Source, concerns, require_readable
 from coranto_broker.handlers.receiving import Inbox, Watchdog
+from coranto_broker.pipeline import ReplicationFailed
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -27,36 +31,80 @@ THROTTLE_QUANTUM_SECONDS = 0.05
 
 async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
     """The whole life of one append. Cancelling it (the client went away) rolls back what has not been proposed."""
+    return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, Answers()))
+
+
+async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers: Answers) -> bytes:
+    """As `serve`, but for the response, which is encoded."""
     begun = broker.clock.monotonic()
-    request = await next_message(context, pb.AppendRequest)
-    if request is None:
-        raise InvalidInput("the stream ended before its first message", field="AppendRequest")
-    if not isinstance(request, Content):
+    request = await context.read()
+    if not isinstance(request, pb.AppendRequest):
+        _refuse_first(request)
+    if not at_once.is_known(broker, request):
         validate(request)
-    if isinstance(request, Content) or not request.journal:
-        raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
+        if not request.journal:
+            _refuse_first(request)
     concerns(request.journal)
-    fsm = AppendFsm(broker, request, claims)
     inbox = broker.ahead.open(context)
+    state = State.ACQUIRE_PIPELINE
+    whole: Whole | None = None
     try:
-        if await fsm.run(until=State.ACQUIRE_PIPELINE):
-            assert fsm.resolution is not None
-            line = fsm.resolution.require_replica.line
-            fsm.whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
-        if await fsm.run():
-            await fsm.prepare_stream()
-            if fsm.whole is not None:
-                await _commit_whole(broker, fsm, fsm.whole)
-            else:
-                await _stream(broker, fsm, inbox)
-            await fsm.finish()
-        if fsm.state is State.PROXY:
-            return await _proxy(broker, fsm, inbox)
-        return _response(broker, fsm, begun)
+        resolution = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
+        if resolution is not None:
+            line = resolution.require_replica.line
+            whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
+            committed = at_once.commit(broker, request, whole) if whole is not None else None
+            if committed is not None:
+                state = State.FINISHED
+                _count(broker, committed.length, begun)
+                return answers.encode(committed)
+        fsm = AppendFsm(broker, request, claims)
+        try:
+            if resolution is not None:
+                fsm.whole = whole
+            elif await fsm.run(until=State.ACQUIRE_PIPELINE):
+                assert fsm.resolution is not None
+                line = fsm.resolution.require_replica.line
+                fsm.whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
+            return (await _drive(broker, fsm, inbox, begun)).SerializeToString()
+        finally:
+            state = fsm.state
+            fsm.release()
+    except ReplicationFailed:
+        state = State.ERROR
+        raise
     finally:
-        fsm.release()
         inbox.close()
-        broker.metrics.append_ended(fsm.state.value)
+        broker.metrics.appends.count(state)
+
+
+async def _drive(broker: Broker, fsm: AppendFsm, inbox: Inbox, begun: float) -> pb.AppendResponse:
+    """Take an append through the states that are left."""
+    if await fsm.run():
+        await fsm.prepare_stream()
+        if fsm.whole is not None:
+            await _commit_whole(broker, fsm, fsm.whole)
+        else:
+            await _stream(broker, fsm, inbox)
+        await fsm.finish()
+    if fsm.state is State.PROXY:
+        return await _proxy(broker, fsm, inbox)
+    return _response(broker, fsm, begun)
+
+
+def _refuse_first(message: object) -> NoReturn:
+    """Say what is wrong with what came first, or that nothing did."""
+    require_readable(message)
+    if isinstance(message, (Content, pb.AppendRequest)):
+        raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
+    raise InvalidInput("the stream ended before its first message", field="AppendRequest")
+
+
+def _count(broker: Broker, size: int, begun: float) -> None:
+    """Count an append that has committed."""
+    metrics = broker.metrics
+    metrics.append_bytes.value += size
+    metrics.append_seconds.observe(broker.clock.monotonic() - begun)
 
 
 def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse:
@@ -77,8 +125,7 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
     response.header.CopyFrom(resolution.header)
     response.commit.CopyFrom(fsm.commit.to_wire())
     response.registers.CopyFrom(fsm.registers)
-    broker.metrics.append_bytes.inc(fsm.commit.length)
-    broker.metrics.append_seconds.observe(broker.clock.monotonic() - begun)
+    _count(broker, fsm.commit.length, begun)
     return response
 
 

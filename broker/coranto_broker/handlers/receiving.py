@@ -8,14 +8,17 @@ rule, is replayed once the pipeline is there and goes on from where it was.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import has_parameters, registers_change
 from coranto_broker.content import AppendMessage, Content
-from coranto_broker.flow_control import AppendUnderflow, FlowControl
+from coranto_broker.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line, Whole
 from coranto_broker.handlers.errors import Source, next_message, require_readable
 
@@ -77,38 +80,34 @@ class Inbox:
             return None
         self._hold(ahead.each)
         line.expect()
-        flow = FlowControl()
-        flow.start(min_rate, 0, clock.monotonic())
-        watchdog = Watchdog(flow, clock, ahead.rota)
+        credit = FirstCredit(min_rate, clock, ahead.rota)
         contents: list[Bytes] = []
         size = 0
         try:
-            watchdog.reading = True  # All the time: what is done between two messages takes none.
             while size <= ahead.each:
                 message = await read()
-                if not isinstance(message, Content):
-                    message = watchdog.other(message)
+                if type(message) is not Content:
+                    message = _message(message)
+                    messages.append(message)
                     if message is None or has_parameters(message):
-                        messages.append(message)
                         return None
+                else:
+                    messages.append(message)
                 content = message.content
                 if not content:
                     break
-                flow.tick(clock.monotonic())
-                flow.chunk(len(content))
-                messages.append(message)
+                credit.earn(len(content))
                 contents.append(content)
                 size += len(content)
             else:
                 self._hold(size - self._held)
                 return None
+            message = _message(await read())
             messages.append(message)
-            if (message := watchdog.other(await read())) is not None:
-                messages.append(message)
+            if message is not None:
                 return None
-            messages.append(None)
         except asyncio.CancelledError:
-            underflow = watchdog.underflow()
+            underflow = credit.underflow()
             if underflow is None:
                 raise
             messages.append(underflow)  # Its journal may have another reason to refuse it, which says more.
@@ -118,11 +117,11 @@ class Inbox:
             return None
         finally:
             line.came()
-            watchdog.close()
+            credit.close()
         self._hold(size - self._held)
         if not size and registers_change(request):
             return None
-        return Whole(b"".join(contents), len(contents))
+        return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
         """Nothing is held any more."""
@@ -133,14 +132,31 @@ class Inbox:
         self._ahead.hold(change)
 
 
+def _message(message: object) -> AppendMessage | None:
+    """What was read, in case it is a message; None at the end. Raises InvalidInput for bytes that are neither."""
+    if isinstance(message, _MESSAGES):
+        return message
+    require_readable(message)
+    return None
+
+
+class Looked(Protocol):
+    """Looks at a client at `due`, unless it is closed by then."""
+
+    due: float
+    closed: bool
+
+    def check(self) -> None: ...
+
+
 class Rota:
     """The first looks at clients. All are due as long after they were asked for, so one timer does for all of them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Watchdog] = deque()
+        self._waiting: deque[Looked] = deque()
         self._armed = False
 
-    def add(self, watchdog: Watchdog) -> None:
+    def add(self, watchdog: Looked) -> None:
         """Have this look at its client at its time, unless it is closed by then."""
         waiting = self._waiting
         while waiting and waiting[0].closed:
@@ -164,6 +180,52 @@ class Rota:
             self._arm(loop)
 
 
+class FirstCredit:
+    """Looks at a client that is being received ahead, once its first credit may be used up.
+
+    Nearly all are done by then, and cost no more than a note of when they sent what. The others get a `Watchdog`.
+    """
+
+    __slots__ = ("_begun", "_clock", "_earned", "_min_rate", "_task", "_watchdog", "closed", "due")
+
+    def __init__(self, min_rate: int, clock: Clock, rota: Rota) -> None:
+        self._min_rate = min_rate
+        self._clock = clock
+        self._begun = clock.monotonic()
+        self._earned: list[tuple[float, int]] = []
+        self._watchdog: Watchdog | None = None
+        self.closed = False
+        if min_rate:
+            self._task = asyncio.current_task()
+            self.due = asyncio.get_running_loop().time() + BURST_SECONDS
+            rota.add(self)
+
+    def earn(self, size: int) -> None:
+        """So much has come. Raises AppendUnderflow for one that has a watchdog, and comes too late."""
+        if self._watchdog is None:
+            self._earned.append((self._clock.monotonic(), size))
+        else:
+            self._watchdog.earn(size)
+
+    def check(self) -> None:
+        flow = FlowControl()
+        flow.start(self._min_rate, 0, self._begun)
+        assert self._task is not None
+        self._watchdog = Watchdog(flow, self._clock, task=self._task, due=self.due)
+        self._watchdog.reading = True  # All the time: what is done between two messages takes none.
+        self._watchdog.check(self._earned)
+
+    def underflow(self) -> AppendUnderflow | None:
+        """As that of `Watchdog`."""
+        return self._watchdog.underflow() if self._watchdog is not None else None
+
+    def close(self) -> None:
+        self.closed = True
+        self._task = None
+        if self._watchdog is not None:
+            self._watchdog.close()
+
+
 class Watchdog:
     """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
 
@@ -172,18 +234,27 @@ class Watchdog:
 
     __slots__ = ("_clock", "_flow", "_loop", "_task", "_timer", "_underflow", "closed", "due", "reading")
 
-    def __init__(self, flow: FlowControl, clock: Clock, rota: Rota) -> None:
+    def __init__(
+        self,
+        flow: FlowControl,
+        clock: Clock,
+        rota: Rota | None = None,
+        task: asyncio.Task[object] | None = None,
+        due: float = math.inf,
+    ) -> None:
+        """Of the current task, at which it looks first when `rota` says; or of `task`, whose look was `due`."""
         self._flow = flow
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
+        self._task = task or asyncio.current_task()
         self._underflow: AppendUnderflow | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.reading = False
         """Whether it is the client that we wait for."""
         self.closed = False
+        self.due = due
         seconds = flow.seconds_until_underflow()
-        if seconds != float("inf"):
+        if rota is not None and seconds != math.inf:
             self.due = self._loop.time() + seconds
             rota.add(self)
 
@@ -203,15 +274,14 @@ class Watchdog:
             if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
                 self._flow.tick(self._clock.monotonic())
             return message
-        return self.other(message)
-
-    def other(self, message: object) -> AppendMessage | None:
-        """What was read, in case it is a message; None at the end. Raises InvalidInput for bytes that are neither."""
-        if isinstance(message, _MESSAGES):
-            return message
         self._flow.tick(self._clock.monotonic())
         require_readable(message)
         return None
+
+    def earn(self, size: int) -> None:
+        """So much was read. Raises AppendUnderflow."""
+        self._flow.tick(self._clock.monotonic())
+        self._flow.chunk(size)
 
     def underflow(self) -> AppendUnderflow | None:
         """What a cancellation, which is to be caught, was caused by; None if it has another cause, too."""
@@ -225,17 +295,24 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
 
-    def check(self) -> None:
-        """Look whether the client is too slow, now that its credit may be used up."""
-        now = self._clock.monotonic()
-        if not self.reading or self._loop.time() - self.due > LATE_SECONDS:
-            self._flow.forgive(now)
+    def check(self, earned: Sequence[tuple[float, int]] = ()) -> None:
+        """Look whether the client is too slow, now that its credit may be used up; `earned` is what it sent, and when.
+
+        That has not been told by `earn`.
+        """
+        flow, now = self._flow, self._clock.monotonic()
+        busy = not self.reading or self._loop.time() - self.due > LATE_SECONDS
         try:
-            self._flow.tick(now)
+            for at, size in (*earned, (now, 0)):
+                if busy:
+                    flow.forgive(at)
+                flow.tick(at)
+                if size:
+                    flow.chunk(size)
         except AppendUnderflow as underflow:
             self._underflow = underflow
             assert self._task is not None
             self._task.cancel()
             return
-        self.due = self._loop.time() + self._flow.seconds_until_underflow()
+        self.due = self._loop.time() + flow.seconds_until_underflow()
         self._timer = self._loop.call_at(self.due, self.check)
