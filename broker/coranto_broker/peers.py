@@ -100,8 +100,9 @@ class Peers:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            peer = f"{header.process_id.zone}#{header.process_id.suffix}"
-            detail = f"broker {peer} answered {error.code().name}: {error.details()}"
+            named = header.process_id
+            peer = f"broker {named.zone}#{named.suffix}" if named.suffix else "a broker of the journal"
+            detail = f"{peer} answered {error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInput(detail) from error
             raise Unavailable(detail) from error

@@ -56,6 +56,8 @@ _REFUSED: dict[grpc.StatusCode, type[Unauthenticated] | type[PermissionDenied]] 
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
+CONNECT_ADVICE = "Check the address, that a broker runs there, and whether it serves with TLS (https://…)."
+
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
 
@@ -137,7 +139,10 @@ class Connection:
             return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}")
         if code in _LASTING:
             return RpcFailed(f"{subject}: {self.endpoint} answered {code.name}: {details}", code.name)
-        return Unavailable(f"{subject}: no answer from {self.endpoint} ({code.name}: {details})")
+        if details.startswith("failed to connect"):
+            why = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+            return Unavailable(f"{subject}: cannot connect to {self.endpoint} ({why}). {CONNECT_ADVICE}")
+        return Unavailable(f"{subject}: {self.endpoint} could not serve it ({code.name}: {details})")
 
 
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:

@@ -25,7 +25,7 @@ import structlog
 
 from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientConfig, Target, parse_endpoint
-from coranto.client.connection import Connection
+from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
@@ -151,7 +151,7 @@ class Dispatcher:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, return_exceptions=True)
-        raise Unavailable(f"{subject}: cannot connect to {self._config.endpoint}")
+        raise Unavailable(f"{subject}: cannot connect to {self._config.endpoint}. {CONNECT_ADVICE}")
 
     async def close(self) -> None:
         """Close all connections, for good."""
