@@ -60,6 +60,7 @@ class Point(enum.Enum):
 
     PARAMETERS = "the parameters"
     CONTENT = "content"
+    REST = "the second message of content, where there is one"
     COMMIT = "the empty message that commits"
     HALF_CLOSE = "the end of the client's messages"
     ANSWER = "the answer, once it is applied"
@@ -72,6 +73,8 @@ class HeardAppend:
 
     journal: str = ""
     has_content: bool = False
+    pieces: int = 0
+    """Messages of content."""
     committing: bool = False
     messages: int = 0
 
@@ -137,7 +140,8 @@ class Wire:
                 self._unanswered.add(call)
             return Point.PARAMETERS if append.has_content else None
         if request.content:
-            return Point.CONTENT
+            append.pieces += 1
+            return {1: Point.CONTENT, 2: Point.REST}.get(append.pieces)
         append.committing = True
         return Point.COMMIT if append.has_content else None
 

@@ -163,16 +163,16 @@ async def cut_bytes(transactions: int) -> Counter[str]:
 
 
 @contextlib.asynccontextmanager
-async def reading_everywhere() -> AsyncIterator[tuple[StreamWorld, list[JournalClient]]]:
+async def reading_everywhere(*, heard: bool = True) -> AsyncIterator[tuple[StreamWorld, list[JournalClient]]]:
     """Three brokers that each have the stream, and a client for each of them."""
-    async with stream_world(3, replication=3, zones=_ZONES, heard=False, log_level="critical") as world:
+    async with stream_world(3, replication=3, zones=_ZONES, heard=heard, log_level="critical") as world:
         yield world, [world.cluster.client(name=f"client-{zone}", zone=zone) for zone in _ZONES]
 
 
 async def read_back(commits: int, *, moves: int, at_once: int = 16) -> Counter[str]:
     """T4: read each commit at once, from a broker that is drawn; while the journal's primary moves, now and then."""
     found = Counter[str]()
-    async with reading_everywhere() as (world, readers):
+    async with reading_everywhere(heard=False) as (world, readers):
         async with StreamWriter[Any](world.client, STREAM) as writer:
             given = iter(range(commits))
             move_every = commits // (moves + 1)

@@ -20,19 +20,25 @@ from coranto.errors import (
     TransactionStateError,
     TransactionTimeout,
 )
-from coranto.messages.framing import Envelope
+from coranto.messages.framing import Envelope, iter_messages
 from coranto.messages.uuids import Flags
 from coranto.streams.events import BytesEvents, JsonEvents
 from coranto.streams.keys import key_hash
 from coranto.streams.model import segment_journal
+from coranto.streams.reader import StreamReader
 from coranto.streams.scaling import Merge, Split
 from coranto.streams.transactions import Transaction, TransactionState
 from coranto.streams.units import CommitResult
 from coranto.streams.writer import MAX_TRANSACTION_BYTES, StreamWriter
 from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
 
+from .full_counts import cut_bytes, read_back, reading_everywhere
+
 JOURNAL = segment_journal(STREAM, 0)
-CUTS = list(Point)
+CUTS = [point for point in Point if point is not Point.REST]
+"""Where an append with one message of content can be cut."""
+SIZES = [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES]
+"""Bytes of content (the last one: with all framing) at which the guarantees are to be the same (T12)."""
 
 
 def transactions_of(messages: Iterable[Envelope[Any]]) -> list[list[Any]]:
@@ -78,19 +84,38 @@ async def write(writer: StreamWriter[Any], key: str, *events: Any, **options: An
 # ------------------------------------------------------------------------------------------------- T1: all or nothing
 
 
-@pytest.mark.parametrize("size", [10, 3 << 20])
-async def test_t01_all_or_nothing_wherever_the_connection_breaks(world: StreamWorld, size: int) -> None:
+async def sized(writer: StreamWriter[Any], size: int, number: int) -> list[bytes]:
+    """Three events that make a transaction of this size, and tell which one it is."""
+    async with writer.transaction(f"probe {number}") as txn:
+        for _ in range(3):
+            txn.write(b"")
+        overhead = txn.size if size == MAX_TRANSACTION_BYTES else 0
+        txn.abort()
+    marks = [b"%d.%d." % (number, part) for part in range(3)] if size > 100 else [b"", b"", b"%d" % number]
+    rest = size - overhead - sum(map(len, marks))
+    return [mark + bytes(rest // 3 + (rest % 3 if part == 2 else 0)) for part, mark in enumerate(marks)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_t01_and_t12_all_or_nothing_wherever_the_connection_breaks(world: StreamWorld, size: int) -> None:
+    given = []
     async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
-        for number, cut in enumerate(CUTS):
+        cuts = CUTS if size <= 1 << 16 else [Point.REST, Point.CONTENT, Point.COMMIT, Point.ANSWER]
+        for number, cut in enumerate(cuts if size < MAX_TRANSACTION_BYTES else [Point.REST, Point.ANSWER]):
+            events = await sized(writer, size, number)
             world.wire.cut(cut)
-            events = [b"%d.%d" % (number, part) + bytes(size // 3) for part in range(3)]
             result = await write(writer, "key", *events)
             assert not world.wire.cuts
-            assert result.sequence == number
-    found = transactions_of(await world.messages(events=BytesEvents()))
-    assert [[event[:3] for event in events] for events in found] == [
-        [b"%d.%d" % (number, part) for part in range(3)] for number in range(len(CUTS))
-    ]
+            assert (result.sequence, result.end - result.begin >= size) == (number, True)
+            given.append(events)
+    assert transactions_of(await world.messages(events=BytesEvents())) == given
+
+
+async def test_t01_connections_that_break_at_any_byte() -> None:
+    """Of real connections; the count of the contract is `python -m tests.platform.streams.full_counts t1`."""
+    found = await cut_bytes(46)
+    assert found["cuts"] == 36
+    assert 6 < found["sent again"] < 36, "cut before the commit, and behind it"
 
 
 async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing(world: StreamWorld) -> None:
@@ -185,8 +210,17 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
 
 
 async def test_t04_what_is_committed_is_read_at_once_by_any_client_at_any_broker() -> None:
-    async with stream_world(3, replication=3) as world:
-        readers = [world.cluster.client(name=f"client-{number}") for number in range(3)]
+    """The count of the contract is `python -m tests.platform.streams.full_counts t4`."""
+    async with reading_everywhere() as (world, readers):
+        asked: set[str] = set()
+        heard = world.wire.hear
+
+        def hear(call: Any, to_server: bool, message: tuple[Any, ...]) -> bool:
+            if call.method.name == "Read" and call.node.startswith("client-"):
+                asked.add(call.peer)
+            return heard(call, to_server, message)
+
+        world.cluster._world.rpc.on_delivery = hear
         async with StreamWriter(world.client, STREAM) as writer:
             for number in range(20):
                 result = await write(writer, "key", {"n": number})
@@ -194,10 +228,47 @@ async def test_t04_what_is_committed_is_read_at_once_by_any_client_at_any_broker
                     *(reader.read_all(JOURNAL, result.begin, result.end) for reader in readers)
                 )
                 assert all(b'"n":%d}' % number in content for content in contents)
+        assert len(asked) == 3
+    found = await read_back(100, moves=0)
+    assert (sum(found.values()), found["violations"]) == (100, 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_t12_of_any_size_transactions_are_contiguous_invisible_before_and_read_back(size: int) -> None:
+    """T2, T3 and T4 at the sizes at which T1 and T10 are above and below."""
+    async with reading_everywhere() as (world, readers):
+        given: dict[int, tuple[CommitResult, list[bytes]]] = {}
+        bytes_events = BytesEvents()
+        all_written = asyncio.Barrier(3)
+
+        async def work(number: int) -> None:
+            async with StreamWriter(world.cluster.client(), STREAM, format=bytes_events) as writer:
+                events = await sized(writer, size, number)
+                async with writer.transaction("key") as txn:
+                    for event in events:
+                        txn.write(event)
+                    await all_written.wait()
+                    assert not number or (world.wire.contents, await world.client.head(JOURNAL)) == ([], 0)
+                    await all_written.wait()
+                    result = await txn.commit()
+                given[number] = result, events
+                content = await readers[number].read_all(JOURNAL, result.begin, result.end)
+                found = list(iter_messages(bytes_events, JOURNAL, [content], result.begin))
+                assert [message.message for message in found[:-1]] == events
+                assert len(found) == 4
+
+        await asyncio.gather(*map(work, range(3)))
+        found = transactions_of(await world.messages(events=bytes_events))
+        in_order = sorted(given.values(), key=lambda each: each[0].begin)
+        assert found == [events for _, events in in_order]
+        async with StreamReader(readers[0], STREAM, format=bytes_events) as reader:
+            delivered = [[event.data for event in txn.events] async for txn in reader.transactions()]
+        assert delivered == found
 
 
 async def test_t05_a_commit_tells_where_it_stands() -> None:
     async with stream_world(segments=3) as world:
+        results: dict[tuple[int, int, int], list[int]] = {}
         async with StreamWriter(world.client, STREAM) as writer:
             for number in range(10):
                 key = f"key {number}"
@@ -213,9 +284,13 @@ async def test_t05_a_commit_tells_where_it_stands() -> None:
                 assert result.end - result.begin == size
                 assert 0 < result.mod_revision <= world.cluster.revision
                 content = (await world.content(segment.number))[result.begin : result.end]
-                events = [line for line in content.splitlines() if b'"n":' in line]
-                assert events == [line for line in events if b'"n":%d}' % number in line or b"-%d}" % number in line]
                 assert content.endswith(b'"sequence":"%016x"}}\n' % result.sequence)
+                results[result.segment, result.begin, result.end] = [number, -number]
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            async for each in reader.transactions():
+                observed = [event.data["n"] for event in each.events]
+                assert results.pop((each.segment, each.begin, each.end)) == observed
+        assert not results
 
 
 # --------------------------------------------------------------------------------------------------- T6: aborts
