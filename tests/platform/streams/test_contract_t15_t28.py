@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import statistics
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -42,6 +43,7 @@ from coranto.streams.events import BytesEvents
 from coranto.streams.keys import KeyRange
 from coranto.streams.lifecycle import Streams
 from coranto.streams.model import Segment, segment_journal, spec_of
+from coranto.streams.multi import MultiKeyWriter
 from coranto.streams.reader import StreamReader
 from coranto.streams.registers import Entry, Fence, Registers, enter
 from coranto.streams.scaling import Split
@@ -51,8 +53,11 @@ from coranto.streams.writer import StreamWriter
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.fake_broker import Point as BrokerPoint
 from coranto.testing.sim.disk import SimDisk
+from coranto.testing.sim.loop import simulated
 from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
 from coranto.wire import protocol_pb2 as pb
+
+from .full_counts import come_and_go
 
 JOURNAL = segment_journal(STREAM, 0)
 
@@ -269,24 +274,31 @@ async def test_t20_a_commit_may_expect_an_offset_and_hold_a_fence(world: StreamW
 # -------------------------------------------------------------------------------------------- T21: a total loss
 
 
-async def lose_everything(world: StreamWorld) -> None:
-    """The broker's disk and etcd's record of who was in sync are gone; the fragment store has the content."""
+async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
+    """The broker's disk and etcd's record of who was in sync are gone; the fragment store has the content.
+
+    With `specs` etcd has lost those, too, and all else; an operator applies them again from a listing.
+    """
+    listing = await world.client.list()
     cluster = world.cluster
     await cluster.stop(0)
     machine = cluster._machine(0)
     machine.disk = SimDisk(cluster._world.timeline, random.Random(), loses_power=False)
     etcd = cluster._world.etcd
-    records = [kv.key for kv in etcd.kvs.values() if JOURNAL in kv.key and "/items/" not in kv.key]
-    etcd.txn([], [Delete(key) for key in records], ())
+    lost = [kv.key for kv in etcd.kvs.values() if specs or (JOURNAL in kv.key and "/items/" not in kv.key)]
+    etcd.txn([], [Delete(key) for key in lost], ())
     await cluster.start(0)
+    if specs:
+        await world.client.apply([pb.ApplyRequest.Change(upsert=info.spec) for info in listing.journals])
     await cluster.ready(JOURNAL)
     head = await world.client.head(JOURNAL)
     await world.client.append(JOURNAL, b"", offset=head)  # An operator's word that nobody has more.
     assert not (await world.client.append(JOURNAL, b"")).registers.labels
 
 
+@pytest.mark.parametrize("specs", [False, True], ids=["brokers", "and all of etcd"])
 async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_past_is_made_up(
-    world: StreamWorld,
+    world: StreamWorld, specs: bool
 ) -> None:
     async with StreamWriter(world.client, STREAM) as holder, StreamWriter(world.client, STREAM) as writer:
         async with StreamWriter(world.client, STREAM, writer_id="importer") as importer:
@@ -294,7 +306,7 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
         fence = await holder.raise_fence("key", "owner")
         await write(holder, "key", {"n": 1}, fence=fence)
         await write(writer, "key", {"n": 2})
-        await lose_everything(world)
+        await lose_everything(world, specs=specs)
         with pytest.raises(PreconditionFailed, match="not raised here"):
             await write(holder, "key", {"n": -1}, fence=fence)
         await write(writer, "key", {"n": 3})  # With nothing in doubt it enters anew.
@@ -313,15 +325,19 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
 # ----------------------------------------------------------------------------------- T22: state is bounded
 
 
-def test_t22_the_map_of_writers_is_as_small_at_the_millionth_as_at_the_first_ones() -> None:
-    """The register map under the rules of brokers. Entering costs the same however many were there before."""
+async def test_t22_memory_is_flat_however_many_writers_come_and_go() -> None:
+    """The count of the contract is `python -m tests.platform.streams.full_counts t22`."""
+    sizes = await come_and_go(600)
+    assert sizes[-1] - sizes[len(sizes) // 2] < 4 << 20
+    assert len(sizes) == 11
+
+
+def test_t22_the_registers_are_as_large_after_many_writers_as_after_few() -> None:
+    """By the rules of brokers. Entering costs the same however many were there before."""
     most = 16
-    registers = pb.LabelSet()
-    sizes = set()
+    registers, sizes = pb.LabelSet(), []
     decoded = Registers.of(registers)
-    # The map is replaced wholly by every `most` writers, so what it is depends on the last ones alone: those between
-    # the first five hundred and the last are left out.
-    for number in [*range(500), *range(999_500, 1_000_000)]:
+    for number in range(3000):
         label = f"coranto.dev/writer-{number:012x}"
         value = Entry(number, 1, 1 << 60, 1 << 30, 1_700_000_000 + number).encode()
         conditions = enter(decoded, label, value, nonce=f"{number:x}.1", max_writers=most)
@@ -331,8 +347,9 @@ def test_t22_the_map_of_writers_is_as_small_at_the_millionth_as_at_the_first_one
         decoded = Registers.of(registers)
         if number >= most:
             assert len(decoded.entries) == most
-            sizes.add(registers.ByteSize() // 100)
-    assert max(sizes) - min(sizes) <= 1
+            assert min(decoded.entries) == f"coranto.dev/writer-{number - most + 1:012x}", "the latest are kept"
+            sizes.append(registers.ByteSize())
+    assert max(sizes) - min(sizes) <= 3 * most, "numbers have a digit or two more"
 
 
 async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told() -> None:
@@ -355,6 +372,10 @@ async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told()
                 await again.last_sequence("key")
         await write(idle, "key", {"n": 3})  # It had nothing in doubt.
         await idle.close()
+        # A name that never was cannot be told from one that is forgotten.
+        async with StreamWriter(world.client, STREAM, writer_id="new") as new:
+            with pytest.raises(WriterExpired):
+                await write(new, "key", {"n": 5}, sequence=0)
         async with StreamWriter(world.client, STREAM, writer_id="stable", fresh=True) as fresh:
             await write(fresh, "key", {"n": 4}, sequence=1)
         found = await events_of(world)
@@ -411,22 +432,28 @@ async def test_t22_a_writer_id_is_one_process_at_a_time(world: StreamWorld) -> N
 # -------------------------------------------------------------------------------------------- T23: pipelining
 
 
-async def test_t23_pipelined_transactions_stay_in_order_and_take_few_round_trips() -> None:
-    """5 ms there and back. What a run takes is counted in round trips, which a busy machine does not change."""
-    async with stream_world(delay=0.0025) as world:
-        rounds = {}
-        for width in (1, 16):
-            async with StreamWriter(world.client, STREAM, in_flight=width, batch_bytes=1) as writer:
-                await write(writer, "key", {"n": 0})
-                before = world.wire.rounds
-                await asyncio.gather(*(writer.write_events("key", [{"n": n}, {"n": n}]) for n in range(1, 33)))
-                rounds[width] = world.wire.rounds - before
-        assert await events_of(world) == [0, *(n for n in range(1, 33) for _ in range(2))] * 2
-        assert rounds[1] == 32
-        assert rounds[1] >= 5 * rounds[16]
+def test_t23_pipelined_transactions_stay_in_order_at_five_times_the_throughput() -> None:
+    """5 ms there and back, in virtual time: so it is latency alone that counts, on however busy a machine."""
+
+    async def main() -> dict[int, float]:
+        rates = {}
+        async with stream_world(delay=0.0025) as world:
+            for width in (1, 8, 16):
+                async with StreamWriter(world.client, STREAM, in_flight=width, batch_bytes=1) as writer:
+                    await write(writer, "key", {"n": 0})
+                    began = asyncio.get_running_loop().time()
+                    await asyncio.gather(*(writer.write_events("key", [{"n": n}, {"n": n}]) for n in range(1, 65)))
+                    rates[width] = 64 / (asyncio.get_running_loop().time() - began)
+            assert await events_of(world) == [0, *(n for n in range(1, 65) for _ in range(2))] * 3
+        return rates
+
+    with simulated(seed=1, shuffle=False) as loop:
+        rates = loop.run_until_complete(main())
+    assert rates[8] >= 5 * rates[1]
+    assert rates[16] >= 10 * rates[1]
 
 
-@pytest.mark.parametrize("cut", list(Point))
+@pytest.mark.parametrize("cut", [point for point in Point if point is not Point.REST])
 async def test_t23_one_that_fails_in_the_pipeline_is_sent_again_in_its_place(world: StreamWorld, cut: Point) -> None:
     async with StreamWriter(world.client, STREAM, in_flight=8, batch_bytes=1) as writer:
         await write(writer, "key", {"n": 0})
@@ -607,6 +634,17 @@ async def test_t27_readers_get_transactions_whole(world: StreamWorld) -> None:
             position = reader.position()
         async with StreamReader[Any](world.client, STREAM, begin=position) as rest:
             assert len([txn async for txn in rest.transactions()]) == 10 - taken
+    # Event by event, too: before a transaction until its last event was handed out.
+    flat = [(event["n"], event["part"]) for events in given for event in events]
+    for taken in range(1, len(flat)):
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            for _ in range(taken):
+                await anext(reader)
+            position = reader.position()
+        number, part = flat[taken - 1]
+        whole = taken if part == len(given[number]) - 1 else taken - part - 1
+        async with StreamReader[Any](world.client, STREAM, begin=position) as rest:
+            assert [(event.data["n"], event.data["part"]) async for event in rest] == flat[whole:]
 
 
 # -------------------------------------------------------------------------------------------------- T28: cost
@@ -636,6 +674,59 @@ async def test_t28_a_commit_costs_what_a_plain_append_of_the_same_bytes_does() -
             transaction = await cost(write(writer, "key", {"n": 1}))
         assert transaction == plain
         assert transaction[0] == {"Append": 1, "List": 0, "Read": 0, "Apply": 0, "ListFragments": 0}
+
+
+def test_t28_its_median_latency_is_that_of_a_plain_append() -> None:
+    """In virtual time, of three replicas that are 2 ms apart; what processors add is in docs/benchmarks.md."""
+
+    async def main() -> tuple[float, float]:
+        now = asyncio.get_running_loop().time
+        async with stream_world(3, replication=3, delay=0.002) as world:
+            await world.cluster.create("plain/journal", replication=3)
+            commits, appends = [], []
+            async with StreamWriter(world.client, STREAM) as writer:
+                await write(writer, "key", {"n": 0})
+                await world.client.append("plain/journal", b"0")
+                for number in range(1, 40):
+                    began = now()
+                    async with writer.transaction("key") as txn:
+                        txn.write({"n": number})
+                        result = await txn.commit()
+                    commits.append(now() - began)
+                    began = now()
+                    await world.client.append("plain/journal", bytes(result.end - result.begin))
+                    appends.append(now() - began)
+        return statistics.median(commits), statistics.median(appends)
+
+    with simulated(seed=1, shuffle=False) as loop:
+        commit, append = loop.run_until_complete(main())
+    assert 0 < commit <= 1.15 * append
+
+
+async def test_t28_it_takes_a_tenth_of_the_calls_of_a_transaction_that_spans_the_segments() -> None:
+    """Pravega's, which a controller coordinates, have a shadow segment for each segment of the stream. Of ours on
+    several keys it is known what they cost: two appends for each segment that they write to, and one more."""
+    async with stream_world(segments=5) as world:
+        stream = await world.streams.describe(STREAM)
+        keys = {segment.number: "" for segment in stream.active()}
+        for key in map(str, range(200)):
+            segment = stream.segment_of(key)
+            assert segment is not None
+            keys[segment.number] = key
+        async with StreamWriter(world.client, STREAM) as writer, MultiKeyWriter[Any](world.client, STREAM) as several:
+
+            async def on_all() -> None:
+                async with several.transaction() as txn:
+                    for key in keys.values():
+                        txn.write(key, {"n": 0})
+
+            counts = []
+            for _ in range(2):  # The first time, both look at the segments.
+                for work in (write(writer, keys[0], {"n": 0}), on_all()):
+                    before = world.cluster.calls("Append")
+                    await work
+                    counts.append(world.cluster.calls("Append") - before)
+        assert counts[2:] == [1, 11]
 
 
 # ------------------------------------------------------------------------------------------- the stream itself
