@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coranto.client import JournalClient
+from coranto.coordination.etcd import Delete
 from coranto.messages.framing import Envelope, iter_messages
 from coranto.streams.events import BytesEvents, JsonEvents
 from coranto.streams.lifecycle import Streams, default_template
@@ -24,6 +25,16 @@ from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.wire import protocol_pb2 as pb
 
 STREAM = "shop/orders"
+
+
+def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None:
+    """Have etcd lose what brokers noted there of a journal: who was in sync, and the registers.
+
+    With `specs` it loses all that it has.
+    """
+    etcd = cluster._world.etcd
+    lost = [kv.key for kv in etcd.kvs.values() if specs or (journal in kv.key and "/items/" not in kv.key)]
+    assert etcd.txn([], [Delete(key) for key in lost], ()).succeeded
 
 
 class VirtualClock:

@@ -14,13 +14,13 @@ from pydantic import TypeAdapter
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
-from coranto.coordination.etcd import Delete
 from coranto.errors import AppendOutcomeUnknown, CorruptData, InvalidInput, OffsetJump, StreamNotFound
 from coranto.streams.model import HELD_LABEL
 from coranto.streams.state import REVISION_LABEL, SNAPSHOT_LABEL, StateSynchronizer
 from coranto.testing import Cluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.testing.stream_world import lose_records
 
 JOURNAL = "s/readers/group"
 
@@ -215,9 +215,7 @@ def test_after_the_registers_are_lost_nothing_decided_before_is_applied() -> Non
         for number in range(2):
             await cluster.stop(number)
         # They stored everything, and noted the registers in etcd, which is lost, too.
-        etcd = cluster._world.etcd
-        records = [kv.key for kv in etcd.kvs.values() if JOURNAL in kv.key and "/items/" not in kv.key]
-        assert etcd.txn([], [Delete(key) for key in records], ()).succeeded
+        lose_records(cluster, JOURNAL)
         for number in range(2):
             await cluster.start(number)
         await cluster.ready(JOURNAL)
