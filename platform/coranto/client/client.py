@@ -201,7 +201,7 @@ class JournalClient:
         `subtract_registers` and then `union_registers` change them, with at least one byte of content.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
-        return Appender(self._dispatcher, self._parameters(journal, conditions, 0))
+        return Appender(self._dispatcher, self._parameters(journal, conditions, self._applied_revision))
 
     def _parameters(self, journal: str, conditions: AppendConditions, min_etcd_revision: int) -> pb.AppendRequest:
         """The first message of an append. Raises InvalidInput for what no broker would accept."""
@@ -212,7 +212,7 @@ class JournalClient:
             union_registers=conditions.union_registers,
             subtract_registers=conditions.subtract_registers,
             suspend=pb.AppendRequest.Suspend.ValueType(conditions.suspend),
-            min_etcd_revision=max(self._applied_revision, min_etcd_revision),
+            min_etcd_revision=min_etcd_revision,
         )
         validate_journal(journal, allow_metadata=True)
         validate(parameters)
@@ -241,10 +241,9 @@ class JournalClient:
         `min_etcd_revision`, or later.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
-        parameters = self._parameters(journal, conditions, min_etcd_revision)
+        parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
         if isinstance(content, Sequence):  # As bytes are.
-            prepared = self.prepare(parameters, patience=patience, retry_unknown=retry_unknown)
-            return await prepared.commit(content)
+            return await self.prepare(parameters, patience=patience, retry_unknown=retry_unknown).commit(content)
         retry = Retry(self.config.patience if patience is None else patience)
         taken = False
         while True:
@@ -272,6 +271,7 @@ class JournalClient:
         `parameters` is its first message on the wire, as for who makes many that hardly differ. It must be well-formed
         and becomes the append's.
         """
+        parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
             self._dispatcher,
             self._clock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
@@ -37,9 +38,11 @@ class PreparedAppend:
         self._begun: Appender | None = None
 
     def begin(self) -> None:
-        """Open the call, so that it is on its way to the broker while content is made. Raises CorantoError."""
-        self._begun = self._appender()
-        self._begun.begin()
+        """Open the call, so that it is on its way while content is made. What is in its way is left to `commit`."""
+        append = self._appender()
+        with contextlib.suppress(CorantoError):
+            append.begin()
+            self._begun = append
 
     def abort(self) -> None:
         """Give up what was begun, unless `commit` goes on with it."""

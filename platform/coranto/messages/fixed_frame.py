@@ -65,7 +65,10 @@ class FixedFrame(Generic[M]):
         self.max_payload_bytes = max_payload_bytes
 
     def marshal(self, message: M, uuid: str | UUID) -> bytes:
-        payload = self._codec.encode(message, _as_uuid(uuid))
+        return self.frame(self._codec.encode(message, _as_uuid(uuid)))
+
+    def frame(self, payload: bytes) -> bytes:
+        """The frame of a payload. Raises InvalidInput when that is too long."""
         if len(payload) > self.max_payload_bytes:
             raise InvalidInput(f"a payload of {len(payload)} bytes is longer than the {self.max_payload_bytes} allowed")
         return encode_frame(payload)

@@ -123,7 +123,7 @@ class Clock:
 
 def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
     """The UUID of a message. Raises InvalidInput for parts that do not fit their bits."""
-    return uuid.UUID(bytes=_pack(producer, clock, flags))
+    return uuid.UUID(bytes=pack_uuid(producer, clock, flags))
 
 
 def parse_uuid(value: uuid.UUID) -> UuidParts:
@@ -160,11 +160,12 @@ def parse_uuid_text(text: bytes) -> UuidParts:
 
 def format_uuid(producer: ProducerId, clock: int, flags: int) -> str:
     """The 36 characters of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
-    text = _pack(producer, clock, flags).hex()
+    text = pack_uuid(producer, clock, flags).hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def _pack(producer: ProducerId, clock: int, flags: int) -> bytes:
+def pack_uuid(producer: ProducerId, clock: int, flags: int) -> bytes:
+    """The 16 bytes of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
     if len(producer) != 6:
         raise InvalidInput(f"a producer id has 6 bytes, not {len(producer)}")
     if not 0 <= clock <= _MAX_CLOCK:

@@ -27,8 +27,8 @@ E = TypeVar("E")
 MAX_SEQUENCE: Final = (1 << 63) - 1
 MAX_WRITER_ID_BYTES: Final = 256
 
-_BLANK: Final = UUID(int=0)
-_BLANK_TEXT: Final = str(_BLANK)
+_BLANK_TEXT: Final = str(UUID(int=0))
+_BLANK_BYTES: Final = bytes(16)
 
 
 class TransactionEnd(NamedTuple):
@@ -144,7 +144,7 @@ class BytesEvents(FixedFrame[bytes]):
     def encode(self, event: bytes) -> bytes:
         if not isinstance(event, bytes):
             raise InvalidInput(f"an event must be bytes, not {type(event).__name__}")
-        return self.marshal(event, _BLANK)
+        return self.frame(_BLANK_BYTES + event)
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
         return b"%b%b%b" % (encoded[:8], uuid.bytes, encoded[8 + _UUID_BYTES :])

@@ -19,12 +19,14 @@ class WriterMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.committed_transactions = self.transactions.labels("committed")
         self.events = Counter(
             "coranto_stream_events",
             "Events outside of transactions by how they ended: committed, deduplicated, failed, unknown.",
             ["outcome"],
             registry=self.registry,
         )
+        self.committed_events = self.events.labels("committed")
         self.retried = Counter(
             "coranto_stream_appends_retried", "Appends that were sent again.", registry=self.registry
         )

@@ -31,6 +31,7 @@ from coranto import labels
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.uuids import ProducerId, new_producer_id
 from coranto.names import validate_token
+from coranto.specs import validate
 from coranto.streams.model import EXPIRED_LABEL, HELD_LABEL, RESTORED_LABEL
 from coranto.wire import protocol_pb2 as pb
 
@@ -213,6 +214,18 @@ class Conditions(NamedTuple):
     union: pb.LabelSet
     subtract: pb.LabelSet | None = None
 
+    def parameters(self, journal: str, offset: int = 0) -> pb.AppendRequest:
+        """The append's first message on the wire. Raises InvalidInput."""
+        parameters = pb.AppendRequest(
+            journal=journal,
+            offset=offset,
+            check_registers=self.check,
+            union_registers=self.union,
+            subtract_registers=self.subtract,
+        )
+        validate(parameters)
+        return parameters
+
 
 def advance(label: str, before: str, after: str, fence: Fence | None = None) -> Conditions:
     """Replace a writer's entry, on the condition that it is `before`, and that a fence holds."""
@@ -220,6 +233,21 @@ def advance(label: str, before: str, after: str, fence: Fence | None = None) -> 
     if fence is not None:
         include[FENCE_PREFIX + fence.name] = fence.token
     return Conditions(_selector(include), _label_set({label: after}))
+
+
+class Advances:
+    """The parameters of a writer's appends to one segment without a fence, of which only two values differ."""
+
+    def __init__(self, journal: str, label: str) -> None:
+        self._template = advance(label, "-", "-").parameters(journal)
+
+    def parameters(self, before: str, after: str) -> pb.AppendRequest:
+        """As of `advance`, for encoded entries."""
+        parameters = pb.AppendRequest()
+        parameters.CopyFrom(self._template)
+        parameters.check_registers.include.labels[-1].value = before  # It sorts behind HELD_LABEL.
+        parameters.union_registers.labels[0].value = after
+        return parameters
 
 
 def enter(
@@ -304,7 +332,7 @@ def _label_set(pairs: Mapping[str, str]) -> pb.LabelSet:
 
 
 def _add(to: pb.LabelSet, pairs: Mapping[str, str]) -> None:
-    # Validated by the client, with the rest of the append.
+    # Validated with the rest of the append.
     add = to.labels.add
     for name in sorted(pairs):
         add(name=name, value=pairs[name])

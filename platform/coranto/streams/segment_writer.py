@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from coranto.errors import (
-    AppendOutcomeUnknown,
     CommitUnknown,
     CorantoError,
-    CorruptData,
     JournalNotFound,
     NotAllowed,
     PreconditionFailed,
@@ -30,17 +28,13 @@ from coranto.errors import (
     WrongAppendOffset,
 )
 from coranto.messages.uuids import clock_to_ns
-from coranto.streams import registers as rules
 from coranto.streams.contact import contact
 from coranto.streams.lineage import Lineage
 from coranto.streams.model import Segment
-from coranto.streams.registers import Conditions, Entry, Registers
-from coranto.streams.settling import Settling
+from coranto.streams.registers import Registers
+from coranto.streams.sending import UNSETTLED, Sending
 from coranto.streams.shared import Shared
-from coranto.streams.units import Attempt, Unit, encode
-
-UNSETTLED: Final = (AppendOutcomeUnknown, CorruptData)
-"""Errors of an append that may have been applied."""
+from coranto.streams.units import Unit
 
 
 class Router(Protocol):
@@ -74,18 +68,13 @@ class _Leave(Exception):
     """The segment is to be left."""
 
 
-class SegmentWriter(Settling):
+class SegmentWriter(Sending):
     """See the module. All methods are for one event loop."""
 
     def __init__(self, shared: Shared, router: Router, segment: Segment, max_writers: int) -> None:
-        super().__init__(shared, segment, lambda place: router.before(self.segment, place))
+        super().__init__(shared, segment, lambda place: router.before(self.segment, place), max_writers)
         self._router = router
-        self._max_writers = max_writers
-        self._pump: asyncio.Task[None] | None = None
         self._contact = asyncio.Lock()
-        self._leaving = False
-        self._closed = False
-        self._gathering = False
 
     # -- For the stream writer -----------------------------------------------------------------------------------------
 
@@ -97,18 +86,6 @@ class SegmentWriter(Settling):
         """Return once there is nothing to do at the moment."""
         if self._pump is not None:
             await asyncio.wait((self._pump,))
-
-    def submit(self, unit: Unit) -> None:
-        """Queue a unit behind all others."""
-        self._queue.append(unit)
-        if not self._is_steady:
-            self._wake()
-        elif unit.is_transaction:
-            self._send()
-        elif not self._gathering:
-            # One turn of the loop, so that what is given together goes together.
-            self._gathering = True
-            asyncio.get_running_loop().call_soon(self._gathered)
 
     def adopt(self, units: Iterable[Unit]) -> None:
         """Queue units of a segment that was left, in the order in which they were given to the stream writer."""
@@ -142,52 +119,14 @@ class SegmentWriter(Settling):
             if attempt.task is not None and not attempt.task.done():
                 attempt.task.cancel()
                 await asyncio.gather(attempt.task, return_exceptions=True)
+                if attempt.append is not None:
+                    attempt.append.abort()  # The task may not have come to it.
                 attempt.doubtful |= attempt.result is None
         while self._in_flight and self._in_flight[0].result is not None:
             self._applied(self._in_flight.popleft())
         self._fail_from(error, self._taken_back())
 
-    # -- When all is well ----------------------------------------------------------------------------------------------
-
-    @property
-    def _is_steady(self) -> bool:
-        """Whether appends follow one upon the other, so that nobody has to look after them but their answers."""
-        return (
-            self._entered
-            and self._pump is None
-            and not self._leaving
-            and not self._again
-            and self._shared.dead is None
-            and not self._closed
-        )
-
-    def _gathered(self) -> None:
-        self._gathering = False
-        if self._is_steady:
-            self._send()
-        elif not self._closed:
-            self._wake()
-
-    def _answered(self) -> None:
-        """An append was answered."""
-        if self._pump is not None or self._closed:
-            return
-        while self._in_flight and (first := self._in_flight[0]).is_answered:
-            if first.result is None:
-                self._wake()
-                return
-            self._in_flight.popleft()
-            self._applied(first)
-        if self._is_steady:
-            self._send()
-        elif self._queue:
-            self._wake()
-
     # -- When it is not ------------------------------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        if self._pump is None:
-            self._pump = asyncio.create_task(self._run(), name=f"write {self.segment.journal}")
 
     async def _run(self) -> None:
         """Contact, recovery and leaving: until appends follow one upon the other again, or there is nothing to do."""
@@ -246,111 +185,6 @@ class SegmentWriter(Settling):
         else:
             await self._settle_all()
             await self._recover()
-
-    # -- Sending -------------------------------------------------------------------------------------------------------
-
-    def _send(self) -> None:
-        """Have as many appends in flight as may be."""
-        while len(self._in_flight) < (self._shared.in_flight if self._entered else 1):
-            if self._in_flight and self._in_flight[-1].is_conditional:
-                return  # What follows rests on whether it is applied.
-            if self._again:
-                attempt = self._again.popleft()
-                self._shared.metrics.retried.inc()
-            else:
-                units, sequences = self._next_units()
-                if not units:
-                    return
-                attempt = self._encode(units, sequences)
-            before = self._in_flight[-1].after if self._in_flight else self._entry
-            conditions = self._conditions(attempt, before)
-            if conditions is None:
-                continue
-            attempt.tries += 1
-            attempt.error = attempt.result = None
-            attempt.task = asyncio.create_task(self._attempt(attempt, conditions))
-            self._in_flight.append(attempt)
-
-    def _next_units(self) -> tuple[list[Unit], list[int]]:
-        """The next units to go together, without those that are durable already, and their sequences."""
-        units: list[Unit] = []
-        sequences: list[int] = []
-        size, last = 0, self._planned
-        while self._queue:
-            unit = self._queue[0]
-            if units and (unit.is_conditional or size + unit.size > self._shared.batch_bytes):
-                break
-            if unit.sequence is None:
-                sequence = max(last, self._shared.sequence) + 1
-            elif unit.sequence > max(last, self._lineage.sequence_of(unit.place)):
-                sequence = unit.sequence
-            elif units or self._in_flight or self._again:
-                break  # An earlier attempt at it may be among those.
-            else:
-                self._queue.popleft()
-                self._deduplicate(unit)
-                continue
-            self._queue.popleft()
-            units.append(unit)
-            sequences.append(sequence)
-            size, last = size + unit.size, sequence
-            self._shared.sequence = max(self._shared.sequence, sequence)
-            if unit.is_conditional:
-                break
-        return units, sequences
-
-    def _encode(self, units: Sequence[Unit], sequences: Sequence[int]) -> Attempt:
-        shared = self._shared
-        return encode(
-            units,
-            sequences,
-            shared.identity.session,
-            shared.ticks,
-            shared.stamper,
-            hint=self._end,
-            used=int(shared.clock.now()),
-        )
-
-    def _conditions(self, attempt: Attempt, before: Entry | None) -> Conditions | None:
-        """What the append rests on; None if that does not hold for certain: then its unit has failed."""
-        unit, registers = attempt.units[0], self._registers
-        assert registers is not None
-        if unit.fence is not None and not registers.held:
-            self._refuse_fence(attempt, unit.fence, registers)
-            return None
-        label, after = self._shared.identity.label, attempt.after.encode()
-        if before is not None:
-            return rules.advance(label, before.encode(), after, unit.fence)
-        nonce = f"{attempt.after.session:x}.{attempt.clock:x}"
-        return rules.enter(registers, label, after, nonce=nonce, max_writers=self._max_writers, fence=unit.fence)
-
-    async def _attempt(self, attempt: Attempt, conditions: Conditions) -> None:
-        await self._append(attempt, conditions)
-        self._answered()  # Here rather than by a callback of the task, which would take a turn of the loop.
-
-    async def _append(self, attempt: Attempt, conditions: Conditions) -> None:
-        """The errors that are expected are kept with the attempt."""
-        expected = attempt.units[0].expected_offset
-        if expected == 0 and self._registers is not None and self._registers.held:
-            # On the wire 0 is any offset. There is content, so it cannot be the journal's beginning.
-            attempt.error = WrongAppendOffset(f"append to {self.segment.journal}")
-            return
-        try:
-            attempt.result = await self._shared.client.append(
-                self.segment.journal,
-                attempt.content,
-                offset=expected or 0,
-                check_registers=conditions.check,
-                union_registers=conditions.union,
-                subtract_registers=conditions.subtract,
-                patience=self._shared.patience,
-            )
-        except CorantoError as error:
-            attempt.error = error
-            attempt.doubtful |= isinstance(error, UNSETTLED)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the append may have been applied
-            attempt.error = AppendOutcomeUnknown(f"append to {self.segment.journal}: {error!r}")
-            attempt.doubtful = True
 
     # -- Contact -------------------------------------------------------------------------------------------------------
 

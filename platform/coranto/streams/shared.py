@@ -11,12 +11,12 @@ from typing import Any
 from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
-from coranto.errors import CorantoError, Outcome, PositionUnknown, WriteError
+from coranto.errors import CorantoError, PositionUnknown, WriteError
 from coranto.messages.uuids import Clock as UuidClock
 from coranto.streams.events import EventFormat
-from coranto.streams.metrics import WriterMetrics
 from coranto.streams.registers import Identity
 from coranto.streams.stamping import Stamper, stamper_of
+from coranto.streams.tally import Tally
 from coranto.streams.units import CommitResult, EventPosition, Unit
 
 
@@ -29,7 +29,7 @@ class Shared:
     events: EventFormat[Any]
     clock: Clock
     ticks: UuidClock
-    metrics: WriterMetrics
+    tally: Tally
     in_flight: int
     batch_bytes: int
     patience: float
@@ -59,19 +59,14 @@ class Shared:
         self._settle(unit)
         if result.end > self.ends.get(result.segment, 0):
             self.ends[result.segment] = result.end
-        if result.deduplicated:
-            self.metrics.deduplicated.inc()
-        else:
-            self.metrics.bytes.inc(unit.size)
-        if not unit.is_transaction:
-            self.metrics.events.labels("deduplicated" if result.deduplicated else "committed").inc()
+        self.tally.succeeded(unit, result)
         if not unit.done.done():
             unit.done.set_result(result)  # type: ignore[arg-type]
 
     def fail(self, unit: Unit, error: CorantoError) -> None:
         self._settle(unit)
+        self.tally.failed(unit, error)
         if not unit.is_transaction:
-            self.metrics.events.labels("unknown" if error.outcome is Outcome.UNKNOWN else "failed").inc()
             self.failure = self.failure or error
         if not unit.done.done():
             unit.done.set_exception(error)

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from coranto.client.prepared import PreparedAppend
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
-from coranto.messages.uuids import Clock, Flags
+from coranto.messages.uuids import CLOCK_TICK, Clock, Flags
 from coranto.streams.registers import Entry, Fence
 from coranto.streams.stamping import Stamper
+
+_CONTINUE: Final = Flags.CONTINUE_TXN.value
+_OUTSIDE: Final = Flags.OUTSIDE_TXN.value
 
 
 class EventPosition(NamedTuple):
@@ -57,10 +60,22 @@ Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 class Unit:
     """One event or transaction. `order` counts up over all that a writer is given, `place` is its key's.
 
-    `sequence` is what the user gave, if anything. `size` is in bytes of the journal.
+    `sequence` is what the user gave, if anything. `size` is in bytes of the journal. A transaction was to be committed
+    when it had `begun`, in monotonic seconds.
     """
 
-    __slots__ = ("done", "events", "expected_offset", "fence", "is_transaction", "order", "place", "sequence", "size")
+    __slots__ = (
+        "begun",
+        "done",
+        "events",
+        "expected_offset",
+        "fence",
+        "is_transaction",
+        "order",
+        "place",
+        "sequence",
+        "size",
+    )
 
     def __init__(
         self,
@@ -74,6 +89,7 @@ class Unit:
         sequence: int | None = None,
         expected_offset: int | None = None,
         fence: Fence | None = None,
+        begun: float = 0.0,
     ) -> None:
         self.order = order
         self.place = place
@@ -84,30 +100,59 @@ class Unit:
         self.sequence = sequence
         self.expected_offset = expected_offset
         self.fence = fence
+        self.begun = begun
 
     @property
     def is_conditional(self) -> bool:
         return self.expected_offset is not None or self.fence is not None
 
 
-@dataclass(slots=True, eq=False)
 class Attempt:
-    """See the module. `sequences` are those of its units.
+    """See the module. `sequences` are those of its units, and `clocks` the first clocks of each.
 
     `doubtful` once it was sent and the answer was lost: it may still be applied, until the entry that it checks is
     replaced.
     """
 
-    units: Sequence[Unit]
-    content: bytes
-    first_clock: int
-    after: Entry
-    sequences: Sequence[int]
-    tries: int = 0
-    doubtful: bool = False
-    result: AppendResult | None = None
-    error: CorantoError | None = None
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    __slots__ = (
+        "_clocks",
+        "_content",
+        "_stamper",
+        "after",
+        "append",
+        "doubtful",
+        "error",
+        "result",
+        "sequences",
+        "task",
+        "units",
+    )
+
+    def __init__(
+        self, units: Sequence[Unit], sequences: Sequence[int], clocks: Sequence[int], after: Entry, stamper: Stamper
+    ) -> None:
+        self.units = units
+        self.sequences = sequences
+        self.after = after
+        self.doubtful = False
+        self.result: AppendResult | None = None
+        self.error: CorantoError | None = None
+        self.append: PreparedAppend | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._clocks = clocks
+        self._stamper = stamper
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Its bytes, made when they are first asked for: while it is on its way already."""
+        if self._content is None:
+            self._content = self._stamped()
+        return self._content
+
+    @property
+    def first_clock(self) -> int:
+        return self._clocks[0]
 
     @property
     def clock(self) -> int:
@@ -123,8 +168,18 @@ class Attempt:
         """Whether it was sent, and was applied or had an error."""
         return self.result is not None or self.error is not None
 
+    def _stamped(self) -> bytes:
+        stamper, pieces = self._stamper, list[bytes]()
+        for unit, sequence, clock in zip(self.units, self.sequences, self._clocks, strict=True):
+            if unit.is_transaction:
+                pieces += stamper.events(unit.events, clock, _CONTINUE)
+                pieces.append(stamper.transaction_end(clock + len(unit.events) * CLOCK_TICK, sequence))
+            else:
+                pieces.append(stamper.event(unit.events[0], clock, _OUTSIDE))
+        return b"".join(pieces)
 
-def encode(
+
+def plan(
     units: Sequence[Unit],
     sequences: Sequence[int],
     session: int,
@@ -134,18 +189,6 @@ def encode(
     hint: int,
     used: int,
 ) -> Attempt:
-    """An attempt at appending units, stamped by `clock`. `session`, `hint` and `used` are as `Entry` has them."""
-    pieces: list[bytes] = []
-    first = 0
-    for unit, sequence in zip(units, sequences, strict=True):
-        flags = (Flags.CONTINUE_TXN if unit.is_transaction else Flags.OUTSIDE_TXN).value
-        events = unit.events
-        begin = clock.ticks(len(events) + unit.is_transaction)
-        first = first or begin
-        if unit.is_transaction:
-            pieces += stamper.events(events, begin, flags)
-            pieces.append(stamper.transaction_end(clock.last, sequence))
-        else:
-            pieces.append(stamper.event(events[0], begin, flags))
-    after = Entry(session, sequences[-1], clock.last, hint, used)
-    return Attempt(units, b"".join(pieces), first, after, sequences)
+    """An attempt at appending units, with clocks of their own. `session`, `hint` and `used` are as `Entry` has them."""
+    clocks = [clock.ticks(len(unit.events) + unit.is_transaction) for unit in units]
+    return Attempt(units, sequences, clocks, Entry(session, sequences[-1], clock.last, hint, used), stamper)

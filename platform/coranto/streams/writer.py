@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
-
-import structlog
 
 from coranto.client.client import JournalClient
 from coranto.effects import Clock, Entropy, SystemClock
@@ -25,27 +22,26 @@ from coranto.errors import (
     JournalNotFound,
     MaxTransactionSizeExceeded,
     NotAllowed,
-    Outcome,
-    RegisterMismatch,
     StreamNotFound,
-    TransactionInProgress,
     WriterClosed,
 )
 from coranto.messages.uuids import Clock as UuidClock
-from coranto.messages.uuids import Flags, build_uuid, new_producer_id
-from coranto.streams import registers as rules
-from coranto.streams.contact import contact, hold
-from coranto.streams.events import MAX_SEQUENCE, EventFormat, format_of, validate_writer_id
-from coranto.streams.keys import KEY_BITS, key_hash
+from coranto.messages.uuids import build_uuid, new_producer_id
+from coranto.streams.events import EventFormat, format_of, validate_writer_id
+from coranto.streams.fencing import raise_fence
+from coranto.streams.keys import key_hash
 from coranto.streams.metrics import WriterMetrics
 from coranto.streams.model import decode, segments_selector, validate_stream
 from coranto.streams.noting import TimeNotes
+from coranto.streams.numbering import Numbering
+from coranto.streams.open_transactions import OpenTransactions
 from coranto.streams.promise import Promise
 from coranto.streams.registers import Fence, Identity, stable_producer, validate_fence_name
 from coranto.streams.routing import Routing
 from coranto.streams.segment_writer import SegmentWriter
 from coranto.streams.shared import Shared
-from coranto.streams.transactions import Transaction, TransactionState
+from coranto.streams.tally import Tally
+from coranto.streams.transactions import Transaction
 from coranto.streams.units import CommitResult, EventPosition, Unit
 
 E = TypeVar("E")
@@ -60,7 +56,6 @@ DEFAULT_TIMEOUT: Final = 60.0
 CLOSE_SECONDS: Final = 30.0
 
 _KNOWN_KEYS = 1 << 14
-_log = structlog.get_logger(__name__)
 
 
 class StreamWriter(Generic[E]):
@@ -122,12 +117,10 @@ class StreamWriter(Generic[E]):
         self._notes: TimeNotes | None = None
         self._closed = False
         self._end_bytes = 0  # Of a transaction.
-        self._order = 0
         self._places: dict[str, int] = {}
-        self._numbers_itself: bool | None = None  # Whether sequences are ours or the user's: by the first write.
-        self._open: dict[str, Transaction[E]] = {}
-        self._reaper: asyncio.Task[None] | None = None
-        self._reaps_at = math.inf
+        self._numbering = Numbering(stable=self.identity.stable)
+        self._tally = Tally(self.metrics, self.stream, self.identity.writer, self._clock)
+        self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._tally)
 
     async def __aenter__(self) -> StreamWriter[E]:
         """Raises StreamNotFound, InvalidInput when the stream's events are of no known format, and client errors."""
@@ -156,7 +149,7 @@ class StreamWriter(Generic[E]):
             events,
             self._clock,
             UuidClock(lambda: int(self._clock.now() * 1e9)),
-            self.metrics,
+            self._tally,
             self._in_flight,
             self._batch_bytes,
             self._patience,
@@ -201,11 +194,14 @@ class StreamWriter(Generic[E]):
         It is under way when this returns, and others may be given before it is committed: that is how transactions of
         one key are pipelined.
         """
-        encoded: list[bytes] = []
+        encode, encoded = self._encoder.encode, list[bytes]()
         size = self._end_bytes
         for event in events:
-            encoded.append(self.encode(event, size))
-            size += len(encoded[-1])
+            content = encode(event)
+            size += len(content)
+            if size > self.max_transaction_bytes:
+                raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size)
+            encoded.append(content)
         return self._commit(key, encoded, size, sequence, expected_offset, fence)
 
     def transaction(
@@ -230,7 +226,7 @@ class StreamWriter(Generic[E]):
             raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
         self._check_conditions(expected_offset, fence)
         if sequence is not None:
-            self._check_sequence(sequence)
+            self._numbering.check(sequence)
         return Transaction(self, key, self.place(key), timeout, self._end_bytes, sequence, expected_offset, fence)
 
     def note_time(self, time: float) -> None:
@@ -287,35 +283,9 @@ class StreamWriter(Generic[E]):
         or its brokers were all lost, the fence is not there, everybody is refused, and it must be raised again.
         """
         fence = Fence(validate_fence_name(name), self._entropy(16).hex())
-        shared, place = self._ready, self.place(key)
-        await self._contacted(place)
-        while True:
-            segment = self._ready_routing.route(place).segment
-            registers, head = await contact(shared, segment.journal)
-            if not registers.held:
-                await hold(shared, segment.journal, head)
-                continue
-            if registers.token_of(name) == fence.token:
-                return fence  # The answer was lost.
-            uuid = build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN)
-            conditions = rules.raise_fence(registers, fence)
-            try:
-                await self._client.append(
-                    segment.journal,
-                    shared.events.acknowledgement(uuid),
-                    check_registers=conditions.check,
-                    union_registers=conditions.union,
-                    retry_unknown=True,
-                    patience=self._patience,
-                )
-            except RegisterMismatch:
-                continue  # Another one was raised, ours was and the answer lost, or the registers were lost.
-            except NotAllowed:
-                writer = self._ready_routing.route(place)
-                writer.leave()
-                await writer.idle()
-                continue
-            return fence
+        place = self.place(key)
+        await raise_fence(self._ready, fence, lambda: self._contacted(place))
+        return fence
 
     # -- Closing -------------------------------------------------------------------------------------------------------
 
@@ -325,11 +295,7 @@ class StreamWriter(Generic[E]):
         What is not settled by then fails: with CommitUnknown if it may be durable, else with WriterClosed.
         """
         self._closed = True
-        for transaction in list(self._open.values()):
-            transaction.abort()
-        if self._reaper is not None:
-            self._reaper.cancel()
-            await asyncio.gather(self._reaper, return_exceptions=True)
+        await self._open.close()
         if self._shared is not None and self._routing is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline):
@@ -348,21 +314,7 @@ class StreamWriter(Generic[E]):
 
     async def opened(self, transaction: Transaction[E]) -> None:
         self._require_open()
-        key = transaction.key
-        if (other := self._open.get(key)) is not None:
-            other.expire_if_due()
-        if key in self._open:
-            raise TransactionInProgress(
-                f"a transaction on {key!r} is open already; commit or abort it, or use another writer"
-            )
-        transaction.deadline = self.now() + transaction.timeout
-        self._open[key] = transaction
-        self.metrics.open.inc()
-        if transaction.deadline < self._reaps_at:
-            if self._reaper is not None:
-                self._reaper.cancel()
-            self._reaps_at = transaction.deadline
-            self._reaper = asyncio.create_task(self._reap(), name=f"time-outs of {self.stream}")
+        self._open.add(transaction)
         try:
             await self._contacted(transaction.place)
         except BaseException:
@@ -370,9 +322,7 @@ class StreamWriter(Generic[E]):
             raise
 
     def ended(self, transaction: Transaction[E]) -> None:
-        timed_out = transaction.raw_state is TransactionState.TIMED_OUT
-        self._forget(transaction)
-        self._count_end("timed_out" if timed_out else "aborted", transaction.place, transaction.sequence)
+        self._open.ended(transaction)
 
     def encode(self, event: E, size: int) -> bytes:
         encoded = self._encoder.encode(event)
@@ -381,7 +331,7 @@ class StreamWriter(Generic[E]):
         return encoded
 
     def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
-        self._forget(transaction)
+        self._open.remove(transaction)
         size = self._end_bytes + sum(map(len, events))
         return self._commit(
             transaction.key,
@@ -417,7 +367,7 @@ class StreamWriter(Generic[E]):
         done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
         if not events:
             self._require_open()
-            self._count_end("empty", place, sequence)
+            self._tally.ended("empty", place, sequence)
             done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
             return done
         unit = Unit(
@@ -430,38 +380,10 @@ class StreamWriter(Generic[E]):
             sequence=sequence,
             expected_offset=expected_offset,
             fence=fence,
+            begun=self.now(),
         )
-        begun = self.now()
-        done.add_done_callback(lambda done: self._committed(unit, begun))
         self._submit(unit)
         return done
-
-    def _committed(self, unit: Unit, begun: float) -> None:
-        if unit.done.cancelled():
-            return
-        error = unit.done.exception()
-        if isinstance(error, CorantoError):
-            outcome = "unknown" if error.outcome is Outcome.UNKNOWN else "failed"
-            self._count_end(outcome, unit.place, unit.sequence, error)
-        elif unit.done.result().deduplicated:
-            self._count_end("deduplicated", unit.place, unit.sequence)
-        else:
-            self.metrics.transactions.labels("committed").inc()
-            self.metrics.commit_seconds.observe(self.now() - begun)
-
-    def _count_end(self, outcome: str, place: int, sequence: int | None, error: CorantoError | None = None) -> None:
-        """A transaction ended otherwise than by a commit."""
-        self.metrics.transactions.labels(outcome).inc()
-        _log.log(
-            _LEVELS.get(outcome, _INFO),
-            "a transaction ended without a commit",
-            stream=self.stream,
-            outcome=outcome,
-            writer=self.identity.writer,
-            sequence=sequence,
-            key_hash=f"{place:0{KEY_BITS // 4}x}",
-            **({} if error is None else {"error": type(error).__name__}),
-        )
 
     def _submit(self, unit: Unit) -> None:
         shared = self._ready
@@ -476,20 +398,7 @@ class StreamWriter(Generic[E]):
     def _next(self, sequence: int | None) -> int:
         """The order of something that is given now. Raises InvalidInput and WriterClosed."""
         self._require_open()
-        if sequence is not None:
-            self._check_sequence(sequence)
-        if self._numbers_itself is None:
-            self._numbers_itself = sequence is None
-        elif self._numbers_itself is not (sequence is None):
-            raise InvalidInput("either all that a writer is given has a sequence, or nothing", field="sequence")
-        self._order += 1
-        return self._order
-
-    def _check_sequence(self, sequence: int) -> None:
-        if not self.identity.stable:
-            raise InvalidInput("a sequence means something only for a writer with an id", field="sequence")
-        if not 0 <= sequence <= MAX_SEQUENCE:
-            raise InvalidInput(f"{sequence} is no sequence: 0 to {MAX_SEQUENCE}", field="sequence")
+        return self._numbering.next(sequence)
 
     def _check_conditions(self, expected_offset: int | None, fence: Fence | None) -> None:
         if expected_offset is not None and expected_offset < 0:
@@ -534,14 +443,9 @@ class StreamWriter(Generic[E]):
                 await self._ready_routing.left(writer)
                 await writer.idle()
 
-    def _forget(self, transaction: Transaction[E]) -> None:
-        if self._open.get(transaction.key) is transaction:
-            del self._open[transaction.key]
-            self.metrics.open.dec()
-
     async def _settled(self) -> None:
         """Wait until all that was given so far is settled."""
-        shared, last = self._ready, self._order
+        shared, last = self._ready, self._numbering.last
         while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
             shared.settled.clear()
             await shared.settled.wait()
@@ -550,17 +454,3 @@ class StreamWriter(Generic[E]):
         """Where what was written ends in each segment that is there still."""
         there = self._ready_routing.stream.segments
         return {number: end for number, end in self._ready.ends.items() if number in there}
-
-    async def _reap(self) -> None:
-        """Time out transactions that nobody touches, so that their events are dropped."""
-        while self._reaps_at < math.inf:
-            if (wait := self._reaps_at - self.now()) > 0:
-                await self._clock.sleep(wait)
-            for transaction in list(self._open.values()):
-                transaction.expire_if_due()
-            self._reaps_at = min((transaction.deadline for transaction in self._open.values()), default=math.inf)
-        self._reaper = None
-
-
-_INFO: Final = 20
-_LEVELS: Final = {"failed": 30, "unknown": 30, "timed_out": 30}
