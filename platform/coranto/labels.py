@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Final
 
 from coranto.errors import InvalidInput
@@ -155,10 +156,18 @@ def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
     last = ""
     for label in labels.labels:
         name = label.name
-        if not (last < name and _PLAIN_NAME(name) and _PLAIN_VALUE(label.value)) or (label.prefix and not allow_prefix):
+        if not (last < name and _is_plain_name(name) and _PLAIN_VALUE(label.value)):
+            return False
+        if label.prefix and not allow_prefix:
             return False
         last = name
     return True
+
+
+@lru_cache(maxsize=1024)
+def _is_plain_name(name: str) -> bool:
+    """The same names come again and again."""
+    return _PLAIN_NAME(name) is not None
 
 
 def _validate_order(previous: pb.Label, label: pb.Label) -> None:
@@ -228,21 +237,21 @@ def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def _replaced(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet | None:
-    """The union, if `left` is one label, which replaces one of `right`, whose names are sorted and do not repeat."""
-    labels = left.labels
+    """The union, if `left` is one label, which replaces one value of `right`."""
+    labels, present = left.labels, right.labels
     if len(labels) != 1:
         return None
-    new, last, place = labels[0], "", -1
-    wanted = new.name
-    for index, label in enumerate(right.labels):
+    new = labels[0]
+    wanted, place = new.name, -1
+    for label in present:
+        place += 1
         name = label.name
-        if name <= last:
-            return None
-        if name == wanted:
-            place = index
-        last = name
-    if place < 0:
+        if name >= wanted:
+            break
+    else:
         return None
+    if name != wanted or (place + 1 < len(present) and present[place + 1].name == wanted):
+        return None  # It is new, or has several values.
     result = pb.LabelSet()
     result.CopyFrom(right)
     result.labels[place].CopyFrom(new)
@@ -290,18 +299,14 @@ def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
 
 
 def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
-    """Whether each of the wanted labels is there as it stands, so that the set matches for sure."""
-    pairs = {(label.name, label.value) for label in labels.labels}
-    names: set[str] | None = None
+    """Whether each of the wanted labels is there as it stands, in the same order, so that the set matches for sure."""
+    present = iter(labels.labels)
     for label in wanted.labels:
         name, value = label.name, label.value
-        if value:
-            if (name, value) not in pairs:
-                return False
-            continue
-        if names is None:
-            names = {name for name, _ in pairs}
-        if name not in names:
+        for each in present:
+            if each.name == name and (not value or each.value == value):
+                break
+        else:
             return False
     return True
 

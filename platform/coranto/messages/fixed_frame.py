@@ -71,7 +71,7 @@ class FixedFrame(Generic[M]):
         """The frame of a payload. Raises InvalidInput when that is too long."""
         if len(payload) > self.max_payload_bytes:
             raise InvalidInput(f"a payload of {len(payload)} bytes is longer than the {self.max_payload_bytes} allowed")
-        return encode_frame(payload)
+        return _HEADER.pack(MAGIC, len(payload)) + payload  # As `encode_frame`, without a call for each message.
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
         payload = self._codec.encode(None, _as_uuid(uuid))
