@@ -9,15 +9,16 @@ the append goes through the state machine, which is also who refuses it.
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Protocol
+import math
+from typing import Final, NamedTuple, Protocol
 
 from coranto.effects import Clock
 from coranto.fragments import Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import preconditions
+from coranto_broker import preconditions, spool
 from coranto_broker.group_commit import Whole, is_plain
-from coranto_broker.pipeline import Pipeline
+from coranto_broker.pipeline import Pipeline, Standing
 from coranto_broker.resolver import Resolution, Resolver
 
 
@@ -57,50 +58,55 @@ class Environment(Protocol):
         ...
 
 
-def is_known(environment: Environment, request: pb.AppendRequest) -> bool:
-    """Whether the first message of an append is valid for sure: it names a journal that is known, and nothing else."""
-    resolver = environment.resolver
-    return is_plain(request) and resolver.known(request.journal, may_proxy=not request.do_not_proxy) is not None
+_PLAIN: Final = pb.AppendRequest()
 
 
 def candidate(environment: Environment, request: pb.AppendRequest) -> Resolution | None:
-    """The resolution with which an append that was just begun may commit at once, as far as can be told by now."""
-    if request.min_etcd_revision or request.HasField("header"):
+    """The resolution with which an append that was just begun may commit at once, as far as can be told by now.
+
+    Its journal exists, so that the name is valid for sure.
+    """
+    if request.offset or request.suspend or request.min_etcd_revision or request.HasField("header"):
         return None
-    resolution = environment.resolver.known(request.journal, may_proxy=not request.do_not_proxy)
+    resolution = environment.resolver.known(request.journal)
     return resolution if resolution is not None and _pipeline(resolution) is not None else None
 
 
-def commit(environment: Environment, request: pb.AppendRequest, whole: Whole) -> Committed | None:
+def commit(
+    environment: Environment, resolution: Resolution, request: pb.AppendRequest, whole: Whole
+) -> Committed | None:
     """Commit the append of a `candidate`, whose sender may append to every journal, or do nothing (None).
 
     Raises ReplicationFailed when it cannot be written.
     """
-    content = whole.content
-    resolution = environment.resolver.known(request.journal, may_proxy=not request.do_not_proxy)
-    if resolution is None or not content or environment.limits_rates:
+    content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)
+    if not content or pipeline is None or not environment.resolver.is_current(resolution):
         return None
-    pipeline = _pipeline(resolution)
-    if pipeline is None or pipeline.error is not None or environment.clock.monotonic() >= pipeline.renew_at:
+    if pipeline.error is not None or clock.monotonic() >= pipeline.renew_at:
         return None
-    spec, replica = resolution.spec, resolution.require_replica
-    index, now = replica.index, environment.clock.now()
-    if spec.max_append_rate or not may_write(spec) or not index.refreshed:
+    before, changes, now = pipeline.spool.committed, resolution.require_replica.index.changes, clock.now()
+    fragment, standing = before.fragment, pipeline.standing
+    if (
+        standing is None
+        or standing.begin != fragment.begin
+        or standing.end < fragment.end
+        or standing.until <= now
+        or standing.changes != changes
+    ):
+        standing = pipeline.standing = _stand(environment, resolution, before, now)
+        if standing is None:
+            return None
+    if standing.store and not environment.is_healthy(standing.store):
         return None
-    if not all(environment.is_healthy(url) for url in spec.fragment.stores[:1]):
-        return None
-    before = pipeline.spool.committed
-    if not preconditions.may_have_content(request):
-        return None
-    if preconditions.check(request, spec, before, index.known, now) != preconditions.GO:
-        return None
-    if preconditions.propose(before, 0, spec.fragment, now) is not before.fragment:
-        return None  # The fragment is to be completed first.
-    registers = preconditions.next_registers(before.registers, request)
-    fragment = pipeline.commit(content, registers)
+    registers = before.registers
+    if not is_plain(request):
+        if not preconditions.registers_match(request, registers):
+            return None
+        registers = preconditions.next_registers(registers, request)
+    after = pipeline.commit(content, registers)
     environment.grouped(1)
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
-    return Committed(resolution, fragment, before.fragment.end, digest, registers, whole.chunks)
+    return Committed(resolution, after, fragment.end, digest, registers, whole.chunks)
 
 
 def _pipeline(resolution: Resolution) -> Pipeline | None:
@@ -112,3 +118,19 @@ def _pipeline(resolution: Resolution) -> Pipeline | None:
     if pipeline is None or not pipeline.answers_at_once or not pipeline.fits(resolution) or not pipeline.is_idle:
         return None
     return pipeline
+
+
+def _stand(environment: Environment, resolution: Resolution, before: spool.Committed, now: float) -> Standing | None:
+    """What lets appends of nothing but content go to the present fragment as it is, and for how long."""
+    spec, index, fragment = resolution.spec, resolution.require_replica.index, before.fragment
+    if environment.limits_rates or spec.max_append_rate or not may_write(spec) or not index.refreshed:
+        return None
+    known = index.known
+    if known.empty or preconditions.check(_PLAIN, spec, before, known, now) != preconditions.GO:
+        return None
+    if preconditions.propose(before, 0, spec.fragment, now) is not fragment:
+        return None  # It is to be completed first.
+    interval = spec.fragment.flush_interval.ToSeconds()
+    until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
+    store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first.
+    return Standing(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)

@@ -89,6 +89,8 @@ class FragmentIndex:
         self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
         self._sealed: dict[int, tuple[Sealed, Entry, float]] = {}  # By begin; when it was stored (inf: not yet).
         self._noted_head = 0
+        self.changes = 0
+        """Counts whatever happens to what is known, but that the fragment under construction grows."""
         self._refreshed = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
@@ -120,13 +122,15 @@ class FragmentIndex:
         """Content up to `offset` was written, even if no fragment shows it any more."""
         if offset > self._noted_head:
             self._noted_head = offset
+            self.changes += 1
             self._wake()
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Show this extent of the fragment under construction."""
         self._current = Entry(fragment, content)
         self._all.add(self._current)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def spool_complete(self, sealed: Sealed) -> None:
         """Keep a completed fragment's file until a listing covers it."""
@@ -135,7 +139,7 @@ class FragmentIndex:
         if self._current is not None and self._current.begin == entry.begin:
             self._current = None
         self._all.add(entry)
-        self._wake()
+        self._changed()
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
         """A local fragment is in a store now, as `fragment`. Its file is still used."""
@@ -145,7 +149,7 @@ class FragmentIndex:
         entry = Entry(fragment, sealed.content)
         self._sealed[fragment.begin] = (sealed, entry, self._clock.monotonic())
         self._all.add(entry)
-        self._wake()
+        self._changed()
 
     def refresh(self, listed: Iterable[Fragment], begun_at: float) -> None:
         """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`."""
@@ -164,7 +168,7 @@ class FragmentIndex:
             entries.add(self._current)
         self._all = entries
         self._refreshed.set()
-        self._wake()
+        self._changed()
 
     def forget(self, sealed: Sealed) -> None:
         """This fragment is not part of the journal."""
@@ -172,6 +176,7 @@ class FragmentIndex:
         if found is not None and found[0] is sealed:
             del self._sealed[sealed.fragment.begin]
             self._all = CoverSet(entry for entry in self._all if entry.content is not sealed.content)
+            self.changes += 1
 
     def found_missing(self) -> None:
         """A fragment was not in its store, so what is known of the stores is out of date."""
@@ -181,7 +186,7 @@ class FragmentIndex:
         """What ends at or before `end` is about to be removed from the stores; nothing of it is kept here."""
         self.note_head(self._all.end_offset)
         self._all.drop_through(end)
-        self._wake()
+        self._changed()
 
     def sealed_files(self) -> list[Sealed]:
         """Completed fragments whose files are still kept."""
@@ -247,6 +252,10 @@ class FragmentIndex:
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("this broker no longer holds the journal; ask again to be routed to one that does")
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiters:

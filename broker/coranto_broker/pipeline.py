@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coranto.effects import Bytes
 from coranto.errors import CorantoError
@@ -167,6 +167,20 @@ class Turn:
         self._waiters.clear()
 
 
+class Standing(NamedTuple):
+    """Appends of nothing but content go to the fragment that begins at `begin` as it is,
+
+    as long as it ends at `end` at most, before wall time `until`, and while the index of fragments has seen so many
+    `changes`. `store` (if any) must be healthy.
+    """
+
+    begin: int
+    end: int
+    until: float
+    changes: int
+    store: str
+
+
 class Pipeline:
     """A started pipeline. It owns the replica's spool until `close_send`."""
 
@@ -192,6 +206,8 @@ class Pipeline:
         self.recorded = False
         """Whether the in-sync record names this pipeline's replicas: it may take content."""
         self._fits: Callable[[], object] = lambda: None
+        self.standing: Standing | None = None
+        """For how long appends to which this pipeline fits have nothing more to look at (`coranto_broker.at_once`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """Whether acknowledgements are there without waiting for another broker or the disk."""
@@ -233,6 +249,7 @@ class Pipeline:
         All of that follows from the resolution, so those that come after it with the same one need not look again.
         """
         self._fits = weakref.ref(resolution)  # It knows the whole key space as it was then.
+        self.standing = None
 
     def fits(self, resolution: object) -> bool:
         """Whether that was found with this very resolution, and the pipeline may take content."""

@@ -58,11 +58,7 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
     written to are exempt, because nothing can be written twice there; but not from strict checks of registers.
     """
     strict = is_strict(request)
-    if (
-        request.HasField("check_registers")
-        and (spool.registers.labels or strict)
-        and not labels.matches(request.check_registers, spool.registers)
-    ):
+    if not registers_match(request, spool.registers):
         return Verdict(pb.REGISTER_MISMATCH)
     if spool.fragment.end < spec.suspend.offset:
         return Verdict(roll_to=spec.suspend.offset, resync=True)
@@ -82,6 +78,13 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
         # recover from lost consistency that this is not a new journal.
         return Verdict(roll_to=spool.fragment.end)
     return GO
+
+
+def registers_match(request: pb.AppendRequest, registers: pb.LabelSet) -> bool:
+    """Whether the journal's registers are as the append asks. Those that are empty are, unless it is strict."""
+    if not request.HasField("check_registers"):
+        return True
+    return not (registers.labels or is_strict(request)) or labels.matches(request.check_registers, registers)
 
 
 def is_strict(request: pb.AppendRequest) -> bool:

@@ -148,15 +148,21 @@ class Resolver:
         # Once we have stopped nobody clears the cache, and an append that waits for a change would wait in vain.
         if cached is None or cached.state is not self._keyspace.state:
             cached = self._cache[key] = self._resolve(*key)
+            if cached.status == pb.OK and cached.is_local:  # Then it does not matter whether it might be proxied.
+                self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
 
-    def known(self, journal: str, *, may_proxy: bool) -> Resolution | None:
+    def known(self, journal: str) -> Resolution | None:
         """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.
 
-        Not for a name with metadata. A name for which there is an answer is valid.
+        Not for a name with metadata. If this broker is not the primary, it is what those are told who may be proxied.
         """
-        found = self._cache.get((journal, may_proxy, True))
+        found = self._cache.get((journal, True, True))
         return found if found is not None and found.state is self._keyspace.state else None
+
+    def is_current(self, resolution: Resolution) -> bool:
+        """Whether the key space is still as `resolution` saw it."""
+        return resolution.state is self._keyspace.state
 
     async def wait_for_change(self, resolution: Resolution) -> None:
         """Return once the key space has moved on from what `resolution` saw."""

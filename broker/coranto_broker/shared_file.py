@@ -52,7 +52,7 @@ class SharedFile:
 
         When writing fails the file is cut back to `position`.
         """
-        file = self._open()
+        file = self._file if self._file is not None else self._open()
         if file.size() != position:
             file.truncate(position)
         try:

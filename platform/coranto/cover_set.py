@@ -73,17 +73,21 @@ class CoverSet(Generic[EntryT]):
         if begin >= end:
             return False
         entries = self._entries
-        if not entries or (begin > entries[-1].begin and end > entries[-1].end):
+        last = entries[-1] if entries else None
+        if last is None or (begin > last.begin and end > last.end):
             entries.append(entry)
             return True
-        # Entries of [first, last) begin at or after `begin` and end at or before `end`: the new one replaces them.
+        if begin == last.begin and end >= last.end:  # As the fragment grows that is being written.
+            entries[-1] = entry
+            return True
+        # Entries of [first, past) begin at or after `begin` and end at or before `end`: the new one replaces them.
         first = bisect_left(entries, begin, key=_begin)
-        last = bisect_right(entries, end, key=_end)
+        past = bisect_right(entries, end, key=_end)
         if first > 0 and entries[first - 1].end >= end:
             return False
         if first < len(entries) and entries[first].begin == begin and entries[first].end > end:
             return False
-        entries[first:last] = [entry]
+        entries[first:past] = [entry]
         return True
 
     def drop_through(self, end: int) -> None:

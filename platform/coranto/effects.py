@@ -115,11 +115,10 @@ class LocalFile:
         self._end = os.fstat(self._fd).st_size
 
     def write(self, data: Bytes) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, self._end)
-            self._end += written
-            view = view[written:]
+        written = os.pwrite(self._fd, data, self._end)
+        self._end += written
+        if written < len(data):  # As few writes are.
+            self.write(memoryview(data)[written:])
 
     def read_at(self, offset: int, length: int) -> bytes:
         return os.pread(self._fd, length, offset)

@@ -100,6 +100,41 @@ def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, f
     assert spool.fragment.codec is Codec.SNAPPY
 
 
+def test_to_commit_in_one_go_comes_to_the_same(tmp_path: Path) -> None:
+    left: list[list[bytes]] = []
+    for in_one_go in (True, False):
+        observer = Observer()
+        folder = SpoolFolder(folder_of(tmp_path / str(in_one_go), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock())
+        spool = DurableSpool(folder, observer, Fsync.NEVER)
+        for number, registers in enumerate((NONE, MINE, MINE)):
+            content = b"%d" % number * 100
+            if in_one_go:
+                fragment = spool.commit(content, registers, 5)
+            else:
+                spool.write(0, content)
+                fragment = spool.next_fragment()
+                spool.propose(fragment, registers, primary=True, revision=5)
+            assert (spool.fragment, spool.registers, spool.stamp) == (fragment, registers, Stamp(5, 5))
+        assert observer.visible == []
+        spool.close()
+        left.append([folder.disk.read(folder.path / name) for name in names(folder)])
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("full", [".content", ".commits"])
+def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
+    full: str, spool: DurableSpool, disk: FaultyDisk
+) -> None:
+    append(spool, b"some")
+    before, stamp = spool.committed, spool.stamp
+    disk.full = full
+    with pytest.raises(OSError, match="no space left"):
+        spool.commit(b"more", MINE, 9)
+    assert (spool.committed, spool.stamp, spool.delta) == (before, stamp, 0)
+    disk.full = None
+    assert spool.commit(b"else", MINE, 9).sum == sum_of(b"someelse")
+
+
 @pytest.mark.parametrize("lacks", [True, False])
 def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpool, observer: Observer) -> None:
     """It may be on this broker alone, and readers of others would wait for as long as replicas hold back."""

@@ -39,17 +39,15 @@ class Ahead:
         """`each` bounds one append, but for its last message; 0: nothing is received ahead."""
         self.each = each
         self.rota = Rota()
-        self._held = 0
+        self.held = 0
+        """Bytes that are held, or may be."""
 
     def open(self, context: Source) -> Inbox:
         return Inbox(context, self)
 
     @property
     def has_room(self) -> bool:
-        return self.each > 0 and self._held + self.each <= AHEAD_BYTES
-
-    def hold(self, size: int) -> None:
-        self._held += size
+        return self.each > 0 and self.held + self.each <= AHEAD_BYTES
 
 
 class Inbox:
@@ -78,13 +76,15 @@ class Inbox:
         ahead, messages, read = self._ahead, self._messages, self._context.read
         if not ahead.has_room:
             return None
-        self._hold(ahead.each)
+        each = ahead.each
+        self._held = each
+        ahead.held += each
         line.expect()
         credit = FirstCredit(min_rate, clock, ahead.rota)
         contents: list[Bytes] = []
         size = 0
         try:
-            while size <= ahead.each:
+            while size <= each:
                 message = await read()
                 if type(message) is not Content:
                     message = _message(message)
@@ -100,7 +100,8 @@ class Inbox:
                 contents.append(content)
                 size += len(content)
             else:
-                self._hold(size - self._held)
+                self._held = size
+                ahead.held += size - each
                 return None
             message = _message(await read())
             messages.append(message)
@@ -118,18 +119,16 @@ class Inbox:
         finally:
             line.came()
             credit.close()
-        self._hold(size - self._held)
+        self._held = size
+        ahead.held += size - each
         if not size and registers_change(request):
             return None
         return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
         """Nothing is held any more."""
-        self._hold(-self._held)
-
-    def _hold(self, change: int) -> None:
-        self._held += change
-        self._ahead.hold(change)
+        self._ahead.held -= self._held
+        self._held = 0
 
 
 def _message(message: object) -> AppendMessage | None:
