@@ -46,7 +46,7 @@ def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes
     def read(data: bytes) -> AppendMessage:
         if not data:
             return nothing
-        if data[0] == _APPEND_TAG and len(data) - 2 == data[1] < 0x80:
+        if data[0] == _APPEND_TAG and len(data) > 1 and len(data) - 2 == data[1] < 0x80:  # As little content is.
             return Content(data[2:])
         begin, end = _field(data, _APPEND_TAG)
         return Content(_slice(data, begin, end)) if end == len(data) else parse(data)
