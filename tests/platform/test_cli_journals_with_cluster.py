@@ -36,7 +36,9 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2, broker_arguments=["--no-retention"]) as cluster:
+    with EmbeddedCluster(
+        tmp_path_factory.mktemp("cluster"), brokers=2, broker_arguments=["--no-retention"], etcd_fsync=False
+    ) as cluster:
         yield cluster
 
 

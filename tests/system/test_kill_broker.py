@@ -96,7 +96,7 @@ class Publisher(threading.Thread):
 
 
 async def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path) -> None:
-    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+    with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
         info = cluster.info
         with SyncJournalClient(info.endpoint) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in JOURNALS])

@@ -43,7 +43,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(server: S3Server, data_dir: Path) -> AsyncIterator[JournalClient]:
-    with EmbeddedCluster(data_dir, environment=ANY_KEY.environment) as cluster:
+    with EmbeddedCluster(data_dir, environment=ANY_KEY.environment, etcd_fsync=False) as cluster:
         async with JournalClient.of(ClientConfig(cluster.info.endpoint)) as client:
             yield client
 
@@ -113,7 +113,7 @@ async def test_a_broker_without_spools_serves_what_the_store_has(
         await client.append(journal, piece)
     end = await persisted_up_to(client, journal)
     # Another cluster that knows nothing but the store: its broker lists it, and goes on behind what is there.
-    with EmbeddedCluster(tmp_path / "other", environment=ANY_KEY.environment) as other:
+    with EmbeddedCluster(tmp_path / "other", environment=ANY_KEY.environment, etcd_fsync=False) as other:
         async with JournalClient.of(ClientConfig(other.info.endpoint)) as successor:
             await successor.apply([pb.ApplyRequest.Change(upsert=spec_of(journal, store, pb.ZSTANDARD))])
             result = await successor.append(journal, b"more", offset=end)

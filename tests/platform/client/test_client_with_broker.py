@@ -38,7 +38,7 @@ def change(name: str, *, length: int = 1 << 20, revision: int = 0) -> pb.ApplyRe
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2) as cluster:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2, etcd_fsync=False) as cluster:
         yield cluster
 
 
@@ -202,7 +202,7 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
 @pytest.mark.system
 async def test_a_tail_survives_a_killed_broker(tmp_path: Path) -> None:
     name = "killed/part-000"
-    with EmbeddedCluster(tmp_path) as cluster:
+    with EmbeddedCluster(tmp_path, etcd_fsync=False) as cluster:
         async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, patience=90) as client:
             await client.apply([change(name, length=1 << 12)])
             expected = b"".join(b"%08d\n" % number for number in range(3000))

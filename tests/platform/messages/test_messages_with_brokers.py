@@ -31,7 +31,7 @@ PER_TRANSACTION = 50
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path, brokers=2) as cluster:
+    with EmbeddedCluster(tmp_path, brokers=2, etcd_fsync=False) as cluster:
         changes = []
         for name in JOURNALS:
             spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))
