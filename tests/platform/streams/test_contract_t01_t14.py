@@ -303,18 +303,24 @@ async def fail_within(txn: Transaction[Any]) -> None:
 
 
 async def test_t06_an_abort_leaves_nothing(world: StreamWorld) -> None:
+    end = 0
     async with StreamWriter(world.client, STREAM) as writer:
-        async with writer.transaction("key") as txn:
-            txn.write({"n": 1})
-            txn.abort()
-        txn = writer.transaction("key")
-        with pytest.raises(ZeroDivisionError):
-            await fail_within(txn)
-        assert txn.state is TransactionState.ABORTED
-        assert world.wire.contents == []
-        assert await world.client.head(JOURNAL) == 0
-        with pytest.raises(TransactionStateError, match="aborted"):
-            txn.write({"n": 3})
+        for appends in (0, 1):
+            async with writer.transaction("key") as txn:
+                txn.write({"n": 1})
+                txn.abort()
+            txn = writer.transaction("key")
+            with pytest.raises(ZeroDivisionError):
+                await fail_within(txn)
+            assert txn.state is TransactionState.ABORTED
+            with pytest.raises(TransactionStateError, match="aborted"):
+                txn.write({"n": 3})
+            await writer.flush()  # Whatever it might have been about to do is done.
+            assert len(world.wire.contents) == appends
+            assert await world.client.head(JOURNAL) == end
+            if not appends:
+                end = (await write(writer, "key", {"n": 0})).end
+    assert await world.client.head(JOURNAL) == end
 
 
 # ------------------------------------------------------------------------------------------- T7: bounded in size

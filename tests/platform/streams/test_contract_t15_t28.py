@@ -421,6 +421,7 @@ async def test_t22_a_writer_id_is_one_process_at_a_time(world: StreamWorld) -> N
         async with StreamWriter(world.client, STREAM, writer_id="w") as later:
             assert await later.last_sequence("key") == 0
             await write(zombie, "key", {"n": 1}, sequence=1)  # Not taken over yet.
+            assert (await write(later, "key", {"n": 1}, sequence=1)).deduplicated
             await write(later, "key", {"n": 2}, sequence=2)
             for _ in range(2):
                 with pytest.raises(WriterFenced):
