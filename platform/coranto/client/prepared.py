@@ -65,8 +65,9 @@ class PreparedAppend:
                 await self._wait(error)
             except TRANSIENT as error:
                 await self._wait(error)
-            finally:
-                append.abort()
+            except BaseException:
+                append.abort()  # If it has not ended: when content is no bytes.
+                raise
 
     def _appender(self) -> Appender:
         return Appender(self._dispatcher, self._parameters, may_proxy=False)

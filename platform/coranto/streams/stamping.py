@@ -7,14 +7,17 @@ between.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid, format_uuid, pack_uuid
 from coranto.streams.events import BytesEvents, EventFormat, JsonEvents
 
 _STEP = CLOCK_TICK >> 4
 """By how much the timestamp grows with each tick; the counter below it stays."""
+_CONTINUE: Final = Flags.CONTINUE_TXN.value
+_stamp_into: Final = struct.Struct(">I12s").pack_into
 
 
 class Stamper:
@@ -37,6 +40,11 @@ class Stamper:
         """The end of a transaction, with the UUID of this clock."""
         uuid = build_uuid(self._producer, clock, Flags.ACK_TXN)
         return self._events.transaction_end(uuid, self._writer, sequence)
+
+    def transaction(self, encoded: Sequence[bytes], clock: int, sequence: int) -> bytes:
+        """A whole transaction, its end included, whose clocks begin with this one and are CLOCK_TICK apart."""
+        end = self.transaction_end(clock + len(encoded) * CLOCK_TICK, sequence)
+        return b"".join([*self.events(encoded, clock, _CONTINUE), end])
 
 
 class _JsonStamper(Stamper):
@@ -102,19 +110,23 @@ class _BytesStamper(Stamper):
     def event(self, encoded: bytes, clock: int, flags: int) -> bytes:
         return b"%b%b%b" % (encoded[:8], pack_uuid(self._producer, clock, flags), encoded[24:])
 
-    def events(self, encoded: Sequence[bytes], clock: int, flags: int) -> list[bytes]:
-        low = (clock >> 4) & 0xFFFFFFFF
-        if low + len(encoded) * _STEP > 0xFFFFFFFF:
-            return super().events(encoded, clock, flags)
-        rest = pack_uuid(self._producer, clock, flags)[4:]
-        return [
-            b"%b%b%b%b" % (each[:8], (low + at * _STEP).to_bytes(4, "big"), rest, each[24:])
-            for at, each in enumerate(encoded)
-        ]
-
     def transaction_end(self, clock: int, sequence: int) -> bytes:
         uuid = pack_uuid(self._producer, clock, Flags.ACK_TXN)
         return b"%b%b%b%b" % (self._ack_head, uuid, sequence.to_bytes(8, "little"), self._ack_tail)
+
+    def transaction(self, encoded: Sequence[bytes], clock: int, sequence: int) -> bytes:
+        low, at = (clock >> 4) & 0xFFFFFFFF, 8
+        if low + len(encoded) * _STEP > 0xFFFFFFFF:
+            return super().transaction(encoded, clock, sequence)
+        # Of these clocks only the lowest 32 bits of the timestamp differ.
+        rest = pack_uuid(self._producer, clock, _CONTINUE)[4:]
+        content = bytearray().join(encoded)
+        for each in encoded:
+            _stamp_into(content, at, low, rest)
+            at += len(each)
+            low += _STEP
+        content += self.transaction_end(clock + len(encoded) * CLOCK_TICK, sequence)
+        return bytes(content)
 
 
 def stamper_of(events: EventFormat[Any], producer: ProducerId, writer: str) -> Stamper:

@@ -15,11 +15,10 @@ from typing import Final, NamedTuple, TypeAlias
 from coranto.client.prepared import PreparedAppend
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
-from coranto.messages.uuids import CLOCK_TICK, Clock, Flags
+from coranto.messages.uuids import Clock, Flags
 from coranto.streams.registers import Entry, Fence
 from coranto.streams.stamping import Stamper
 
-_CONTINUE: Final = Flags.CONTINUE_TXN.value
 _OUTSIDE: Final = Flags.OUTSIDE_TXN.value
 
 
@@ -172,8 +171,7 @@ class Attempt:
         stamper, pieces = self._stamper, list[bytes]()
         for unit, sequence, clock in zip(self.units, self.sequences, self._clocks, strict=True):
             if unit.is_transaction:
-                pieces += stamper.events(unit.events, clock, _CONTINUE)
-                pieces.append(stamper.transaction_end(clock + len(unit.events) * CLOCK_TICK, sequence))
+                pieces.append(stamper.transaction(unit.events, clock, sequence))
             else:
                 pieces.append(stamper.event(unit.events[0], clock, _OUTSIDE))
         return b"".join(pieces)

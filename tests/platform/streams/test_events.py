@@ -71,6 +71,11 @@ def test_a_stamper_makes_the_bytes_that_the_format_does(
         assert stamper.events([blank] * 10, begin, flags) == [events.stamp(blank, uuid_of(at, flags)) for at in clocks]
         end = events.transaction_end(uuid_of(clock, Flags.ACK_TXN), writer, sequence)
         assert stamper.transaction_end(clock, sequence) == end
+        begin = min(clock, (1 << 64) - 1 - 10 * CLOCK_TICK)
+        clocks = [begin + index * CLOCK_TICK for index in range(11)]
+        whole = [events.stamp(blank, uuid_of(at, Flags.CONTINUE_TXN)) for at in clocks[:10]]
+        whole.append(events.transaction_end(uuid_of(clocks[10], Flags.ACK_TXN), writer, sequence))
+        assert stamper.transaction([blank] * 10, begin, sequence) == b"".join(whole)
 
 
 @pytest.mark.parametrize("events", [JsonEvents(), BytesEvents()])
