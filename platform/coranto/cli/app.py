@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sys
 import traceback
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except (CorantoError, OSError) as error:
+        _drop_output()
         if verbose:
             traceback.print_exc()
         else:
@@ -76,6 +78,17 @@ def _own(words: list[str]) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
+def _drop_output() -> None:
+    """Let go of what standard output cannot take, lest Python complain of it once more when it exits."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
     text = " ".join(str(error).split())
     return text or type(error).__name__

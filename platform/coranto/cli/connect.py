@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -19,6 +21,7 @@ PATIENCE = 5.0
 """Seconds for which a command keeps trying brokers that cannot serve, before it says so."""
 
 _CLEAN_UP_SECONDS = 10.0
+_INTERRUPTED = 130
 
 Endpoint = Annotated[
     str | None,
@@ -69,5 +72,21 @@ def with_client(endpoint: str | None, work: Callable[[JournalClient], Awaitable[
     try:
         return shared_loop().run(run())
     except KeyboardInterrupt:
-        ended.wait(_CLEAN_UP_SECONDS)
+        if not ended.wait(_CLEAN_UP_SECONDS):
+            # It is held up where nothing can be cancelled, as in writing to a pager that has stopped reading: there
+            # the ordinary way out would wait for ever, too.
+            os._exit(_INTERRUPTED)
         raise
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that it leaves things in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

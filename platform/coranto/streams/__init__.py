@@ -15,6 +15,7 @@ from coranto.streams.reader import StreamReader
 from coranto.streams.registers import Fence
 from coranto.streams.scaling import Merge, ScalingPolicy, Split
 from coranto.streams.state import StateSynchronizer
+from coranto.streams.sync_lifecycle import SyncStreams
 from coranto.streams.sync_reader import SyncGroupReader, SyncReaderGroup, SyncStreamReader
 from coranto.streams.sync_writer import SyncStreamWriter, SyncTransaction
 from coranto.streams.transactions import Transaction, TransactionState
@@ -56,6 +57,7 @@ __all__ = [
     "SyncReaderGroup",
     "SyncStreamReader",
     "SyncStreamWriter",
+    "SyncStreams",
     "SyncTransaction",
     "TimeWindow",
     "Transaction",

@@ -41,7 +41,7 @@ from coranto.errors import (
     StreamNotFound,
 )
 from coranto.streams.decisions import Decisions
-from coranto.streams.keys import KeyRange
+from coranto.streams.keys import KEY_SPACE, KeyRange
 from coranto.streams.model import (
     EPOCH_LABEL,
     HELD_LABEL,
@@ -52,11 +52,11 @@ from coranto.streams.model import (
     Segment,
     Stream,
     StreamCut,
-    covers,
     decode,
     decode_all,
     decode_segment,
     marks_journal,
+    ordered,
     segment_journal,
     segments_selector,
     spec_of,
@@ -493,7 +493,27 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
         raise InvalidInput(f"segment {missing[0]} is not in stream {stream.name}, or not any more", field="cut")
     before = stream.ancestors(cut)
     both = sorted(before & cut.keys())
-    if both or not covers((stream.segments[number].range for number in cut), KeyRange.FULL):
-        problem = f"what succeeds segment {both[0]} is in it, too" if both else "they do not share the key space"
-        raise InvalidInput(f"the segments {', '.join(map(str, sorted(cut)))} are no cut: {problem}", field="cut")
+    problem = f"what succeeds segment {both[0]} is in it, too; name one of them" if both else _gap(stream, cut)
+    if problem:
+        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are no cut: {problem}", field="cut")
     return before
+
+
+def _gap(stream: Stream, cut: StreamCut) -> str:
+    """What is wrong with the key space of a cut, none of whose segments precedes another; empty for nothing."""
+    at = 0
+    for segment in (*ordered(stream.segments[number] for number in cut), None):
+        begin = KEY_SPACE if segment is None else segment.range.begin
+        if begin > at:
+            missing = KeyRange(at, begin)
+            others = [each.number for each in stream.last() if each.range.overlaps(missing)]
+            return f"it lacks the keys {missing}; name the segments that have them, such as {_listed(others)}"
+        if segment is not None:
+            if begin < at:
+                return f"segment {segment.number} has keys of another one in it; name one of them"
+            at = segment.range.end
+    return ""
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -29,6 +29,7 @@ from coranto.errors import CorruptData, InvalidInput, StreamNotFound
 from coranto.names import MAX_JOURNAL_BYTES, validate_path
 from coranto.specs import may_write
 from coranto.streams.keys import KeyRange, key_hash
+from coranto.streams.pictures import stream_html
 from coranto.wire import protocol_pb2 as pb
 
 # Labels of segments' journal specs.
@@ -178,6 +179,14 @@ class Stream:
         """
         return self._active
 
+    def last(self) -> tuple[Segment, ...]:
+        """The segments that nothing succeeds, in the order of their ranges. They make up the key space.
+
+        The active ones, and where the stream is sealed, or is being sealed, those that were active in the end.
+        """
+        ends = (each for each in self.segments.values() if each.end_of_stream and not self.successors(each.number))
+        return ordered((*self._active, *ends))
+
     def segment_at(self, place: int) -> Segment | None:
         """The active segment of a place in the key space; None when the stream is sealed."""
         at = bisect_right(self._active, place, key=lambda each: each.range.end)
@@ -213,6 +222,9 @@ class Stream:
     def heads(self) -> tuple[Segment, ...]:
         """Where readers begin: the segments none of whose predecessors is left, in the order of their ranges."""
         return ordered(each for each in self.segments.values() if not each.predecessors & self.segments.keys())
+
+    def _repr_html_(self) -> str:
+        return stream_html(self)
 
     def unfinished(self) -> tuple[Segment, ...]:
         """The segments that are being sealed and whose final offset is not known yet."""
@@ -377,8 +389,7 @@ def _check(stream: Stream) -> None:
                 raise CorruptData(
                     f"{subject}: segment {segment.number} succeeds {number}, which is not read-only, or of other keys"
                 )
-    ends = (each for each in stream.segments.values() if each.end_of_stream and not stream.successors(each.number))
-    last = ordered((*stream.active(), *ends))
+    last = stream.last()
     if not covers((each.range for each in last), KeyRange.FULL):
         shares = ", ".join(f"{each.number} {each.range}" for each in last)
         raise CorruptData(f"{subject}: the segments that nothing succeeds do not share the key space: {shares}")

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from coranto.errors import CorruptData, InvalidInput
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
+from coranto.streams.pictures import position_html
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class StreamPosition(Mapping[int, int]):
         try:
             return cls(_SEGMENTS.validate_json(text))
         except ValidationError as error:
-            raise CorruptData(f"{text!r} is no position in a stream: {error}") from error
+            first = error.errors(include_url=False)[0]
+            place = "".join(f" at {part!r}" for part in first["loc"][:1])
+            raise CorruptData(f"{text[:200]!r} is no position in a stream{place}: {first['msg']}") from error
 
     def __getitem__(self, number: int) -> int:
         return self.segments[number].needed_from
@@ -106,6 +109,10 @@ class StreamPosition(Mapping[int, int]):
 
     def __repr__(self) -> str:
         return f"StreamPosition.from_json({self.to_json()!r})"
+
+    def _repr_html_(self) -> str:
+        rows = [(number, at.offset, len(at.pending), at.complete) for number, at in self.segments.items()]
+        return position_html(rows)
 
 
 _SEGMENTS: Final = TypeAdapter(dict[int, SegmentPosition])

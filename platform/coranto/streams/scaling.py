@@ -66,11 +66,19 @@ def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
         if isinstance(change, Split):
             if change.into < 2:
                 raise InvalidInput(f"segment {change.segment} cannot be split into {change.into}; ask for 2 or more")
+            if change.into >= MAX_CHANGES:
+                raise InvalidInput(
+                    f"segment {change.segment} cannot be split into {change.into} at once, only into less than "
+                    f"{MAX_CHANGES}; scale in several steps"
+                )
             ranges = found[0].range.split(change.into)
         else:
             if len(set(numbers)) < 2:
                 raise InvalidInput(f"a merge needs two or more segments, not {_listed(numbers)}")
-            ranges = (KeyRange.merge(each.range for each in found),)
+            try:
+                ranges = (KeyRange.merge(each.range for each in found),)
+            except InvalidInput as error:
+                raise InvalidInput(f"segments {_listed(numbers)}: {error.message}; name neighbours") from None
         for keys in ranges:
             journal = segment_journal(stream.name, number)
             successors.append(Segment(number, epoch, journal, keys, frozenset(numbers)))
@@ -78,11 +86,13 @@ def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
         replaced += found
     twice = {each.number for each in replaced if replaced.count(each) > 1}
     if twice:
-        raise InvalidInput(f"segment {_listed(sorted(twice))} is in more than one change", field="changes")
+        raise InvalidInput(
+            f"segment {_listed(sorted(twice))} is in more than one change; name each segment once", field="changes"
+        )
     if len(replaced) + len(successors) > MAX_CHANGES:
         raise InvalidInput(
-            f"{len(replaced)} segments would be replaced by {len(successors)}, and together they may be {MAX_CHANGES}; "
-            "scale in several steps",
+            f"{len(replaced)} replaced by {len(successors)} are more than the {MAX_CHANGES} segments that one "
+            "change may concern; scale in several steps",
             field="changes",
         )
     return Transition(epoch, ordered(replaced), tuple(successors))

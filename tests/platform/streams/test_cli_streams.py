@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from coranto.cli.streams import autoscaling
+from coranto.cli.streams import autoscaling, writing
 from coranto.client import JournalClient
 from coranto.client.loop import LoopThread
 from coranto.errors import CorantoError
@@ -104,13 +104,27 @@ def test_from_creation_to_deletion(run: CommandLine) -> None:
         (("scale", "orders", "--merge", "1,,2"), "--merge: '' is not a number"),
         (("truncate", "orders"), "--at: say where"),
         (("truncate", "orders", "--at", "1=0", "--to-end"), "--at: say where"),
-        (("truncate", "orders", "--at", "1"), "--at: '' is not a number"),
+        (("truncate", "orders", "--at", "1"), "--at: '1' has no offset; write SEGMENT=OFFSET"),
+        (("truncate", "orders", "--at", "1="), "--at: '' is not a number"),
+        (("truncate", "orders", "--at", "1=0", "--at", "1=5"), "--at: names a segment twice: 1=0, 1=5"),
+        (("create", "orders", "--store", "nope"), "--store: 'nope' must begin with one of"),
+        (("create", "orders", "--fragment-bytes", "0"), "--fragment-bytes: 0 bytes is not between"),
+        (("create", "orders", "--scale", "bytes/0"), "--scale: 'bytes/0': 0 per second is no rate"),
+        (("create", "my orders"), "stream: 'my orders' has the character ' '"),
+        (("describe", "orders", "--heads", "-o", "map"), "--heads: a map has no place"),
         (("autoscale", "--policy", "x/1"), "is no scaling policy"),
         (("autoscale", "--interval", "0"), "--interval: 0 seconds is no interval"),
         (("write", "orders"), "--key: say what routing keys are"),
         (("write", "orders", "--tabs", "--key", "k"), "--key: say what routing keys are"),
         (("write", "orders", "--tabs", "--transaction"), "--transaction: a transaction is of one routing key"),
+        (
+            ("write", "orders", "-k", "a", "--expected-offset", "7"),
+            "--expected-offset: is a condition",
+        ),
+        (("write", "orders", "-k", "a", "--fresh"), "--fresh: is for writers with a past"),
         (("read", "orders", "--tail", "--position", "p"), "--tail: reads from now on"),
+        (("read", "orders", "--group", "g", "--tail"), "--group: a group knows its position"),
+        (("read", "orders", "--position", "nowhere/p"), "--position: there is no folder nowhere"),
         (("read", "orders"), "there is no stream orders"),
     ],
 )
@@ -118,6 +132,33 @@ def test_what_makes_no_sense_is_said(run: CommandLine, words: tuple[str, ...], p
     result = run(*words)
     assert (result.code, result.output) == (1, "")
     assert problem in result.errors
+
+
+def test_a_change_that_cannot_be_says_what_can(run: CommandLine) -> None:
+    create(run, "shares", "-s", "3")
+    for words, problem in (
+        (("scale", "--split", "0:999999999"), "cannot be split into 999999999 at once, only into less than 120"),
+        (("scale", "--split", "0:119", "--split", "1"), "scale in several steps"),
+        (("scale", "--split", "0", "--merge", "0,1"), "segment 0 is in more than one change; name each segment once"),
+        (("scale", "--merge", "0,2"), "segments 0, 2: the ranges [0, 0.333333) and [0.666667, 1) are not adjacent"),
+        (
+            ("truncate", "--at", "0=0"),
+            "it lacks the keys [0.333333, 1); name the segments that have them",
+        ),
+    ):
+        result = run(words[0], "shares", *words[1:])
+        assert (result.code, result.output) == (1, "")
+        assert problem in result.errors
+    assert run("scale", "shares", "--split", "0").code == 0
+    assert [" ".join(line.split()) for line in run("describe", "shares", "-o", "map").output.splitlines()] == [
+        "KEYS EPOCH 0 1",
+        "[0, 0.166667) 0 3",
+        "[0.166667, 0.333333) 0 4",
+        "[0.333333, 0.666667) 1 1",
+        "[0.666667, 1) 2 2",
+    ]
+    both = run("truncate", "shares", "--at", "0=0", "--at", "3=0", "--at", "1=0", "--at", "2=0")
+    assert "what succeeds segment 0 is in it, too; name one of them" in both.errors
 
 
 def test_what_was_scaled_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +223,8 @@ def test_the_same_input_under_the_same_id_is_written_once(run: CommandLine, tmp_
     ("words", "input", "problem"),
     [
         (("--key", "k"), b"{}\nno\n", "line 2 is not JSON"),
+        (("--key", "k"), b'{}\n{"_meta":1}\n', "line 2: the parent of 'uuid'"),
+        (("--key", "k"), b'{"much":Infinity}\n', "line 1: message cannot be written as JSON"),
         (("--key", "k"), b"[1]\n", "line 1 is not a JSON object"),
         (("--tabs",), b"{}\n", "line 1 has no tab"),
         (("--key-field", "id"), b'{"id":true}\n', "line 1 has no text or number 'id'"),
@@ -193,3 +236,68 @@ def test_input_that_is_no_event_is_said(run: CommandLine, words: tuple[str, ...]
     result = run("write", name, *words, input=input)
     assert result.code == 1
     assert problem in result.errors
+
+
+def test_what_came_before_a_failure_is_written(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(run, "interrupted")
+    result = run("write", "interrupted", "-k", "a", input=b"{}\n{}\nno\n")
+    assert (result.code, "of 2 events that were read, 2 are durable" in result.errors) == (1, True)
+
+    def interrupted(source: object, framing: object) -> Iterator[bytes]:
+        yield b'{"n":3}\n'
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "read_records", interrupted)
+    result = run("write", "interrupted", "-k", "a")
+    assert (result.code, "of 1 event that were read, 1 are durable" in result.errors) == (130, True)
+    assert len(run("read", "interrupted").output.splitlines()) == 3
+
+
+def test_transactions_of_the_command_line(run: CommandLine) -> None:
+    create(run, "carts")
+    write = ("write", "carts", "-k", "a", "--transaction")
+    assert "nothing to commit" in run(*write).output
+    done = run(*write, "--writer-id", "till", input=b"{}\n")
+    assert "carts: committed 1 event in segment 0 at [0, " in done.output
+    again = run(*write, "--writer-id", "till", input=b"{}\n")
+    assert again.output == done.output.replace("committed", "found")
+    late = run(*write, "--expected-offset", "1", input=b"{}\n")
+    assert (late.code, late.output) == (1, "")
+    assert len(late.errors.splitlines()) == 1, "no log beside the error"
+    assert "not at 1; nothing was written" in late.errors
+    assert run("truncate", "carts", "--to-end").code == 0
+    assert run("scale", "carts", "--split", "0").code == 0
+    assert run("truncate", "carts", "--to-end").code == 0
+    forgotten = run(*write, "--writer-id", "other", input=b"{}\n")
+    assert (forgotten.code, "if that is settled, add --fresh" in forgotten.errors) == (1, True)
+    assert run(*write, "--writer-id", "other", "--fresh", input=b"{}\n").code == 0
+    assert run("seal", "carts").code == 0
+    sealed = run(*write, input=b"{}\n")
+    assert sealed.errors == "coranto: stream carts is sealed: it takes no more events\n"
+    assert run("read", "carts", "--tail").output == "", "nothing will be written any more"
+
+
+def test_positions_that_are_none_are_said(run: CommandLine, tmp_path: Path) -> None:
+    create(run, "places")
+    position = tmp_path / "position"
+    for content, problem in (("x", "Invalid JSON"), ("[]", "an object"), ('{"0":{"offset":-5}}', "not negative")):
+        position.write_text(content)
+        result = run("read", "places", "--position", str(position))
+        assert (result.code, result.output) == (1, "")
+        assert f"--position: {position}: " in result.errors
+        assert problem in result.errors
+        assert "Delete the file to begin at the beginning" in result.errors
+        assert "pydantic" not in result.errors
+
+
+def test_a_group_shares_a_stream(run: CommandLine) -> None:
+    create(run, "shared")
+    assert run("write", "shared", "-k", "a", input=b'{"n":1}\n{"n":2}\n{"n":3}\n').code == 0
+    first = run("read", "shared", "--group", "billing", "--limit", "2")
+    assert "shared has a new group billing" in first.errors
+    assert run("seal", "shared").code == 0
+    rest = run("read", "shared", "--group", "billing")
+    assert (rest.code, rest.errors) == (0, "")
+    found = [json.loads(line)["n"] for line in (first.output + rest.output).splitlines()]
+    assert found == [1, 2, 3]
+    assert run("read", "shared", "--group", "billing").output == ""

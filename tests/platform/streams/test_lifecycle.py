@@ -430,8 +430,8 @@ async def test_what_is_no_cut_is_refused(streams: Streams, client: JournalClient
     await streams.scale("orders", [Merge((0, 1))])
     stream = await streams.scale("orders", [Split(2)])
     for cut, problem in [
-        ({}, "do not share the key space"),
-        ({0: 0}, "do not share the key space"),
+        ({}, r"lacks the keys \[0, 1\); name the segments that have them, such as 3, 4"),
+        ({0: 0}, r"lacks the keys \[0\.5, 1\)"),
         ({0: 0, 1: 0, 2: 0}, "what succeeds segment 0 is in it, too"),
         ({0: 0, 4: 0}, "what succeeds segment 0 is in it, too"),
         ({3: 0, 9: 0}, "segment 9 is not in stream orders"),

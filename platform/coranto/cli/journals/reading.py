@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from coranto.cli.connect import Endpoint, connect, with_client
+from coranto.cli.connect import Endpoint, connect, ended_by_sigterm, with_client
 from coranto.cli.journals.multiplex import Multiplexer, Reading
 from coranto.cli.journals.offsets import OffsetsFile, load_offsets
 from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
@@ -81,7 +79,7 @@ def read(
         return
     saved = load_offsets(offsets) if offsets else {}
     target = OffsetsFile(offsets_out) if offsets_out else None
-    with _opened(output) as file, _ended_by_sigterm():
+    with _opened(output) as file, ended_by_sigterm():
 
         async def work(client: JournalClient) -> None:
             reader = Multiplexer(client, file, reading, saved, target.save if target else lambda _: None, note)
@@ -106,19 +104,6 @@ async def _read(reader: Multiplexer, selection: Selection, client: JournalClient
             attempt = selection.attempts[0]
             note("no journal matches yet")
         await reader.follow(attempt)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that offsets are saved."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ import typer
 
 from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import note
+from coranto.cli.streams.managing import policy_of
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.streams.autoscale import DEFAULT_INTERVAL, Autoscaler
-from coranto.streams.scaling import Change, Split, parse_policy
+from coranto.streams.scaling import Change, Split
 
 
 def autoscale(
@@ -33,7 +34,7 @@ def autoscale(
     """
     if not interval > 0:
         raise InvalidInput(f"{interval:g} seconds is no interval", field="--interval")
-    given = parse_policy(policy) if policy else None
+    given = policy_of(policy, "--policy")
 
     async def work(client: JournalClient) -> None:
         scaler = Autoscaler(client, names or (), policy=given)

@@ -11,16 +11,19 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.cli.connect import Endpoint, with_client
-from coranto.cli.output import print_table
+from coranto.cli.output import note, print_table
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.fragments import Codec
 from coranto.labels import FIXED_FRAMES, JSON_LINES
+from coranto.specs import validate_journal_spec
 from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import Segment, Stream
-from coranto.streams.scaling import Change, Merge, Split, parse_policy
-from coranto.telemetry import amount
+from coranto.streams.model import Stream, segment_journal, validate_stream
+from coranto.streams.pictures import COLUMNS, key_map, segment_row
+from coranto.streams.scaling import Change, Merge, ScalingPolicy, Split, parse_policy
 from coranto.wire import protocol_pb2 as pb
+
+_MAP_EPOCHS = 16
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 
@@ -39,7 +42,12 @@ class Output(enum.StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What to print.")]
+class Picture(enum.StrEnum):
+    """What `describe` prints."""
+
+    TABLE = "table"
+    JSON = "json"
+    MAP = "map"
 
 
 def create(
@@ -72,12 +80,14 @@ def create(
     """Create a stream whose segments share the routing keys evenly."""
     template = default_template(replication=replication, stores=stores or ["file:///"])
     template.fragment.length = length
+    template.name = segment_journal(validate_stream(name), 0)
     if codec.upper() not in Codec.__members__:
         raise InvalidInput(f"{codec!r} is none of {', '.join(Codec.__members__)}", field="--codec")
     template.fragment.compression_codec = pb.CompressionCodec.ValueType(Codec[codec.upper()])
     template.fragment.refresh_interval.CopyFrom(Duration(seconds=30))
     content_type = JSON_LINES if format is EventFormatName.JSON else FIXED_FRAMES
-    scaling = parse_policy(policy) if policy else None
+    scaling = policy_of(policy, "--scale")
+    _check(template)
 
     async def work(client: JournalClient) -> None:
         stream = await Streams(client).create(
@@ -88,7 +98,10 @@ def create(
     with_client(endpoint, work)
 
 
-def list_streams(output: OutputOption = Output.TABLE, endpoint: Endpoint = None) -> None:
+def list_streams(
+    output: Annotated[Output, typer.Option("--output", "-o", help="What to print.")] = Output.TABLE,
+    endpoint: Endpoint = None,
+) -> None:
     """List streams."""
 
     async def work(client: JournalClient) -> None:
@@ -116,15 +129,27 @@ def list_streams(output: OutputOption = Output.TABLE, endpoint: Endpoint = None)
 def describe(
     name: Name,
     heads: Annotated[bool, typer.Option("--heads", help="Also ask where active segments end.")] = False,
-    output: OutputOption = Output.TABLE,
+    output: Annotated[
+        Picture,
+        typer.Option("--output", "-o", help="What to print; a map shows which segment had which keys in each epoch."),
+    ] = Picture.TABLE,
     endpoint: Endpoint = None,
 ) -> None:
     """Show a stream's segments: their share of the routing keys, their ends, and what they succeed."""
+    if heads and output is Picture.MAP:
+        raise InvalidInput("a map has no place for the ends of segments; leave out one of the two", field="--heads")
 
     async def work(client: JournalClient) -> None:
         streams = Streams(client)
         stream = await streams.describe(name)
-        _print(stream, await streams.heads(stream, stream.active()) if heads else {}, output)
+        if output is Picture.MAP:
+            _print_map(stream)
+            return
+        ends = await streams.heads(stream, stream.active()) if heads else {}
+        if output is Picture.JSON:
+            typer.echo(json.dumps(_as_json(stream, ends), indent=2))
+        else:
+            _print(stream, ends)
 
     with_client(endpoint, work)
 
@@ -175,12 +200,15 @@ def truncate(
     if bool(cut) == to_end:
         raise InvalidInput("say where: with --at for each segment, or with --to-end", field="--at")
 
+    given = dict(pairs := [_at(text) for text in cut or ()])
+    if len(given) < len(pairs):
+        raise InvalidInput(f"names a segment twice: {', '.join(cut or ())}; give one offset for each", field="--at")
+
     async def work(streams: Streams) -> Stream:
         if not to_end:
-            return await streams.truncate(name, dict(map(_at, cut or ())))
+            return await streams.truncate(name, given)
         stream = await streams.describe(name)
-        last = [each for each in stream.segments.values() if not each.sealing or each.end_of_stream]
-        return await streams.truncate(name, await streams.heads(stream, last))
+        return await streams.truncate(name, await streams.heads(stream, stream.last()))
 
     _change(name, endpoint, work)
 
@@ -206,9 +234,29 @@ def delete(
 
 def _change(name: str, endpoint: str | None, change: Callable[[Streams], Awaitable[Stream]]) -> None:
     async def work(client: JournalClient) -> None:
-        _print(await change(Streams(client)), {}, Output.TABLE)
+        _print(await change(Streams(client)), {})
 
     with_client(endpoint, work)
+
+
+def policy_of(text: str, option: str) -> ScalingPolicy | None:
+    try:
+        return parse_policy(text) if text else None
+    except InvalidInput as error:
+        which = "" if repr(text) in error.message else f"{text!r}: "
+        raise InvalidInput(f"{which}{error.message}", field=option) from None
+
+
+_OPTIONS = {"fragment.stores": "--store", "fragment.length": "--fragment-bytes", "replication": "--replication"}
+
+
+def _check(template: pb.JournalSpec) -> None:
+    """Refuse what brokers would refuse, in the terms of the command's options."""
+    try:
+        validate_journal_spec(template)
+    except InvalidInput as error:
+        field = error.field.removeprefix("JournalSpec.").partition("[")[0]
+        raise InvalidInput(error.message, field=_OPTIONS.get(field, field)) from None
 
 
 def _split(text: str) -> Split:
@@ -217,7 +265,9 @@ def _split(text: str) -> Split:
 
 
 def _at(text: str) -> tuple[int, int]:
-    segment, _, offset = text.partition("=")
+    segment, equals, offset = text.partition("=")
+    if not equals:
+        raise InvalidInput(f"{text!r} has no offset; write SEGMENT=OFFSET", field="--at")
     return _number(segment, "--at"), _number(offset, "--at")
 
 
@@ -237,32 +287,17 @@ def _state(stream: Stream) -> str:
     return "sealed" if stream.is_sealed else "open"
 
 
-def _print(stream: Stream, heads: Mapping[int, int], output: Output) -> None:
-    if output is Output.JSON:
-        typer.echo(json.dumps(_as_json(stream, heads), indent=2))
-        return
-    rows = [_row(stream, segment, heads) for segment in stream.segments.values()]
-    print_table(("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS"), rows)
+def _print(stream: Stream, heads: Mapping[int, int]) -> None:
+    print_table(COLUMNS, [segment_row(stream, segment, heads) for segment in stream.segments.values()])
 
 
-def _row(stream: Stream, segment: Segment, heads: Mapping[int, int]) -> tuple[str, ...]:
-    if not segment.sealing:
-        state = "active"
-    elif segment.sealed_at is None:
-        state = "being sealed"
-    else:
-        after = ", ".join(str(each.number) for each in stream.successors(segment.number))
-        state = f"succeeded by {after}" if after else "sealed"
-    end = segment.sealed_at if segment.sealed_at is not None else heads.get(segment.number)
-    return (
-        str(segment.number),
-        str(segment.epoch),
-        str(segment.range),
-        str(segment.begin),
-        "-" if end is None else f"{end} ({amount(end - segment.begin, 'bytes')})",
-        state,
-        ", ".join(map(str, sorted(segment.predecessors))) or "-",
-    )
+def _print_map(stream: Stream) -> None:
+    found = key_map(stream, epochs=_MAP_EPOCHS)
+    if found.epochs[0] > min(each.epoch for each in stream.segments.values()):
+        note(f"these are the last {_MAP_EPOCHS} epochs of the stream")
+    columns = ["KEYS", *(f"EPOCH {epoch}" if n == 0 else str(epoch) for n, epoch in enumerate(found.epochs))]
+    rows = [[str(keys), *("-" if each is None else str(each) for each in held)] for keys, held in found.rows]
+    print_table(columns, rows)
 
 
 def _as_json(stream: Stream, heads: Mapping[int, int] | None) -> dict[str, object]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, Final
 
 import typer
 
-from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.connect import Endpoint, ended_by_sigterm, with_client
+from coranto.cli.output import note
+from coranto.cli.sink import Sink, opened_sink
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import CorruptData, InvalidInput
+from coranto.streams.delivery import Event
 from coranto.streams.events import JsonEvents, format_of
+from coranto.streams.group_reader import GroupReader
+from coranto.streams.groups import ReaderGroup
 from coranto.streams.lifecycle import Streams
 from coranto.streams.positions import StreamPosition
 from coranto.streams.reader import StreamReader
+
+_KEEP_SECONDS: Final = 1.0
 
 
 def read(
@@ -27,56 +34,124 @@ def read(
         Path | None,
         typer.Option(
             "--position",
-            help="File of the position to go on from, where the one that was reached is kept in the end.",
+            help="File of the position to go on from. The one that was reached is kept in it about once a second, and "
+            "in the end.",
             show_default=False,
         ),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Share the stream with all who read it under this name: each event goes to one of them, and what "
+            "the group has read is remembered. Waits for more.",
+            show_default=False,
+        ),
+    ] = None,
+    skip_truncated: Annotated[
+        bool, typer.Option("--skip-truncated", help="Where events are gone, go on behind them.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Stop after so many events; 0 is no limit.")] = 0,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
     endpoint: Endpoint = None,
 ) -> None:
-    """Write the committed events of a stream, each with a newline, those of a routing key in their order."""
+    """Write the committed events of a stream, each with a newline, those of a routing key in their order.
+
+    Ctrl-C and SIGTERM end it in order: reading on from the position, or with the group, repeats nothing.
+    """
     if tail and position is not None:
         raise InvalidInput("reads from now on, so there is no position to go on from", field="--tail")
-    begin = StreamPosition.from_json(position.read_bytes()) if position is not None and position.exists() else None
+    if group is not None and (tail or position is not None):
+        raise InvalidInput("a group knows its position by itself; leave --tail and --position out", field="--group")
+    begin = None if position is None else _kept(position)
 
     async def work(client: JournalClient) -> None:
         streams = Streams(client)
         stream = await streams.describe(name)
         is_json = isinstance(format_of(stream.content_type), JsonEvents)
+        if group is not None:
+            members = ReaderGroup(client, name, group)
+            if await members.create():
+                note(f"{name} has a new group {group}, which begins where the stream does")
+            member: GroupReader[Any] = members.reader(skip_truncated=skip_truncated)
+            with opened_sink(output) as sink:
+                async with member:
+                    await _pour(member, sink, limit, is_json=is_json, at_once=True, position=None)
+            return
         start: Mapping[int, int] | None = begin
         if tail:
-            start = await streams.heads(stream, stream.active()) if not stream.is_sealed else None
-        with _opened(output) as target:
-            reader: StreamReader[Any] = StreamReader(client, name, begin=start, block=block or tail)
+            start = await streams.heads(stream, stream.last())
+        reader: StreamReader[Any] = StreamReader(
+            client, name, begin=start, block=block or tail, skip_truncated=skip_truncated
+        )
+        with opened_sink(output) as sink:
             async with reader:
-                count = 0
-                try:
-                    async for event in reader:
-                        target.write((event.envelope.content if is_json else event.data) + b"\n")
-                        if block or tail:
-                            target.flush()
-                        count += 1
-                        if count == limit:
-                            break
-                finally:
-                    target.flush()
-                    if position is not None:
-                        _keep(position, reader.position())
+                kept = None if position is None else _Kept(position, reader)
+                await _pour(reader, sink, limit, is_json=is_json, at_once=block or tail, position=kept)
 
-    with_client(endpoint, work)
+    with ended_by_sigterm():
+        with_client(endpoint, work)
 
 
-def _keep(file: Path, position: StreamPosition) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(position.to_json() + "\n")
-    partial.replace(file)
+class _Kept:
+    """A file that holds how far a reader has come, never farther than what was written."""
+
+    def __init__(self, file: Path, reader: StreamReader[Any]) -> None:
+        self._file = file
+        self._reader = reader
+        self._due = 0.0
+
+    def is_due(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._due
+
+    def keep(self) -> None:
+        partial = self._file.with_name(f".{self._file.name}.partial")
+        partial.write_text(self._reader.position().to_json() + "\n")
+        partial.replace(self._file)
+        self._due = asyncio.get_running_loop().time() + _KEEP_SECONDS
 
 
-@contextlib.contextmanager
-def _opened(output: str) -> Iterator[BinaryIO]:
-    if output == "-":
-        yield sys.stdout.buffer
-    else:
-        with Path(output).open("wb") as file:
-            yield file
+async def _pour(
+    events: AsyncIterator[Event[Any]], sink: Sink, limit: int, *, is_json: bool, at_once: bool, position: _Kept | None
+) -> None:
+    count = 0
+    is_whole = True  # Whether all that was handed out is written or gathered.
+    try:
+        while limit == 0 or count < limit:
+            event = await anext(events, None)
+            if event is None:
+                break
+            is_whole = False
+            await sink.write((event.envelope.content if is_json else event.data) + b"\n")
+            is_due = position is not None and position.is_due()
+            if at_once or is_due:
+                await sink.flush()
+            is_whole = True
+            count += 1
+            if position is not None and is_due:
+                position.keep()
+        await sink.flush()
+    except BaseException:
+        # What was gathered is as good as written if there is room for it; if not, the last position stands.
+        if is_whole:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KEEP_SECONDS):
+                    await sink.flush()
+                if position is not None:
+                    position.keep()
+        raise
+    if position is not None:
+        position.keep()
+
+
+def _kept(file: Path) -> StreamPosition | None:
+    """The position in a file; None when there is no file yet. Raises InvalidInput where none can be kept."""
+    if not file.parent.is_dir():
+        raise InvalidInput(f"there is no folder {file.parent} to keep the position in; make it", field="--position")
+    if not file.exists():
+        return None
+    try:
+        return StreamPosition.from_json(file.read_bytes())
+    except CorruptData as error:
+        raise InvalidInput(f"{file}: {error}. Delete the file to begin at the beginning", field="--position") from None

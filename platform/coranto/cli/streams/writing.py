@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
+import structlog
 import typer
 
-from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
-from coranto.client import JournalClient
-from coranto.errors import InvalidInput
+from coranto.cli.output import note
+from coranto.errors import CommitUnknown, InvalidInput, WriterExpired
 from coranto.streams.events import JsonEvents, format_of
-from coranto.streams.lifecycle import Streams
-from coranto.streams.writer import StreamWriter
-from coranto.telemetry import progress
+from coranto.streams.sync_lifecycle import SyncStreams
+from coranto.streams.sync_writer import SyncStreamWriter
+from coranto.streams.units import EventPosition
+from coranto.streams.writer import DEFAULT_PATIENCE
+from coranto.telemetry import configure_logging, progress
 
 
 def write(
@@ -35,6 +41,15 @@ def write(
     transaction: Annotated[
         bool, typer.Option("--transaction", "-t", help="All events, of one --key, are one transaction.")
     ] = False,
+    expected_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--expected-offset",
+            min=0,
+            help="Commit the transaction only if the key's segment ends there.",
+            show_default=False,
+        ),
+    ] = None,
     writer_id: Annotated[
         str | None,
         typer.Option(
@@ -43,60 +58,163 @@ def write(
             show_default=False,
         ),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Go on under a --writer-id whose past the stream has forgotten, as if it had none."
+        ),
+    ] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Write each line as an event: a JSON object, or bytes, as the stream has it. Returns when all are durable.
 
-    Events of a routing key keep their order.
+    Events are appended as they come, and those of a routing key keep their order. When the input has an error, or the
+    command is interrupted, what came before is written, and how much of it is durable is said.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
         raise InvalidInput("say what routing keys are: with one of --key, --key-field and --tabs", field="--key")
     if transaction and key is None:
         raise InvalidInput("a transaction is of one routing key: give it with --key", field="--transaction")
-
-    async def work(client: JournalClient) -> None:
-        stream = await Streams(client).describe(name)
-        format: Any = format_of(stream.content_type)
+    if expected_offset is not None and not transaction:
+        raise InvalidInput("is a condition of a transaction: give --transaction, too", field="--expected-offset")
+    if fresh and writer_id is None:
+        raise InvalidInput("is for writers with a past: give --writer-id, too", field="--fresh")
+    with ended_by_sigterm(), _advised(), connect(endpoint) as client:
+        with SyncStreams(client) as streams:
+            format: Any = format_of(streams.describe(name).content_type)
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
         with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
             pairs = (
                 parse(line[:-1], number) for number, line in enumerate(read_records(source, RecordFraming.LINES), 1)
             )
-            async with StreamWriter(client, name, format=format, writer_id=writer_id) as writer:
-                written = repeated = 0
-                if transaction:
-                    assert key is not None
-                    events = [event for _, event in pairs]
-                    sequence = 1 if writer_id is not None else None
-                    result = await writer.write_events(key, events, sequence=sequence)
-                    typer.echo(
-                        f"{name}: {'found' if result.deduplicated else 'committed'} {len(events)} events in segment "
-                        f"{result.segment} at [{result.begin}, {result.end})"
-                    )
-                    return
-                futures = []
-                for number, (place, event) in enumerate(pairs, 1):
-                    sequence = number if writer_id is not None else None
-                    futures.append(writer.write_event(place, event, sequence=sequence))
-                    report.advance()
-                    if len(futures) >= _TOGETHER:
-                        await writer.drain()
-                        for done in futures:
-                            repeated += (await done).deduplicated
-                            written += 1
-                        futures.clear()
-                await writer.flush()
-                for done in futures:
-                    repeated += (await done).deduplicated
-                    written += 1
-        known = f", {repeated} of which it had already" if repeated else ""
-        typer.echo(f"{name}: {written} events are durable{known}")
+            writer: SyncStreamWriter[Any] = SyncStreamWriter(
+                client, name, format=format, writer_id=writer_id, fresh=fresh
+            )
+            if transaction:
+                assert key is not None
+                _commit(writer, name, key, [event for _, event in pairs], 1 if writer_id else None, expected_offset)
+            else:
+                _write(writer, name, pairs, report.advance, numbered=writer_id is not None)
 
-    with_client(endpoint, work)
+
+@contextlib.contextmanager
+def _advised() -> Iterator[None]:
+    """Say what to do next in the terms of the command's options."""
+    try:
+        yield
+    except WriterExpired as error:
+        raise WriterExpired(
+            f"{error}. See what the stream has of it (`coranto streams read`), and if that is settled, add --fresh",
+            error.outcome,
+        ) from error
+    except CommitUnknown as error:
+        raise CommitUnknown(
+            f"{error}. With a --writer-id, the same command writes what is missing; without, read the stream"
+        ) from error
+
+
+def _commit(
+    writer: SyncStreamWriter[Any],
+    name: str,
+    key: str,
+    events: list[Any],
+    sequence: int | None,
+    expected_offset: int | None,
+) -> None:
+    if not events:
+        typer.echo(f"{name}: the input is empty, so there is nothing to commit")
+        return
+    if not structlog.get_logger().is_enabled_for(logging.DEBUG):
+        configure_logging("error")  # The error that is shown says it all.
+    with writer:
+        committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
+        _await(committing, name)
+        result = committing.result()
+    typer.echo(
+        f"{name}: {'found' if result.deduplicated else 'committed'} {_events(len(events))} in segment "
+        f"{result.segment} at [{result.begin}, {result.end})"
+    )
+
+
+def _write(
+    writer: SyncStreamWriter[Any],
+    name: str,
+    pairs: Iterable[tuple[str, Any]],
+    advance: Callable[[], None],
+    *,
+    numbered: bool,
+) -> None:
+    tally = _Tally(name)
+    try:
+        with writer:
+            try:
+                for number, (place, event) in enumerate(pairs, 1):
+                    tally.add(writer.write_event(place, event, sequence=number if numbered else None))
+                    advance()
+                tally.finish()
+            except KeyboardInterrupt:
+                writer.close(PATIENCE)
+                raise
+    except BaseException:
+        if tally.given:
+            tally.count()
+            note(f"{name}: of {_events(tally.given)} that were read, {tally.durable} are durable")
+        raise
+    known = f", {tally.repeated} of which it had already" if tally.repeated else ""
+    typer.echo(f"{name}: {_events(tally.durable)} {'is' if tally.durable == 1 else 'are'} durable{known}")
 
 
 _TOGETHER = 4096
 """Events that are under way at once."""
+
+
+class _Tally:
+    """Counts events that become durable, and raises the first failure."""
+
+    def __init__(self, stream: str) -> None:
+        self.given = 0
+        self.durable = 0
+        self.repeated = 0
+        self._stream = stream
+        self._open: deque[Future[EventPosition]] = deque()
+
+    def add(self, event: Future[EventPosition]) -> None:
+        self.given += 1
+        self._open.append(event)
+        while self._open and self._open[0].done():
+            self._settle()
+        if len(self._open) >= _TOGETHER:
+            while len(self._open) > _TOGETHER // 2:
+                self._settle()
+
+    def finish(self) -> None:
+        while self._open:
+            self._settle()
+
+    def count(self) -> None:
+        """Count what is done already, whatever has failed."""
+        for event in self._open:
+            self.durable += event.done() and event.exception() is None
+        self._open.clear()
+
+    def _settle(self) -> None:
+        event = self._open[0]
+        _await(event, self._stream)
+        line = self.given - len(self._open) + 1
+        self._open.popleft()
+        try:
+            position = event.result()
+        except InvalidInput as error:
+            raise InvalidInput(f"line {line}: {error}") from error
+        self.durable += 1
+        self.repeated += position.deduplicated
+
+
+def _await(future: Future[Any], stream: str) -> None:
+    """Wait until a future is done, and say so when that takes long."""
+    if not future.done() and not wait([future], PATIENCE).done:
+        note(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
+        wait([future])
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:
@@ -127,10 +245,14 @@ def _object(line: bytes, number: int) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except ValueError as error:
-        raise InvalidInput(f"line {number} is not JSON: {error}") from error
+        raise InvalidInput(f"line {number} is not JSON: {error}; give one object a line") from error
     if not isinstance(event, dict):
-        raise InvalidInput(f"line {number} is not a JSON object")
+        raise InvalidInput(f"line {number} is not a JSON object, as events of this stream are")
     return event
+
+
+def _events(count: int) -> str:
+    return f"{count} event{'' if count == 1 else 's'}"
 
 
 @contextlib.contextmanager
