@@ -185,6 +185,9 @@ class _Node:
         except InvalidInput as err:
             where = err.field.removeprefix("ApplyRequest.Change").removeprefix(".").removeprefix("upsert.")
             where = where.replace("expect_mod_revision", "revision")
+            if self.delete and where == "revision":
+                problem = "to delete it, give the revision that it is at, or -1 for any"
+                raise line_error(self.line, f"{self.name}: revision: {self.revision}: {problem}") from None
             raise line_error(self.line, f"{self.name}: {where}: {err.message}" if where else err.message) from None
         return change
 

@@ -201,7 +201,11 @@ def read_labels(node: yaml.Node | None) -> pb.LabelSet:
 
 def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> DocumentT | None:
     """What `read` makes of a document's node; None for an empty document. Raises InvalidInput, also for bad YAML."""
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as err:  # A character that YAML does not allow.
+        line = text.count("\n", 0, err.position) + 1
+        raise line_error(line, f"this is not YAML: it has the character {chr(err.character)!r}") from err
     try:
         document = loader.get_single_node()
         return None if document is None or is_null(document) else read(document)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import uuid
@@ -129,6 +130,39 @@ def test_conflicting_specs_are_explained(run: CommandLine, remote: RemoteBroker,
     deletion = deletion.replace("9", "2")
     assert run("journals", "apply", "--specs", "-", input=deletion.encode()).output == "delete orders/part-000\n"
     assert remote.fake.journals == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"name: a/b\xff", r"is not text in UTF-8: .* at byte 9"),
+        (b"# \nname: a\0b", r"line 2: this is not YAML: it has the character '\\x00'"),
+        (b"[", "line 1: this is not YAML"),
+        (b"name: a/b/c\ndelete: true", r"line 1: a/b/c: revision: 0: to delete it, give the revision .*, or -1"),
+        (b"", "names no journals"),
+    ],
+)
+def test_specs_that_cannot_be_read(
+    run: CommandLine, remote: RemoteBroker, tmp_path: Path, content: bytes, problem: str
+) -> None:
+    path = tmp_path / "specs.yaml"
+    path.write_bytes(content)
+    result = run("journals", "apply", "--specs", str(path))
+    assert result.code == 1
+    assert re.fullmatch(rf"coranto: .*{re.escape(str(path))}:? {problem}.*\n", result.errors)
+    assert run("journals", "apply", "--specs", "-", input=content).code == 1
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_quiet() -> None:
+    code = (
+        "import builtins, os, signal, sys; from coranto.cli import main; real = builtins.__import__\n"
+        "def slow(name, *rest):\n"
+        "    if name == 'coranto.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = slow; sys.exit(main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_listing_as_json(run: CommandLine, remote: RemoteBroker) -> None:

@@ -248,6 +248,7 @@ def test_unchanged_and_empty_edits_do_nothing(
     assert gave_up.code == 1
     kept = left(seen)
     assert "is kept in " + str(kept[0]) in gave_up.errors
+    assert "nothing was applied: line " in gave_up.errors
     assert kept[0].read_text().endswith("?")
     assert "exit code 3" in run("edit", parts[0]).errors
     assert left(seen) == kept
@@ -373,7 +374,7 @@ def test_reads_go_on_at_their_offsets(
     both = ["--offsets", str(offsets), "--offsets-out", str(offsets), "-o", str(output)]
     missing = run("read", "-l", "name:prefix=parts/", *both)
     assert missing.code == 1
-    assert "No such file" in missing.errors
+    assert "there is no file" in missing.errors
     offsets.write_text('{"another/journal": 7, "parts/part-001": 2}')
     for name in parts:
         remote.write(name, b"0\n1\n")
@@ -395,6 +396,9 @@ def test_a_file_that_holds_no_offsets(run: CommandLine, parts: tuple[str, ...], 
     result = run("read", parts[0], "--offsets", str(path))
     assert result.code == 1
     assert str(path) in result.errors
+    missing = run("read", parts[0], "--offsets", f"{path}.none")
+    assert missing.code == 1
+    assert f"there is no file {path}.none; for a first run leave --offsets out" in missing.errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)

@@ -139,7 +139,7 @@ class Connection:
             return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}")
         if code in _LASTING:
             return RpcFailed(f"{subject}: {self.endpoint} answered {code.name}: {details}", code.name)
-        if details.startswith("failed to connect"):
+        if details.startswith(("failed to connect", "errors resolving")):
             why = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             return Unavailable(f"{subject}: cannot connect to {self.endpoint} ({why}). {CONNECT_ADVICE}")
         return Unavailable(f"{subject}: {self.endpoint} could not serve it ({code.name}: {details})")

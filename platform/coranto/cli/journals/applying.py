@@ -40,7 +40,13 @@ def apply(
     A journal's `revision` in the tree is the one that it must be at: 0 or none creates it, -1 takes it as it is. A
     suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
     """
-    changes = parse_tree(sys.stdin.read() if specs == "-" else Path(specs).read_text())
+    content = sys.stdin.buffer.read() if specs == "-" else Path(specs).read_bytes()
+    try:
+        changes = parse_tree(content.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{specs} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{specs}: {error}") from error
     if not changes:
         raise InvalidInput(f"{specs} names no journals", field="--specs")
     with connect(endpoint) as client:

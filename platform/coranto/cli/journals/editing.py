@@ -47,25 +47,27 @@ def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: 
     """
     path = _create(opened, prefix)
     keep = False
+    reason = ""
     try:
         while True:
             _run_editor(path)
-            saved = _without_error(path.read_text())
+            saved = _without_error(path.read_text(encoding="utf-8", errors="replace"))
             if not _has_content(saved):
                 keep = False
                 note("nothing was applied, because nothing was left")
                 return
             if saved == _without_error(opened):
                 if keep:
-                    raise InvalidInput(f"nothing was applied; what was written is kept in {path}")
+                    raise InvalidInput(f"nothing was applied: {reason}; what was written is kept in {path}")
                 note("nothing was changed")
                 return
             keep = True
             try:
                 apply_saved(saved)
             except CorantoError as error:
+                reason = str(error)
                 opened = "".join(f"{_ERROR}{line}\n" for line in _lines_of(error)) + saved
-                path.write_text(opened)
+                path.write_text(opened, encoding="utf-8")
             else:
                 keep = False
                 return
@@ -76,7 +78,7 @@ def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: 
 
 def _create(text: str, prefix: str) -> Path:
     descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".yaml")
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     return Path(name)
 
@@ -85,8 +87,10 @@ def _run_editor(path: Path) -> None:
     editor = os.environ.get("CORANTO_EDITOR") or os.environ.get("EDITOR") or "vi"
     try:
         code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
+    except ValueError as error:
+        raise InvalidInput(f"the editor {editor!r} is no command: {error}. Set $CORANTO_EDITOR.") from error
     except OSError as error:
-        raise InvalidInput(f"cannot start the editor {editor!r}: {error}. Set $CORANTO_EDITOR.") from error
+        raise InvalidInput(f"cannot start the editor {editor!r}: {error.strerror}. Set $CORANTO_EDITOR.") from error
     if code:
         raise InvalidInput(f"the editor {editor!r} ended with exit code {code}; nothing was applied")
 

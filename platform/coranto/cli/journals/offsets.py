@@ -12,9 +12,14 @@ from coranto.errors import InvalidInput
 
 
 def load_offsets(path: Path) -> dict[str, int]:
-    """The offsets in a file. Raises InvalidInput for one that is not such a file, and OSError where there is none."""
+    """The offsets in a file. Raises InvalidInput for one that is not such a file, or is not there."""
     try:
         content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"there is no file {path}; for a first run leave --offsets out, or make the file with {{}} in it",
+            field="--offsets",
+        ) from error
     except ValueError as error:
         raise InvalidInput(f"{path} is not JSON: {error}", field="--offsets") from error
     if not isinstance(content, dict):

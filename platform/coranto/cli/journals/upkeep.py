@@ -119,7 +119,9 @@ def store_health(
             else:
                 typer.echo(f"{url}: healthy")
         if unhealthy:
-            raise CorantoError(f"unhealthy: {', '.join(unhealthy)}. Check credentials and grants of the brokers.")
+            raise CorantoError(
+                f"unhealthy: {', '.join(unhealthy)}. Mend the store, or the brokers' way to it and credentials."
+            )
 
     with_client(endpoint, work)
 
