@@ -249,7 +249,7 @@ children:
         ("name: a/\nchildren:\n- name: b/journal\n", "line 3: the name 'b/journal' doesn't begin with its folder's"),
         ("name: a/journal\nchildren: [{name: a/journal/x}]\n", "line 1: a/journal has children"),
         (tree_of(name="a/", children=[{"name": "a/one"}, {"name": "a/one"}]), r"line \d+: a/one was already given"),
-        (tree_of(name="a/one") + "delete: true\n", "a/one: revision: 0 is less than 1"),
+        (tree_of(name="a/one") + "delete: true\n", "a/one: revision: 0: to delete it, give"),
         (tree_of(name="a/one", revision=-2), "a/one: revision: -2 is less than 0"),
         (tree_of(name="a one"), "line 1: a one: name: 'a one' has the character ' '"),
         (tree_of(name="a/one", replication=9), "line 1: a/one: replication: 9 is not between 1 and 5"),
