@@ -16,6 +16,7 @@ from coranto.client.prepared import PreparedAppend
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
 from coranto.messages.uuids import Clock, Flags
+from coranto.streams.pictures import html_table
 from coranto.streams.registers import Entry, Fence
 from coranto.streams.stamping import Stamper
 
@@ -51,6 +52,9 @@ class CommitResult(NamedTuple):
     mod_revision: int
     sequence: int
     deduplicated: bool = False
+
+    def _repr_html_(self) -> str:
+        return html_table(self._fields, [self])
 
 
 Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]

@@ -11,10 +11,11 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
@@ -42,6 +43,8 @@ _EXIT_SECONDS = 10.0
 
 class Cluster:
     """Brokers in this process: `async with Cluster(brokers=3) as cluster:`. On one event loop.
+
+    Over several cells of a notebook: `cluster = await Cluster(brokers=3)`, and `await cluster.close()` in the end.
 
     It starts in some hundredths of a second. A process that imports only the platform needs `coranto[broker]`.
     """
@@ -98,7 +101,21 @@ class Cluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Cluster]:
+        return self.__aenter__().__await__()
+
+    async def close(self) -> None:
+        """End the cluster, as leaving its block does. Nothing if it does not run."""
         await self._exits.aclose()
+
+    def __repr__(self) -> str:
+        brokers = f"{len(self._names)} broker{'' if len(self._names) == 1 else 's'}"
+        if self._running is None:
+            return f"<Cluster of {brokers}, not running>"
+        down = [name for number, name in enumerate(self._names) if not self.is_up(number)]
+        return f"<Cluster of {brokers}, {'without ' + ', '.join(down) if down else 'running'}>"
 
     # -- Clients and journals --------------------------------------------------------------------------------------
 

@@ -38,9 +38,16 @@ class SyncCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the cluster, as leaving its block does. Nothing if it does not run."""
         for client in self._clients:
             client.close()
-        shared_loop().run(self._cluster.__aexit__(kind, error, traceback))
+        shared_loop().run(self._cluster.close())
+
+    def __repr__(self) -> str:
+        return repr(self._cluster).replace("Cluster", "SyncCluster")
 
     @property
     def endpoints(self) -> tuple[str, ...]:

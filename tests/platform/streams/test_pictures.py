@@ -10,6 +10,7 @@ from coranto.streams.model import Segment, Stream
 from coranto.streams.pictures import key_map, segment_row
 from coranto.streams.positions import PendingMessages, SegmentPosition, StreamPosition
 from coranto.streams.scaling import Merge, Split, transition
+from coranto.streams.units import CommitResult
 
 NAME = "shop/<orders>"  # No stream's name, but what must be escaped.
 
@@ -86,3 +87,9 @@ def test_a_position_is_a_table() -> None:
         ["1", "5", "1", "-"],
         ["2", "9", "-", "yes"],
     ]
+
+
+def test_a_committed_transaction_is_a_table() -> None:
+    html = CommitResult("shop/orders/segment/00000002", 2, 68, 258, 5, 11, 1)._repr_html_()
+    assert "<th>begin</th><th>end</th>" in html
+    assert "<td>68</td><td>258</td>" in html

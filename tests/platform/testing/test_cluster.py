@@ -259,6 +259,7 @@ def test_programs_that_block_have_it_too() -> None:
         cluster.start(0)
         cluster.ready(JOURNAL)
         assert client.read_all(JOURNAL, 0, 7) == b"content"
+        assert repr(cluster) == "<SyncCluster of 2 brokers, running>"
         assert len(cluster.endpoint.split(",")) == len(cluster.endpoints) == 2
         with pytest.raises(InvalidInput, match="'nowhere' is no node; there are broker-0, broker-1, "):
             cluster.cut(0, "nowhere")
@@ -334,6 +335,24 @@ def test_the_examples_run(number: int, capsys: pytest.CaptureFixture[str]) -> No
     example = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[number]
     exec(compile(example, f"example {number}", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out.splitlines() == {0: ["b'some content'"], 2: ["12"], 3: []}[number]
+
+
+async def test_it_may_stay_over_several_cells_of_a_notebook() -> None:
+    made = Cluster(brokers=2)
+    assert repr(made) == "<Cluster of 2 brokers, not running>"
+    await made.close()  # There is nothing to end.
+    cluster = await made
+    assert cluster is made
+    await cluster.create(JOURNAL)
+    await cluster.client().append(JOURNAL, b"content")
+    assert repr(cluster) == "<Cluster of 2 brokers, running>"
+    await cluster.kill(1)
+    assert repr(cluster) == "<Cluster of 2 brokers, without broker-1>"
+    await cluster.close()
+    await cluster.close()
+    assert repr(cluster) == "<Cluster of 2 brokers, not running>"
+    async with cluster:  # It can be started anew, empty.
+        assert not (await cluster.client().list()).journals
 
 
 def test_importing_the_package_imports_no_cluster() -> None:
