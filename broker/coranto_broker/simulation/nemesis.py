@@ -36,6 +36,7 @@ class Nemesis:
             "break watches": self._break_watches,
             "compact": self._compact,
             "store errors": self._store_errors,
+            "slow store": self._slow_store,
             "disk full": self._disk_full,
             "exit gracefully": self._exit_gracefully,
             "change spec": self._change_spec,
@@ -102,6 +103,10 @@ class Nemesis:
         machine.kill()
 
     async def _kill_in_write(self, machine: Machine) -> None:
+        self._end_in_write(machine, lambda: None)
+
+    def _end_in_write(self, machine: Machine, also: Callable[[], object]) -> None:
+        """Kill the process in the middle of one of its next writes, and do something at the same instant."""
         countdown = self._rng.randint(1, 12)
         wanted = self._rng.choice((".content", ".commits", ""))
 
@@ -109,6 +114,8 @@ class Nemesis:
             nonlocal countdown
             if name.endswith(wanted):
                 countdown -= 1
+                if countdown == 0:
+                    self._world.loop.later(0.0, also)
             return countdown <= 0
 
         machine.disk.kill_in_write = due
@@ -137,7 +144,10 @@ class Nemesis:
         await self._for_a_while(back, self._lease, 2 * self._lease)
 
     async def _crash_machine(self, machine: Machine) -> None:
-        machine.crash()
+        if self._rng.random() < 0.25:
+            machine.crash()
+        else:  # Between two writes there is hardly anything that is not synced.
+            self._end_in_write(machine, machine.crash)
 
     async def _exit_gracefully(self, machine: Machine) -> None:
         machine.stop_requested.set()
@@ -195,11 +205,21 @@ class Nemesis:
 
     async def _store_errors(self, _: Machine) -> None:
         rng, store = self._rng, self._world.store
-        store.faults = StoreFaults(rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0)))
+        refuse, fail, lag = rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0))
+        store.faults = StoreFaults(refuse, fail, lag, store.faults.slow)
 
         def mend() -> None:
-            store.faults = StoreFaults()
+            store.faults = StoreFaults(slow=store.faults.slow)
 
+        await self._for_a_while(mend, 1.0, 8.0)
+
+    async def _slow_store(self, _: Machine) -> None:
+        store = self._world.store
+
+        def mend() -> None:
+            store.faults.slow = 0.0
+
+        store.faults.slow = self._rng.choice((0.5, 5.0, 20.0))
         await self._for_a_while(mend, 1.0, 8.0)
 
     async def _disk_full(self, machine: Machine) -> None:

@@ -27,10 +27,14 @@ FAULTS = (
     "break watches",
     "compact",
     "store errors",
+    "slow store",
     "disk full",
     "exit gracefully",
     "change spec",
 )
+
+
+_CRASH = "crash machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def options_of(seed: int, **given: Any) -> Options:
     rng = random.Random(f"options of {seed}")
     brokers = rng.choice((1, 3, 3, 4, 5))
     fsync = rng.choice((Fsync.NEVER, Fsync.NEVER, Fsync.COMMIT, Fsync.INTERVAL))
-    possible = [fault for fault in FAULTS if fault != "crash machine" or fsync is Fsync.COMMIT]
+    possible = [fault for fault in FAULTS if fault != _CRASH or fsync is Fsync.COMMIT]
     options = Options(
         seed,
         brokers=brokers,
@@ -88,7 +92,8 @@ def options_of(seed: int, **given: Any) -> Options:
         min_append_rate=rng.choice((0, 1 << 16)),
         stored_at_end=rng.random() < 0.5,
         # Few kinds at a time, so that each run has a character of its own; sometimes none.
-        faults=tuple(fault for fault in possible if rng.random() < rng.choice((0.15, 0.4))),
+        # Of those that a crash may meet, which are few, most shall.
+        faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
     )
     unknown = set(given) - set(asdict(options))
     if unknown:

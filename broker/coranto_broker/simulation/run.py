@@ -58,6 +58,7 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World]
         world = World(loop, options)
         play(world, report, _run, tell=tell, prepare=prepare)
         report.anomalies = world.anomalies + report.anomalies
+        report.coverage += world.count_faults()
         report.outcomes = Counter(
             f"{operation.kind.value} {operation.outcome.value}" for operation in world.history.operations
         )

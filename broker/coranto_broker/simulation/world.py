@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,6 +63,8 @@ class World:
         self.etcd = SimEtcd(loop, self.network)
         self.etcd.on_expiry.append(self._lease_ran_out)
         self.store = SimObjectStore(self.network, self.rng)
+        self.disks: list[SimDisk] = []
+        """All that machines have had."""
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
         self.journals = list(journals) or [f"sim/journal-{number}" for number in range(options.journals)]
@@ -115,6 +118,16 @@ class World:
 
     def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> Machine:
         return next(machine for machine in self.machines if machine.name == member.suffix)
+
+    def count_faults(self) -> Counter[str]:
+        """What faults did: those that are announced may hit nothing."""
+        counts: Counter[str] = Counter({"network: a message was held": self.network.held})
+        for place, found in (
+            ("store: a call was", self.store.faulty),
+            *(("disk: a write was", d.faulty) for d in self.disks),
+        ):
+            counts.update({f"{place} {what}": count for what, count in found.items()})
+        return counts
 
     def _lease_ran_out(self, lease: int) -> None:
         self.coverage.sometimes("a lease ran out")
@@ -243,7 +256,9 @@ class Machine(Host):
 
     @staticmethod
     def _new_disk(world: World) -> SimDisk:
-        return SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        world.disks.append(disk)
+        return disk
 
     def forget(self) -> None:
         self.broker = self.session = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ class SimDisk:
         """
         self.full = False
         self.kill_in_write: Callable[[str], bool] | None = None
+        self.faulty: Counter[str] = Counter()
+        """How many writes met which fault."""
         self._loop = loop
         self._rng = rng
         self._any_order = any_order
@@ -65,12 +68,14 @@ class SimDisk:
         for path, inode in list(self._files.items()):
             last = rng.randint(0, self._writes) if self._any_order else common
             kept = [each for each in inode.pending if each[0] <= last]
+            self.faulty["lost with the machine"] += len(inode.pending) - len(kept)
             if inode.synced is None and not kept:
                 del self._files[path]
                 continue
             data = bytearray(inode.synced or b"")
             for number, position, content in kept:
                 torn = number == last and len(content) > 1 and rng.random() < 0.7
+                self.faulty["torn with the machine"] += torn
                 del data[position:]
                 data += content[: rng.randrange(len(content))] if torn else content
             inode.data, inode.synced = data, bytes(data)
@@ -108,11 +113,13 @@ class SimDisk:
     def write(self, process: Process, path: Path, inode: _Inode, data: bytes) -> None:
         process.check_alive()
         if self.full:
+            self.faulty["refused, the disk being full"] += 1
             self._append(inode, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
         if self.kill_in_write is not None and self.kill_in_write(path.name):
             self.kill_in_write = None
             written = self._rng.choice((0, len(data), self._rng.randrange(len(data) + 1)))
+            self.faulty["cut short by a kill"] += written < len(data)
             self._append(inode, data[:written])
             self._loop.note(f"{process.name} dies having written {written} of {len(data)} bytes to {path.name}")
             process.kill()

@@ -40,6 +40,8 @@ class Network:
         self.loop = loop
         self.rng = rng
         self.delays = delays or Delays()
+        self.held = 0
+        """Messages that had to wait for a link to be mended."""
         self._cuts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._held: defaultdict[tuple[str, str], deque[Callable[[], None]]] = defaultdict(deque)
         self._on_cut: dict[Callable[[str, str], None], None] = {}
@@ -128,6 +130,7 @@ class Network:
     def _arrive(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         if self.is_cut(source, target) or self._held.get((source, target)):
             self._held[source, target].append(deliver)
+            self.held += 1
             return
         deliver()
 

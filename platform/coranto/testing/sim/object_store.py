@@ -6,7 +6,9 @@ the network, through `SimFragments`.
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,16 +21,18 @@ from coranto.testing.sim.network import Network, TimedOut
 
 NODE = "store"
 _TIMEOUT_SECONDS = 30.0
+_PIECE_SECONDS = 0.25
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StoreFaults:
-    """Chances per call, and how long new objects stay out of listings (seconds)."""
+    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds)."""
 
     refuse: float = 0.0
     fail_after_applying: float = 0.0
     list_lag: float = 0.0
+    slow: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class SimObjectStore:
     def __init__(self, network: Network, rng: random.Random) -> None:
         self.faults = StoreFaults()
         self.objects: dict[str, StoredObject] = {}
+        self.faulty: Counter[str] = Counter()
+        """How many calls met which fault."""
         self._network = network
         self._rng = rng
 
@@ -54,6 +60,7 @@ class SimObjectStore:
         self.objects[fragment.content_path] = StoredObject(fragment, data, known.stored_at if known else now)
         self._network.loop.note(f"store has {fragment.content_path}")
         if self._rng.random() < self.faults.fail_after_applying:
+            self.faulty["applied and failed"] += 1
             raise StoreError(f"503: the put of {fragment.content_path} failed")
 
     def exists(self, fragment: Fragment) -> bool:
@@ -82,7 +89,17 @@ class SimObjectStore:
 
     def _refuse(self) -> None:
         if self._rng.random() < self.faults.refuse:
+            self.faulty["refused"] += 1
             raise StoreError("503: slow down")
+
+    async def dawdle(self) -> None:
+        """Take the time that a slow store takes, for as long as it is slow."""
+        if not self.faults.slow:
+            return
+        self.faulty["slow"] += 1
+        for _ in range(int(self._rng.uniform(0, self.faults.slow) / _PIECE_SECONDS) + 1):
+            if self.faults.slow:
+                await asyncio.sleep(_PIECE_SECONDS)
 
 
 class SimFragments(FragmentStore):
@@ -122,6 +139,7 @@ class SimFragments(FragmentStore):
 
     async def _call(self, serve: Callable[[], T]) -> T:
         self._process.check_alive()
+        await self._service.dawdle()
         try:
             return await self._network.request(self._node, NODE, serve, _TIMEOUT_SECONDS)
         except TimedOut as error:
