@@ -17,7 +17,7 @@ from coranto.fragments import Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions, spool
-from coranto_broker.group_commit import Whole, is_plain
+from coranto_broker.group_commit import Whole
 from coranto_broker.pipeline import Pipeline, Standing
 from coranto_broker.resolver import Resolution, Resolver
 
@@ -98,11 +98,9 @@ def commit(
             return None
     if standing.store and not environment.is_healthy(standing.store):
         return None
-    registers = before.registers
-    if not is_plain(request):
-        if not preconditions.registers_match(request, registers):
-            return None
-        registers = preconditions.next_registers(registers, request)
+    if not preconditions.registers_match(request, before.registers):
+        return None
+    registers = preconditions.next_registers(before.registers, request)
     after = pipeline.commit(content, registers)
     environment.grouped(1)
     digest = hashlib.sha1(content, usedforsecurity=False).digest()

@@ -46,8 +46,13 @@ def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes
     def read(data: bytes) -> AppendMessage:
         if not data:
             return nothing
-        if data[0] == _APPEND_TAG and len(data) > 1 and len(data) - 2 == data[1] < 0x80:  # As little content is.
-            return Content(data[2:])
+        if data[0] == _APPEND_TAG and 2 < (length := len(data)) < COPIED_BYTES:
+            first, second = data[1], data[2]
+            if first < 0x80:
+                if first == length - 2:
+                    return Content(data[2:])
+            elif second < 0x80 and (first & 0x7F | second << 7) == length - 3:
+                return Content(data[3:])
         begin, end = _field(data, _APPEND_TAG)
         return Content(_slice(data, begin, end)) if end == len(data) else parse(data)
 
