@@ -14,7 +14,9 @@ that are under way at once share them. The events are contiguous in no segment, 
 them at different times; but everyone meets all of them or none.
 
 The producer id is new for each transaction, because acknowledgements may be appended again at any time (by whoever
-recovers the stream), and an acknowledgement that comes again must not end another transaction.
+recovers the stream), and an acknowledgement that comes again must not end another transaction. Events are never
+appended again under it: a reader that has gone on from behind the transaction would take them for new ones, and an
+acknowledgement that comes again for their end. When the answer to an append of events is lost, all is begun anew.
 """
 
 from __future__ import annotations
@@ -114,7 +116,11 @@ class _Part:
     drop: bytes
 
 
-class _Stale(Exception):
+class _Again(Exception):
+    """Nothing was decided, and all is to be begun anew. The cause is why."""
+
+
+class _Stale(_Again):
     """The stream's segments changed since the transaction looked at them."""
 
 
@@ -207,10 +213,14 @@ class MultiKeyWriter(Generic[E]):
             look = await self._looked()
             try:
                 return await self._attempt(txn, look, events)
-            except _Stale:
-                if self._look is look:
+            except _Again as error:
+                if self._look is look and isinstance(error, _Stale):
                     self._look = None
                 delay = retry.failed(self._clock.monotonic())
+                if delay is None and not isinstance(error, _Stale):
+                    raise Unavailable(
+                        f"a transaction on stream {self.stream} was not committed: {error.__cause__}"
+                    ) from error.__cause__
                 if delay is None:
                     raise TransactionTimeout(
                         f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing was committed"
@@ -245,7 +255,7 @@ class MultiKeyWriter(Generic[E]):
         failures = [each for each in outcomes if isinstance(each, BaseException)]
         if failures:
             await self._roll_back(parts)
-            raise _worst(failures, self.stream)
+            raise _worst(failures)
         done, self._done = self._done, []
         try:
             await self._decisions.decide(txn, {each.segment.journal: each.ack for each in parts}, look.token, done)
@@ -298,14 +308,25 @@ class MultiKeyWriter(Generic[E]):
         return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
 
     async def _send(self, journal: str, content: bytes) -> Place:
-        """Append messages with UUIDs, together with those of other transactions that wait."""
+        """Append messages with UUIDs, together with those of other transactions that wait, once."""
         batches = self._batches.get(journal)
         if batches is None:
             append = self._client.append
-            batches = self._batches[journal] = Batches(
-                lambda each: append(journal, each, retry_unknown=True, patience=self._patience)
-            )
+            batches = self._batches[journal] = Batches(lambda each: append(journal, each, patience=self._patience))
         return await batches.append(content)
+
+    async def _send_again(self, journal: str, content: bytes) -> None:
+        """Append what may stand there any number of times: acknowledgements."""
+        retry = Retry(self._patience)
+        while True:
+            try:
+                await self._send(journal, content)
+                return
+            except AppendOutcomeUnknown:
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None:
+                    raise
+                await self._clock.sleep(delay)
 
     async def _hold(self, journal: str) -> None:
         """Hold the registers of a segment without content, so that other writers do not take them for lost."""
@@ -329,7 +350,7 @@ class MultiKeyWriter(Generic[E]):
     async def _acknowledge(self, part: _Part) -> bool:
         """Let readers have the events of a segment. False when that could not be done."""
         try:
-            await self._send(part.segment.journal, part.ack)
+            await self._send_again(part.segment.journal, part.ack)
         except (NotAllowed, JournalNotFound):
             return True  # Whoever sealed the segment did this before.
         except CorantoError as error:
@@ -342,18 +363,21 @@ class MultiKeyWriter(Generic[E]):
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
-                await self._send(part.segment.journal, part.drop)
+                await self._send_again(part.segment.journal, part.drop)
 
         await asyncio.gather(*map(drop, parts))
 
 
-def _worst(failures: Sequence[BaseException], stream: str) -> BaseException:
+def _worst(failures: Sequence[BaseException]) -> BaseException:
     """What to raise when events could not be appended, so that nothing is committed."""
     for each in failures:
-        if isinstance(each, AppendOutcomeUnknown):
-            return Unavailable(f"a transaction on stream {stream} was not committed: {each}")
-        if not isinstance(each, NotAllowed | JournalNotFound):
+        if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown):
             return each
+    for each in failures:
+        if isinstance(each, AppendOutcomeUnknown):
+            again = _Again()
+            again.__cause__ = each
+            return again
     return _Stale()
 
 

@@ -17,6 +17,7 @@ from coranto.errors import (
     CorruptData,
     InvalidInput,
     MaxTransactionSizeExceeded,
+    Outcome,
     StreamNotFound,
     StreamSealed,
     TransactionStateError,
@@ -26,7 +27,7 @@ from coranto.errors import (
 from coranto.streams.decisions import Decisions, replay
 from coranto.streams.events import BytesEvents
 from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import transactions_journal
+from coranto.streams.model import segment_journal, transactions_journal
 from coranto.streams.multi import MultiKeyWriter
 from coranto.streams.reader import StreamReader
 from coranto.streams.scaling import Merge, Split
@@ -249,6 +250,74 @@ async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_
         await streams.delete(name)
     assert found == sorted(found), "once it is decided, it is committed"
     assert (found[0], found[-1]) == (0, 3)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_events_whose_answer_is_lost_are_given_up_and_all_is_begun_anew(
+    applied: bool, streams: Streams, client: JournalClient
+) -> None:
+    """They are not appended again, lest they come late, behind where a reader goes on, before their end comes again."""
+    await streams.create("orders", 2, template=TEMPLATE)
+    contents: list[bytes] = []
+
+    class Deaf(Mortal):
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(self._client, name)
+            if name != "append":
+                return call
+
+            async def append(journal: str, content: Any, **options: Any) -> Any:
+                if b'"txn":0' not in joined(content):
+                    return await call(journal, content, **options)
+                assert not options.get("retry_unknown")
+                contents.append(joined(content))
+                if len(contents) > 1:
+                    return await call(journal, content, **options)
+                if applied:
+                    await call(journal, content, **options)
+                raise AppendOutcomeUnknown("lost")
+
+            return append
+
+    deaf: Any = Deaf(client, 0)
+    async with MultiKeyWriter[Any](deaf, "orders") as writer:
+        await write(writer, 0)
+        assert len(contents) == len(set(contents)) == 4, "of two segments, both times with UUIDs of their own"
+        position = None
+        async with StreamReader[Any](client, "orders") as reader:
+            assert sorted([event.data["at"] async for event in reader]) == [0, 1, 2]
+            position = reader.position()
+        await streams.resume("orders")  # The acknowledgements come once more.
+        # And the events that were given up.
+        await client.append(segment_journal("orders", 1 if b'"at":0' in contents[0] else 0), contents[0])
+        await streams.resume("orders")
+        async with StreamReader[Any](client, "orders", begin=position) as reader:
+            assert [event async for event in reader] == []
+    assert sorted(each["at"] for each in await committed(client)) == [0, 1, 2]
+
+
+async def test_events_that_are_never_answered_are_not_committed(streams: Streams, client: JournalClient) -> None:
+    await streams.create("orders", 2, template=TEMPLATE)
+
+    class Mute(Mortal):
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(self._client, name)
+
+            async def append(journal: str, content: Any, **options: Any) -> Any:
+                if b'"n":1' in joined(content):
+                    raise AppendOutcomeUnknown("lost")
+                return await call(journal, content, **options)
+
+            return append if name == "append" else call
+
+    mute: Any = Mute(client, 0)
+    async with MultiKeyWriter[Any](mute, "orders", patience=0.1) as writer:
+        txn = writer.transaction()
+        txn.write("a", {"n": 1})
+        with pytest.raises(Unavailable, match="was not committed: lost") as raised:
+            await txn.commit()
+        assert raised.value.outcome is Outcome.NOT_APPLIED
+    assert await committed(client) == []
 
 
 @pytest.mark.parametrize("applied", [True, False])
