@@ -1,0 +1,76 @@
+"""Appends that begin before their content is known."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coranto.client import JournalClient
+from coranto.client.prepared import PreparedAppend
+from coranto.errors import CorantoError, RegisterMismatch
+from coranto.labels import label_selector, label_set
+from coranto.testing.fake_broker import FakeBroker, FakeJournal, Point
+from coranto.wire import protocol_pb2 as pb
+
+NAME = "test/journal"
+
+
+def prepare(client: JournalClient, **parameters: pb.LabelSelector | pb.LabelSet) -> PreparedAppend:
+    return client.prepare(pb.AppendRequest(journal=NAME, **parameters))  # type: ignore[arg-type]
+
+
+async def test_what_was_begun_is_committed_by_the_same_call(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    append = prepare(client, union_registers=label_set(by="us"))
+    append.begin()
+    result = await append.commit(b"content")
+    assert (result.begin, result.end, journal.content, broker.count("Append")) == (0, 7, b"content", 1)
+    assert journal.registers == label_set(by="us")
+    append.abort()  # Nothing is left of what was begun.
+    again = prepare(client, check_registers=label_selector(include={"by": "them"}))
+    again.begin()
+    with pytest.raises(RegisterMismatch):
+        await again.commit([b"more ", b"content"])
+    assert journal.content == b"content"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_call_that_was_begun_and_is_refused_for_now_is_repeated(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, times: int
+) -> None:
+    broker.at(Point.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * times)
+    append = prepare(client)
+    append.begin()
+    assert (await append.commit(b"content")).end == 7
+    assert (journal.content, broker.count("Append")) == (b"content", times + 1)
+
+
+async def test_what_was_begun_and_is_aborted_leaves_nothing(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    append = prepare(client)
+    append.begin()
+    await asyncio.sleep(0)  # The call is opened.
+    append.abort()
+    assert (await client.append(NAME, b"other")).begin == 0
+    assert journal.content == b"other"
+
+
+async def test_content_that_cannot_be_sent_ends_the_call(client: JournalClient, journal: FakeJournal) -> None:
+    append = prepare(client)
+    append.begin()
+    with pytest.raises(TypeError):
+        await append.commit([b"bytes", "text"])  # type: ignore[list-item]
+    assert (await client.append(NAME, b"other")).begin == 0
+    assert journal.content == b"other"
+
+
+async def test_what_keeps_a_call_from_being_begun_is_raised_by_the_commit(broker: FakeBroker) -> None:
+    client = JournalClient(broker.endpoint)
+    await client.close()
+    append = prepare(client)
+    append.begin()
+    with pytest.raises(CorantoError, match=r"this client of .* was closed"):
+        await append.commit(b"content")
