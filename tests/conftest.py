@@ -37,20 +37,24 @@ LONG = (
     "system/test_s3_journal.py",
     "consumers/runtime/test_consumer_cli.py",
 )
-"""Files that take long, the longest first: begun last, one of them would be waited for alone by all other processes."""
+"""Files that take long, the longest first. Begun last, one of them would keep all other processes waiting."""
 
 # Spark's programs here are short, and compiling them well takes twice the time of running them.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of `LONG` files first. Raises UsageError for one that there is not (any more)."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put tests of `LONG` files first where processes share the tests; alone, one begins with what is quick.
+
+    Raises UsageError for a file that there is not (any more).
+    """
     here = Path(__file__).parent
     ranks = {here / name: rank for rank, name in enumerate(LONG)}
     if missing := [str(path) for path in ranks if not path.exists()]:
         raise pytest.UsageError(f"tests/conftest.py: LONG names files that do not exist: {', '.join(missing)}")
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    if hasattr(config, "workerinput"):  # pytest-xdist's, of a process that shares.
+        items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(autouse=True)
