@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -45,8 +45,7 @@ MAX_FENCES: Final = 16
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A writer's state in a segment.
 
     `sequence` and `clock` are those of what it appended last, and `hint` an offset at or before where that begins.
@@ -310,11 +309,6 @@ def raise_fence(registers: Registers, fence: Fence) -> Conditions:
 def validate_fence_name(name: str) -> str:
     """Return `name` when a fence can be called so. Raises InvalidInput."""
     return validate_token("fence", name, 1, MAX_FENCE_NAME_BYTES)
-
-
-def later_use(entry: Entry, used: int) -> Entry:
-    """The entry with the time of its use moved on, never back."""
-    return replace(entry, used=max(entry.used, used))
 
 
 def _selector(include: Mapping[str, str], exclude: Mapping[str, str] | None = None) -> pb.LabelSelector:
