@@ -30,6 +30,7 @@ from coranto.streams.scaling import Merge, Split
 from coranto.streams.transactions import Transaction, TransactionState
 from coranto.streams.units import CommitResult
 from coranto.streams.writer import MAX_TRANSACTION_BYTES, StreamWriter
+from coranto.testing.sim.loop import simulated
 from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
 
 from .full_counts import cut_bytes, read_back, reading_everywhere
@@ -561,6 +562,36 @@ async def test_t13_an_open_transaction_goes_to_a_successor_whole(world: StreamWo
     assert result.segment == successor.number
     assert numbers(transactions_of(await world.messages(0))) == [[0]]
     assert numbers(transactions_of(await world.messages(result.segment))) == [[1, 2]]
+
+
+@pytest.mark.parametrize("gracefully", [False, True])
+def test_t13_a_transaction_whose_journal_moves_is_committed_once(gracefully: bool) -> None:
+    """While it is open, and others are in flight, another broker becomes the journal's primary."""
+
+    async def primary(world: StreamWorld) -> int:
+        (info,) = (await world.client.list(f"name={JOURNAL}")).journals
+        return int(info.route.members[info.route.primary].suffix.removeprefix("broker-"))
+
+    async def main() -> None:
+        async with stream_world(3, replication=2, log_level="critical") as world:
+            async with StreamWriter(world.client, STREAM, in_flight=4, batch_bytes=1) as writer:
+                await write(writer, "key", {"n": 0})
+                before = await primary(world)
+                async with writer.transaction("key") as txn:
+                    txn.write({"n": 4})
+                    in_flight = [writer.write_events("key", [{"n": n}, {"n": n}]) for n in (1, 2, 3)]
+                    sent = len(world.wire.contents)
+                    while len(world.wire.contents) == sent:  # noqa: ASYNC110
+                        await asyncio.sleep(0)
+                    await (world.cluster.stop(before) if gracefully else world.cluster.kill(before, expire=True))
+                    txn.write({"n": 5})
+                    await txn.commit()
+                await asyncio.gather(*in_flight)
+            assert await primary(world) != before
+            assert numbers(transactions_of(await world.messages())) == [[0], [1, 1], [2, 2], [3, 3], [4, 5]]
+
+    with simulated(seed=1) as loop:  # So that no lease has to be waited for.
+        loop.run_until_complete(main())
 
 
 @pytest.mark.parametrize("cut", [Point.COMMIT, Point.ANSWER])

@@ -501,6 +501,31 @@ async def test_t24_a_token_that_expires_before_the_commit_is_told_and_nothing_is
             assert [b'"n":%d}' % number in content for number in range(3)] == [True, False, True]
 
 
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(renewed: bool) -> None:
+    """Brokers end calls when their tokens do. Keys sign each call anew; who has but the one token is turned away."""
+    async with one_segment_on_a_fake_broker() as broker:
+        async with (
+            JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), patience=5) as client,
+            StreamWriter(client, STREAM) as writer,
+        ):
+            await write(writer, "key", {"n": 0})
+            before = broker.journals[JOURNAL].content
+            broker.at(BrokerPoint.APPEND_CONTENT, grpc.StatusCode.DEADLINE_EXCEEDED)
+            broker.at(BrokerPoint.APPEND_BEGUN, None, *([] if renewed else [grpc.StatusCode.UNAUTHENTICATED]))
+            if renewed:
+                await write(writer, "key", {"n": 1}, {"n": 1})
+            else:
+                # It may have been at the end of the content, and nobody may ask.
+                with pytest.raises(CommitUnknown) as raised:
+                    await write(writer, "key", {"n": 1}, {"n": 1})
+                assert isinstance(raised.value.__cause__, Unauthenticated)
+                assert broker.journals[JOURNAL].content == before
+            await write(writer, "key", {"n": 2})
+            content = broker.journals[JOURNAL].content
+            assert [content.count(b'"n":%d' % number) for number in range(3)] == [1, 2 if renewed else 0, 1]
+
+
 # ------------------------------------------------------------------------------------------ T25: cancellation
 
 
