@@ -546,7 +546,8 @@ class AppendFsm:
         )
         self._roll_to = verdict.roll_to
         matters = may_write(resolution.spec) or preconditions.is_strict(self.request)
-        lost = not pipeline.recorded and matters and (self.request.offset or not verdict.resync)
+        # Nor is a suspended journal's offset rolled to: whoever brings it back may end there, and has the registers.
+        lost = not pipeline.recorded and matters
         if lost and (not self.request.offset or verdict.status != pb.OK):
             # No replica is known to hold all that was acknowledged, so nobody knows the journal's head and registers.
             self.status = pb.INDEX_HAS_GREATER_OFFSET

@@ -1063,9 +1063,34 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
     assert await world.is_free()
 
 
-async def test_a_closed_journal_goes_on_with_its_registers(world: World) -> None:
+async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it_is_brought_back(world: World) -> None:
     mine = labels.label_set(author="me")
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    for request in ({}, {"suspend": pb.AppendRequest.SUSPEND_KEEP}, {"suspend": pb.AppendRequest.SUSPEND_NOW}):
+        assert (await world.append(**request)).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert world.spool.end == 0, "the registers at its offset are not known"
     keep(world, in_sync.closed(None, 1, 70, mine))
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)
+
+
+async def test_the_loss_of_a_suspended_journal_is_confirmed_at_its_offset(world: World) -> None:
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    fsm = await world.append(offset=70, suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(5, 0), Epoch(10, 70)))
+    assert await world.is_free()
+
+
+@pytest.mark.parametrize("members", [(), ("local#gone",)])
+async def test_a_journal_that_was_closed_or_left_goes_on_with_its_registers(
+    world: World, members: tuple[str, ...]
+) -> None:
+    mine = labels.label_set(author="me")
+    keep(world, in_sync.left(Record(1, (*members, "local#other")), "local#other", 70, mine))
     fsm = await world.append(b"abc")
     assert fsm.commit is not None
     assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)

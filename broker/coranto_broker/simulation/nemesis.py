@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from coranto.client.values import Suspend
 from coranto.coordination.etcd import Put
+from coranto.errors import CorantoError
 from coranto.fragments import Codec
 from coranto.testing.sim import etcd, object_store
 from coranto.testing.sim.object_store import StoreFaults
@@ -40,6 +42,7 @@ class Nemesis:
             "disk full": self._disk_full,
             "exit gracefully": self._exit_gracefully,
             "change spec": self._change_spec,
+            "suspend": self._suspend,
         }
 
     @property
@@ -241,3 +244,16 @@ class Nemesis:
             spec.fragment.compression_codec = rng.choice((Codec.NONE, Codec.GZIP, Codec.ZSTANDARD))  # type: ignore[assignment]
             spec.fragment.length = rng.choice((1024, 2048, 1 << 20))
         world.etcd.txn([], [Put(LAYOUT.item_key(journal), spec.SerializeToString())], [])
+
+    async def _suspend(self, machine: Machine) -> None:
+        """What an operator does with an idle journal, though this one is not. The next append wakes it."""
+        world, rng = self._world, self._rng
+        journal, client = rng.choice(world.journals), world.client("operator", machine, patience=1.0)
+        try:
+            result = await client.append(
+                journal, b"", suspend=rng.choice((Suspend.NOW, Suspend.NOW, Suspend.IF_FLUSHED))
+            )
+        except CorantoError as error:
+            world.coverage.sometimes(f"suspend: {type(error).__name__}")
+        else:
+            world.loop.note(f"suspended {journal} at {result.end}")

@@ -31,6 +31,7 @@ FAULTS = (
     "disk full",
     "exit gracefully",
     "change spec",
+    "suspend",
 )
 
 
