@@ -1,0 +1,59 @@
+"""Every command that the documents name is there, with the options that they name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from coranto.cli.app import _build
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _console(text: str) -> Iterator[str]:
+    """The commands of a page's console blocks."""
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
+            for part in re.split(r"\s\|\s", re.split(r"\s+#\s", line)[0]):
+                if part.removeprefix(".venv/bin/").startswith("coranto "):
+                    yield part.removeprefix(".venv/bin/").rstrip("& ")
+
+
+def _inline(text: str) -> Iterator[str]:
+    """The commands that stand in the text: `coranto streams resume`."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"`(coranto [a-z][^`]*)`", prose):
+        yield re.sub(r"[\[\]…]", " ", found.replace("\\|", "|"))
+
+
+def _commands() -> list[tuple[str, str]]:
+    return [
+        (page.name, each) for page in PAGES for text in [page.read_text()] for each in [*_console(text), *_inline(text)]
+    ]
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(_commands()) > 40
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(_commands())))
+def test_the_command_is_there(page: str, line: str) -> None:
+    words = shlex.split(line)[1:]
+    command = typer.main.get_command(_build(words))
+    at = 0
+    for word in words:
+        subcommands = getattr(command, "commands", None)
+        if subcommands is None or word.startswith("-"):
+            break
+        names = word.split("|")
+        assert set(names) <= subcommands.keys(), f"{page}: {line}"
+        command, at = subcommands[names[0]], at + 1
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in words[at:] if re.match(r"--?[a-z]", word)}
+    assert given <= known | {"--help", "-h", "--verbose"}, f"{page}: {line}"
