@@ -95,6 +95,14 @@ def validate(message: Message) -> None:
         raise err.within(message.DESCRIPTOR.full_name.partition(".")[2]) from None
 
 
+def validate_append_response(response: pb.AppendResponse, *, registers: bool = True) -> None:
+    """As `validate`. Without `registers`, of which there may be many, their labels are not looked at."""
+    try:
+        (_append_response if registers else _append_response_but_registers)(response)
+    except InvalidInput as err:
+        raise err.within("AppendResponse") from None
+
+
 def validate_journal_spec(spec: pb.JournalSpec) -> None:
     """Raises InvalidInput."""
     validate(spec)
@@ -356,13 +364,17 @@ def _append_request(request: pb.AppendRequest) -> None:
 
 
 def _append_response(response: pb.AppendResponse) -> None:
+    _append_response_but_registers(response)
+    _optional(response, "registers", _label_set)
+
+
+def _append_response_but_registers(response: pb.AppendResponse) -> None:
     _within("header", _header, response.header)
     if response.status == pb.OK and not response.HasField("commit"):
         raise InvalidInput("must be set when the status is OK", field="commit")
     if response.status in (pb.OK, pb.REGISTER_MISMATCH) and not response.HasField("registers"):
         raise InvalidInput("must be set, even if empty, when the status is OK or REGISTER_MISMATCH", field="registers")
     _optional(response, "commit", _fragment)
-    _optional(response, "registers", _label_set)
 
 
 # ---------------------------------------------------------------------------------------------------------- replicate

@@ -20,7 +20,7 @@ import grpc.aio
 from coranto.auth import Capability
 from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
 from coranto.client.dispatch import Dispatcher, Way
-from coranto.client.responses import append_failure, check_well_formed
+from coranto.client.responses import append_failure, check_appended
 from coranto.client.values import AppendResult
 from coranto.errors import (
     AppendOutcomeUnknown,
@@ -54,15 +54,19 @@ class Appender:
     Not for use by several tasks at once.
     """
 
-    def __init__(self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True, registers: bool = True
+    ) -> None:
         """`parameters` is the first message, well-formed; it is the appender's while it lasts.
 
+        Without `registers` those of the result are not checked: for who hardly ever looks at them.
         Without `may_proxy` a broker that was taken for the primary and is not refuses, instead of passing the append
         on: for those who then try again, at the primary.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
         self._may_proxy = may_proxy
+        self._registers = registers
         self._journal = parameters.journal
         self._subject = f"append to {self._journal}"
         self._state = _State.IDLE
@@ -227,7 +231,7 @@ class Appender:
         refusal = append_failure(response, self._subject)
         if refusal is not None:
             raise refusal
-        check_well_formed(response, self._subject)
+        check_appended(response, self._subject, registers=self._registers)
         commit = response.commit
         digest = self._digest.digest()
         committed = sum_from_wire(commit.sum)

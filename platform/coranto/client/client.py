@@ -264,12 +264,18 @@ class JournalClient:
                 await self._wait(retry, error)
 
     def prepare(
-        self, parameters: pb.AppendRequest, *, patience: float | None = None, retry_unknown: bool = False
+        self,
+        parameters: pb.AppendRequest,
+        *,
+        patience: float | None = None,
+        retry_unknown: bool = False,
+        registers: bool = True,
     ) -> PreparedAppend:
         """An append of content that is given later, all at once; otherwise as `append`.
 
         `parameters` is its first message on the wire, as for who makes many that hardly differ. It must be well-formed
-        and becomes the append's.
+        and becomes the append's. Without `registers` those of the result are not checked: they may be whatever a broker
+        answered.
         """
         parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
@@ -278,6 +284,7 @@ class JournalClient:
             parameters,
             self.config.patience if patience is None else patience,
             retry_unknown=retry_unknown,
+            registers=registers,
         )
 
     # -- Reading ---------------------------------------------------------------------------------------------------

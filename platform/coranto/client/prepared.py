@@ -29,12 +29,14 @@ class PreparedAppend:
         patience: float,
         *,
         retry_unknown: bool = False,
+        registers: bool = True,
     ) -> None:
         self._dispatcher = dispatcher
         self._clock = clock
         self._parameters = parameters
         self._retry = Retry(patience)
         self._retry_unknown = retry_unknown
+        self._registers = registers
         self._begun: Appender | None = None
 
     def begin(self) -> None:
@@ -70,7 +72,7 @@ class PreparedAppend:
                 raise
 
     def _appender(self) -> Appender:
-        return Appender(self._dispatcher, self._parameters, may_proxy=False)
+        return Appender(self._dispatcher, self._parameters, may_proxy=False, registers=self._registers)
 
     async def _wait(self, error: CorantoError) -> None:
         delay = self._retry.failed(self._clock.monotonic())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, status_error
-from coranto.specs import validate
+from coranto.specs import validate, validate_append_response
 from coranto.wire import protocol_pb2 as pb
 
 Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse
@@ -15,6 +15,14 @@ def check_well_formed(message: Message, subject: str) -> None:
     """Raise CorruptData for an answer that no broker may give."""
     try:
         validate(message)
+    except InvalidInput as error:
+        raise CorruptData(f"{subject}: the broker broke the protocol: {error}") from error
+
+
+def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool) -> None:
+    """As `check_well_formed`, of an append. Without `registers` these are left to who looks at them, if anybody."""
+    try:
+        validate_append_response(response, registers=registers)
     except InvalidInput as error:
         raise CorruptData(f"{subject}: the broker broke the protocol: {error}") from error
 

@@ -162,7 +162,7 @@ class Sending(Settling):
         held = self._registers is not None and self._registers.held
         # On the wire 0 is any offset. There is content, so it cannot be the journal's beginning.
         if not (held and attempt.units[0].expected_offset == 0):
-            attempt.append = self._shared.client.prepare(parameters, patience=self._shared.patience)
+            attempt.append = self._shared.client.prepare(parameters, patience=self._shared.patience, registers=not held)
             attempt.append.begin()  # Before the task, so that it is on its way while that stamps the content.
         attempt.task = asyncio.create_task(self._attempt(attempt))
         self._in_flight.append(attempt)

@@ -8,7 +8,7 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.client.prepared import PreparedAppend
-from coranto.errors import CorantoError, RegisterMismatch
+from coranto.errors import CorantoError, CorruptData, RegisterMismatch
 from coranto.labels import label_selector, label_set
 from coranto.testing.fake_broker import FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb
@@ -74,3 +74,25 @@ async def test_what_keeps_a_call_from_being_begun_is_raised_by_the_commit(broker
     append.begin()
     with pytest.raises(CorantoError, match=r"this client of .* was closed"):
         await append.commit(b"content")
+
+
+@pytest.mark.parametrize("parts", ["registers", "commit"])
+async def test_registers_that_nobody_looks_at_may_be_anything_but_the_rest_not(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, parts: str
+) -> None:
+    def tamper(response: pb.AppendResponse) -> None:
+        if parts == "registers":
+            response.registers.labels.add(name="not a name")
+        else:
+            response.commit.begin = -1
+
+    broker.tamper = tamper
+    with pytest.raises(CorruptData, match=parts):
+        await prepare(client).commit(b"content")
+    parameters = pb.AppendRequest(journal=NAME)
+    unread = client.prepare(parameters, registers=False).commit(b"content")
+    if parts == "registers":
+        assert (await unread).end == 14
+    else:
+        with pytest.raises(CorruptData, match=parts):
+            await unread
