@@ -290,6 +290,21 @@ def test_positions_that_are_none_are_said(run: CommandLine, tmp_path: Path) -> N
         assert "pydantic" not in result.errors
 
 
+@pytest.mark.parametrize("format", ["json", "bytes"])
+def test_a_stream_is_not_truncated_within_an_event(run: CommandLine, format: str) -> None:
+    name = f"cut/{format}"
+    create(run, name, "-f", format)
+    assert run("write", name, "-k", "a", input=b'{"n":1}\n{"n":2}\n').code == 0
+    (segment,) = described(run, name)["segments"]  # type: ignore[misc]
+    half = segment["head"] // 2
+    within = run("truncate", name, "--at", f"0={half - 1}")
+    assert (within.code, f"--at: 0={half - 1}: no event begins there in {name}/segment" in within.errors) == (1, True)
+    assert run("truncate", name, "--at", f"0={half}").code == 0
+    assert run("read", name).output.endswith('"n":2}\n')
+    assert run("truncate", name, "--at", f"0={2 * half}").code == 0
+    assert run("read", name).output == ""
+
+
 def test_a_group_shares_a_stream(run: CommandLine) -> None:
     create(run, "shared")
     assert run("write", "shared", "-k", "a", input=b'{"n":1}\n{"n":2}\n{"n":3}\n').code == 0

@@ -16,6 +16,7 @@ from coranto.client import JournalClient
 from coranto.errors import InvalidInput
 from coranto.fragments import Codec
 from coranto.labels import FIXED_FRAMES, JSON_LINES
+from coranto.messages.fixed_frame import MAGIC
 from coranto.specs import validate_journal_spec
 from coranto.streams.lifecycle import Streams, default_template
 from coranto.streams.model import Stream, segment_journal, validate_stream
@@ -184,7 +185,7 @@ def resume(name: Name, endpoint: Endpoint = None) -> None:
 
 def truncate(
     name: Name,
-    cut: Annotated[
+    at: Annotated[
         list[str] | None,
         typer.Option(
             "--at",
@@ -197,20 +198,41 @@ def truncate(
     endpoint: Endpoint = None,
 ) -> None:
     """Let readers begin later. Segments that are wholly before that are deleted."""
-    if bool(cut) == to_end:
+    if bool(at) == to_end:
         raise InvalidInput("say where: with --at for each segment, or with --to-end", field="--at")
 
-    given = dict(pairs := [_at(text) for text in cut or ()])
+    given = dict(pairs := [_at(text) for text in at or ()])
     if len(given) < len(pairs):
-        raise InvalidInput(f"names a segment twice: {', '.join(cut or ())}; give one offset for each", field="--at")
+        raise InvalidInput(f"names a segment twice: {', '.join(at or ())}; give one offset for each", field="--at")
 
-    async def work(streams: Streams) -> Stream:
-        if not to_end:
-            return await streams.truncate(name, given)
+    async def work(client: JournalClient) -> None:
+        streams = Streams(client)
         stream = await streams.describe(name)
-        return await streams.truncate(name, await streams.heads(stream, stream.last()))
+        cut = given if not to_end else await streams.heads(stream, stream.last())
+        if given:
+            await _check_offsets(client, streams, stream, given)
+        _print(await streams.truncate(name, cut), {})
 
-    _change(name, endpoint, work)
+    with_client(endpoint, work)
+
+
+async def _check_offsets(client: JournalClient, streams: Streams, stream: Stream, cut: Mapping[int, int]) -> None:
+    """Refuse offsets at which no event begins: readers could make nothing of what follows."""
+    segments = [stream.segments[number] for number in cut if number in stream.segments]
+    for number, head in (await streams.heads(stream, segments)).items():
+        segment, offset = stream.segments[number], cut[number]
+        if not segment.begin < offset < head:
+            continue
+        if stream.content_type == FIXED_FRAMES:
+            begins = await client.read_all(segment.journal, offset, min(offset + len(MAGIC), head)) == MAGIC
+        else:
+            begins = await client.read_all(segment.journal, offset - 1, offset) == b"\n"
+        if not begins:
+            raise InvalidInput(
+                f"{number}={offset}: no event begins there in {segment.journal}; give an offset that a reader's "
+                "position or a writer's result named",
+                field="--at",
+            )
 
 
 def delete(
