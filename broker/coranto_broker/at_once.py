@@ -69,7 +69,9 @@ def candidate(environment: Environment, request: pb.AppendRequest) -> Resolution
     if request.offset or request.suspend or request.min_etcd_revision or request.HasField("header"):
         return None
     resolution = environment.resolver.known(request.journal)
-    return resolution if resolution is not None and _pipeline(resolution) is not None else None
+    if resolution is None or resolution.replica is None or resolution.replica.pipeline.at_rest is None:
+        return None
+    return resolution
 
 
 def commit(

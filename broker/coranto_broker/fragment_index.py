@@ -127,8 +127,9 @@ class FragmentIndex:
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Show this extent of the fragment under construction."""
-        self._current = Entry(fragment, content)
-        self._all.add(self._current)
+        before, self._current = self._current, Entry(fragment, content)
+        if before is None or before.content is not content or not self._all.grow(before, self._current):
+            self._all.add(self._current)
         if self._waiters:
             self._wake()
 

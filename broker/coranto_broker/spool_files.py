@@ -327,10 +327,13 @@ class DurableSpool:
 
         For the primary's spool, when it has no delta. Where writing fails (OSError) it is left as it was.
         """
-        self.write(0, content)
-        if not self._aside.idle:
-            self.join()
         spool, stamp = self._spool, self._stamp
+        if self._log is not None and len(content) < ASIDE_BYTES and self._aside.idle:
+            self._content.write_at(spool.check_content(0), content)
+            spool.extend(content)
+        else:
+            self.write(0, content)
+            self.join()
         decision = spool.decide_next(registers, self._folder.clock.now())
         if stamp.written < revision:
             self._stamp = stamp.followed(revision, wrote=True)

@@ -73,21 +73,25 @@ class CoverSet(Generic[EntryT]):
         if begin >= end:
             return False
         entries = self._entries
-        last = entries[-1] if entries else None
-        if last is None or (begin > last.begin and end > last.end):
+        if not entries or (begin > entries[-1].begin and end > entries[-1].end):
             entries.append(entry)
             return True
-        if begin == last.begin and end >= last.end:  # As the fragment grows that is being written.
-            entries[-1] = entry
-            return True
-        # Entries of [first, past) begin at or after `begin` and end at or before `end`: the new one replaces them.
+        # Entries of [first, last) begin at or after `begin` and end at or before `end`: the new one replaces them.
         first = bisect_left(entries, begin, key=_begin)
-        past = bisect_right(entries, end, key=_end)
+        last = bisect_right(entries, end, key=_end)
         if first > 0 and entries[first - 1].end >= end:
             return False
         if first < len(entries) and entries[first].begin == begin and entries[first].end > end:
             return False
-        entries[first:past] = [entry]
+        entries[first:last] = [entry]
+        return True
+
+    def grow(self, before: EntryT, after: EntryT) -> bool:
+        """As `add` of an entry that begins where `before` does and ends behind it, if that is the last; or False."""
+        entries = self._entries
+        if not entries or entries[-1] is not before:
+            return False
+        entries[-1] = after
         return True
 
     def drop_through(self, end: int) -> None:

@@ -121,6 +121,18 @@ def test_an_equal_span_replaces() -> None:
     assert [span.tag for span in cover] == [2, 2]
 
 
+@given(span_lists(), st.integers(1, 5))
+def test_growing_is_adding(added: list[Span], by: int) -> None:
+    for before in added:
+        grown, model = CoverSet(added), CoverSet(added)
+        after = Span(before.begin, before.end + by, tag=99)
+        is_last = len(grown) > 0 and grown[len(grown) - 1] is before
+        assert grown.grow(before, after) == is_last
+        if is_last:
+            model.add(after)
+        assert grown == model
+
+
 def test_empty() -> None:
     cover: CoverSet[Span] = CoverSet()
     assert (cover.begin_offset, cover.end_offset, len(cover)) == (0, 0, 0)

@@ -45,10 +45,6 @@ class Ahead:
     def open(self, context: Source) -> Inbox:
         return Inbox(context, self)
 
-    @property
-    def has_room(self) -> bool:
-        return self.each > 0 and self.held + self.each <= AHEAD_BYTES
-
 
 class Inbox:
     """An append's messages after the first, as a `Source` of them. `close` it at the end."""
@@ -74,9 +70,9 @@ class Inbox:
         Returns an append that is whole, and follows the rules that do not depend on its journal.
         """
         ahead, messages, read = self._ahead, self._messages, self._context.read
-        if not ahead.has_room:
-            return None
         each = ahead.each
+        if not 0 < each <= AHEAD_BYTES - ahead.held:
+            return None
         self._held = each
         ahead.held += each
         line.expect()
