@@ -14,6 +14,7 @@ import pytest
 
 from coranto.client.committed import async_committed_reader
 from coranto.errors import (
+    CommitUnknown,
     CorantoError,
     MaxTransactionSizeExceeded,
     PositionUnknown,
@@ -205,6 +206,25 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
         assert seen == await world.content()
         assert seen.count(b"marked-open") == seen.count(b"marked-cut") == 1  # The attempt that was cut left nothing.
         assert not [place for place in places() if b"marked-aborted" in place]
+
+
+@pytest.mark.parametrize("cut", [Point.PARAMETERS, Point.CONTENT, Point.COMMIT])
+async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(cut: Point) -> None:
+    async with stream_world(3, replication=3, log_level="critical") as world:
+        writer = StreamWriter[Any](world.client, STREAM, patience=5)
+        await writer.open()
+        await writer.write_event("key", {"n": 0})
+        gone = asyncio.Event()
+        world.wire.cut(cut, then=gone.set)
+        broken = writer.write_events("key", [{"mark": "marked-broken"}])
+        await gone.wait()
+        await writer.close(deadline=0)
+        with pytest.raises(CommitUnknown):
+            await broken
+        await world.client.append(JOURNAL, b"")  # Behind whatever the brokers still did with it.
+        places = [data for number in range(3) for data in world.cluster.files(number).values()]
+        assert any(b'"n":0' in place for place in places)
+        assert not [place for place in [*places, await world.content()] if b"marked-broken" in place]
 
 
 # ------------------------------------------------------------------------------------- T4, T5: read what was committed
