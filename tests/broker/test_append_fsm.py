@@ -26,7 +26,7 @@ from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
 from coranto_broker.in_sync import Epoch, Record, Stamp
 from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
-from coranto_broker.ownership import Signal, Slot
+from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.resolver import Resolution
 from coranto_broker.spool import empty_at
@@ -518,6 +518,39 @@ async def test_a_fully_suspended_journal_goes_on_at_its_offset(world: World) -> 
     fsm = await world.append(b"abc")
     assert fsm.commit is not None
     assert (fsm.state, fsm.commit.begin) == (State.FINISHED, 70)
+
+
+async def test_a_suspension_whose_outcome_is_unknown_ends_the_append(world: World) -> None:
+    await world.append(b"abc")
+
+    def lose_the_answer() -> None:
+        world.on_txn = lambda: None
+        raise TxnOutcomeUnknown("lost")
+
+    world.on_txn = lose_the_answer
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_NOW)
+    assert (fsm.state, type(fsm.error)) == (State.ERROR, TxnOutcomeUnknown)
+    assert await world.is_free()
+    assert (await world.append(b"def")).state is State.FINISHED
+
+
+async def test_a_route_that_changes_while_the_stores_are_looked_at_is_resolved_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = iter([Invalidated(), ""])
+
+    async def problem(url: str, until: Signal) -> str:
+        answer = next(problems)
+        if isinstance(answer, Invalidated):
+            world.revision = 20
+            raise answer
+        return answer
+
+    monkeypatch.setattr(world, "store_problem", problem)
+    world.spec.fragment.stores.append("file:///frags/")
+    fsm = await world.append(b"abc")
+    assert (fsm.state, len(world.resolved)) == (State.FINISHED, 2)
+    assert await world.is_free()
 
 
 async def test_an_unhealthy_store_refuses_appends(world: World) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import AppendUnderflow, FlowControl
+from coranto_broker.handlers import append
+from coranto_broker.testing import ManualClock
 
 KIB = 1024
 
@@ -58,6 +64,22 @@ def test_the_maximum_rate_makes_chunks_wait() -> None:
     flow.tick(0.5)
     assert not flow.throttled
     assert (flow.total_chunks, flow.delayed_chunks) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("cap", "own", "expected"), [(0, 0, 0), (0, 100, 100), (100, 0, 100), (100, 50, 50), (50, 100, 50)]
+)
+def test_the_broker_s_cap_holds_for_every_journal(cap: int, own: int, expected: int) -> None:
+    flow = FlowControl()
+    broker: Any = SimpleNamespace(settings=SimpleNamespace(max_append_rate=cap), clock=ManualClock())
+    resolution = SimpleNamespace(
+        spec=pb.JournalSpec(max_append_rate=own), require_replica=SimpleNamespace(flow_control=flow)
+    )
+    fsm: Any = SimpleNamespace(resolution=resolution)
+    assert append._start_flow(broker, fsm, 0) is flow
+    flow.chunk(1000)
+    assert flow.throttled == bool(expected)
+    assert flow.seconds_until_paid() == ((1000 - expected) / expected if expected else 0)
 
 
 def test_a_throttled_client_is_not_charged_the_minimum_rate() -> None:
