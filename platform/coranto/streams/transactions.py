@@ -15,7 +15,6 @@ it or nothing is in the stream after. Its states:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from enum import Enum
 from types import TracebackType
@@ -191,11 +190,12 @@ class Transaction(Generic[E]):
     @property
     def state(self) -> TransactionState:
         self.expire_if_due()
-        return self._state
+        return self.raw_state
 
     @property
     def raw_state(self) -> TransactionState:
         """The state without a look at the clock."""
+        self._note_outcome()
         return self._state
 
     @property
@@ -239,7 +239,14 @@ class Transaction(Generic[E]):
 
     def _call(self, call: Call) -> Action:
         self.expire_if_due()
+        self._note_outcome()
         return self._apply(call)
+
+    def _note_outcome(self) -> None:
+        """The commit ends by itself, and is noted when somebody looks, so that nobody waits for that."""
+        done = self._done
+        if done is not None and self._state is TransactionState.COMMITTING and done.done():
+            self._apply(Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED)
 
     def _apply(self, call: Call) -> Action:
         self._state, action = TABLE[self._state, call]
@@ -257,17 +264,7 @@ class Transaction(Generic[E]):
     def _begin(self) -> None:
         events, self._events = self._events, []
         self._done = self._writer.commit(self, events)
-        self._done.add_done_callback(self._ended)
-
-    def _ended(self, done: asyncio.Future[CommitResult]) -> None:
-        # Called by the future, and by whoever awaits it, whichever comes first.
-        if self._state is TransactionState.COMMITTING:
-            self._state, _ = TABLE[self._state, Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED]
 
     async def _outcome(self) -> CommitResult:
         assert self._done is not None
-        try:
-            return await self._done.outcome()
-        finally:
-            if self._done.done():
-                self._ended(self._done)
+        return await self._done.outcome()
