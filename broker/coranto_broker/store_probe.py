@@ -1,4 +1,5 @@
-"""Whether fragment stores work: a small fragment is put, read back, listed and signed, as real ones will be.
+"""Whether fragment stores work: a small fragment is put, read back, listed, and read by a signed URL, as real ones will
+be.
 
 `StoreHealth` keeps an eye on the stores of the journals that are appended to. A store is probed when it is first asked
 for, then every half hour, and sooner after a failure.
@@ -12,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from coranto.client.direct import DirectReader
 from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
@@ -43,9 +45,17 @@ async def probe(store: FragmentStore) -> None:
                 raise StoreError(f"{store.url} returned other content for {fragment.content_path} than was put")
             if not any([listed.content_name == fragment.content_name async for listed in store.list(_FOLDER)]):
                 raise StoreError(f"{store.url} does not list {fragment.content_path}, which was just put")
-            await store.sign_async(fragment, 60.0)
+            await _fetch(fragment, await store.sign_async(fragment, 60.0))
     except TimeoutError:
         raise StoreError(f"{store.url} took more than {PROBE_SECONDS:.0f} seconds to answer") from None
+
+
+async def _fetch(fragment: Fragment, url: str) -> None:
+    """Read the fragment as clients do, who have nothing but the URL. Files they find where the store is mounted."""
+    reader = DirectReader(None)
+    if reader.can_read(url):
+        async for _ in reader.read(fragment, url, fragment.begin, fragment.end):
+            pass  # Its content was verified before there was any.
 
 
 async def probe_delete(store: FragmentStore, prefix: str) -> None:

@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from coranto import labels
+from coranto.errors import StoreDenied
 from coranto.fragments import Codec, sum_from_wire, sum_of
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
@@ -474,7 +475,7 @@ async def test_fragments_are_stored_by_name_length_and_sum(
 
 
 async def test_stored_fragments_replace_local_files_and_are_still_read(
-    broker: Running, broker_settings: BrokerSettings, spec: MakeSpec
+    broker: Running, broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, client = broker
     fragment = {"length": 1024, "compression_codec": pb.SNAPPY, "refresh_interval": 1}
@@ -494,6 +495,15 @@ async def test_stored_fragments_replace_local_files_and_are_still_read(
     assert response.fragment.mod_time > 0
     assert response.fragment_url.startswith("file:///frags/test/journal/")
     assert not response.content
+
+    async def deny(fragment: object, ttl_seconds: float) -> str:
+        raise StoreDenied("you may not sign")
+
+    monkeypatch.setattr(process.broker.stores.get("file:///frags/"), "sign_async", deny)
+    assert await client.content(J) == whole
+    (response,) = await client.read(J, 100, do_not_proxy=True)
+    validate(response)
+    assert (response.fragment_url, response.content) == ("", b"")
 
 
 async def test_changed_content_in_the_store_is_not_served(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coranto.cluster.processes import free_port
 from coranto.errors import StoreError
 from coranto.stores import StoreRegistry, open_store
 from coranto.testing.clocks import HurriedClock
@@ -102,6 +103,18 @@ async def test_probes_of_gazettes_brokers_can_stand_beside_ours(tmp_path: Path) 
         for path in theirs:
             path.write_bytes(b"theirs\n")
     assert [path.read_bytes() for path in theirs] == [b"theirs\n"] * 2
+
+
+async def test_a_store_whose_urls_cannot_be_read_is_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(URL, file_root=tmp_path)
+
+    async def sign(fragment: object, ttl_seconds: float) -> str:
+        return f"http://127.0.0.1:{free_port()}/denied?signature=secret"
+
+    monkeypatch.setattr(store, "sign_async", sign)
+    with pytest.raises(StoreError, match=r"cannot read fragment \.test/coranto/.* from http://.*/denied: ") as caught:
+        await probe(store)
+    assert "secret" not in str(caught.value)
 
 
 async def test_a_store_that_returns_other_content_is_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

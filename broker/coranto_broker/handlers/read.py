@@ -9,8 +9,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import structlog
+
 from coranto.auth import Capability, Claims
-from coranto.errors import FragmentNotFound
+from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
 from coranto.specs import may_read, validate
 from coranto.wire import protocol_pb2 as pb
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from coranto_broker.resolver import Resolution
 
 URL_TTL_SECONDS = 60.0
+_log = structlog.get_logger(__name__)
 
 
 async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
@@ -107,7 +110,15 @@ async def _send_from(broker: Broker, content: Content, entry: Entry, offset: int
 
 
 async def _signed_url(broker: Broker, fragment: Fragment) -> str:
-    return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
+    """A URL to read the fragment by; empty when it cannot be had.
+
+    Some services are asked for each signature. One that is away, or denies it, does not stop reads through brokers.
+    """
+    try:
+        return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)
+    except StoreError as error:
+        _log.warning("URL could not be signed", fragment=fragment.content_path, error=str(error))
+        return ""
 
 
 async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Sink) -> None:

@@ -21,7 +21,8 @@ from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 
 _MAX_ARGUMENTS = 16
-_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]+)-([0-9]*)")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False, "": True}
 _READ = frozenset({"offset", "block", "end_offset", "begin_mod_time"})
 _APPEND = frozenset({"offset", "check_registers", "union_registers", "subtract_registers"})
@@ -33,9 +34,9 @@ def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> 
     the values of its Range headers. Raises InvalidInput."""
     journal, arguments = _split(target, _READ)
     request = pb.ReadRequest(journal=journal, metadata_only=metadata_only)
-    request.offset = _value(arguments, "offset", int, 0)
-    request.end_offset = _value(arguments, "end_offset", int, 0)
-    request.begin_mod_time = _value(arguments, "begin_mod_time", int, 0)
+    request.offset = _value(arguments, "offset", _integer, 0)
+    request.end_offset = _value(arguments, "end_offset", _integer, 0)
+    request.begin_mod_time = _value(arguments, "begin_mod_time", _integer, 0)
     request.block = _value(arguments, "block", _boolean, False)
     if ranges:
         if arguments.keys() & {"offset", "end_offset"}:
@@ -50,7 +51,7 @@ def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> 
 def append_request(target: str) -> pb.AppendRequest:
     """The first message of the append that a PUT asks for. Raises InvalidInput."""
     journal, arguments = _split(target, _APPEND)
-    request = pb.AppendRequest(journal=journal, offset=_value(arguments, "offset", int, 0))
+    request = pb.AppendRequest(journal=journal, offset=_value(arguments, "offset", _integer, 0))
     if "check_registers" in arguments:
         request.check_registers.CopyFrom(_value(arguments, "check_registers", labels.parse_selector, None))
     if "union_registers" in arguments:
@@ -89,11 +90,15 @@ def _value(arguments: dict[str, str], name: str, parse: Callable[[str], T], defa
         return default
     try:
         value = parse(text)
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise ValueError("it does not fit 64 bits")
     except ValueError as error:  # InvalidInput is one.
         raise InvalidInput(f"the argument {name}={text!r} cannot be understood: {error}", field=name) from None
     return value
+
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError("expected a whole number of 64 bits")
+    return int(text)
 
 
 def _boolean(text: str) -> bool:
