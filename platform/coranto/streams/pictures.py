@@ -101,7 +101,8 @@ def stream_html(stream: Stream) -> str:
     told = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
     rows = [segment_row(stream, each, {}) for each in stream.segments.values()]
     title = f"<b>{escape(stream.name)}</b>, {told}, epoch {stream.epoch}"
-    return f'<div style="overflow-x: auto">{title}<br/>{_svg(stream)}{html_table([name.lower() for name in COLUMNS], rows)}</div>'
+    table = html_table([name.lower() for name in COLUMNS], rows)
+    return f'<div style="overflow-x: auto">{title}<br/>{_svg(stream)}{table}</div>'
 
 
 def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

@@ -24,7 +24,7 @@ from coranto.streams.sync_lifecycle import SyncStreams
 from coranto.streams.sync_writer import SyncStreamWriter
 from coranto.streams.units import EventPosition
 from coranto.streams.writer import DEFAULT_PATIENCE
-from coranto.telemetry import configure_logging, progress
+from coranto.telemetry import ProgressReport, configure_logging, progress
 
 
 def write(
@@ -83,18 +83,25 @@ def write(
         with SyncStreams(client) as streams:
             format: Any = format_of(streams.describe(name).content_type)
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
-        with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
-            pairs = (
-                parse(line[:-1], number) for number, line in enumerate(read_records(source, RecordFraming.LINES), 1)
-            )
-            writer: SyncStreamWriter[Any] = SyncStreamWriter(
-                client, name, format=format, writer_id=writer_id, fresh=fresh
-            )
-            if transaction:
-                assert key is not None
-                _commit(writer, name, key, [event for _, event in pairs], 1 if writer_id else None, expected_offset)
-            else:
-                _write(writer, name, pairs, report.advance, numbered=writer_id is not None)
+        tally = _Tally(name)
+        try:
+            with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
+                pairs = (
+                    parse(line[:-1], number) for number, line in enumerate(read_records(source, RecordFraming.LINES), 1)
+                )
+                writer: SyncStreamWriter[Any] = SyncStreamWriter(
+                    client, name, format=format, writer_id=writer_id, fresh=fresh
+                )
+                if transaction:
+                    assert key is not None
+                    events = [event for _, event in pairs]
+                    told = _commit(writer, name, key, events, 1 if writer_id else None, expected_offset, report)
+                else:
+                    told = _write(writer, pairs, tally, report, numbered=writer_id is not None)
+        except BaseException:
+            tally.tell_what_is_durable()
+            raise
+    typer.echo(f"{name}: {told}")
 
 
 @contextlib.contextmanager
@@ -120,48 +127,42 @@ def _commit(
     events: list[Any],
     sequence: int | None,
     expected_offset: int | None,
-) -> None:
+    report: ProgressReport,
+) -> str:
+    """Write events as one transaction, and return what came of it."""
     if not events:
-        typer.echo(f"{name}: the input is empty, so there is nothing to commit")
-        return
+        return "the input is empty, so there is nothing to commit"
     if not structlog.get_logger().is_enabled_for(logging.DEBUG):
         configure_logging("error")  # The error that is shown says it all.
     with writer:
         committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
-        _await(committing, name)
+        _await(committing, name, report)
+        report.advance(len(events))
         result = committing.result()
-    typer.echo(
-        f"{name}: {'found' if result.deduplicated else 'committed'} {_events(len(events))} in segment "
-        f"{result.segment} at [{result.begin}, {result.end})"
-    )
+    how = "found" if result.deduplicated else "committed"
+    return f"{how} {_events(len(events))} in segment {result.segment} at [{result.begin}, {result.end})"
 
 
 def _write(
     writer: SyncStreamWriter[Any],
-    name: str,
     pairs: Iterable[tuple[str, Any]],
-    advance: Callable[[], None],
+    tally: _Tally,
+    report: ProgressReport,
     *,
     numbered: bool,
-) -> None:
-    tally = _Tally(name)
-    try:
-        with writer:
-            try:
-                for number, (place, event) in enumerate(pairs, 1):
-                    tally.add(writer.write_event(place, event, sequence=number if numbered else None))
-                    advance()
-                tally.finish()
-            except KeyboardInterrupt:
-                writer.close(PATIENCE)
-                raise
-    except BaseException:
-        if tally.given:
-            tally.count()
-            note(f"{name}: of {_events(tally.given)} that were read, {tally.durable} are durable")
-        raise
+) -> str:
+    """Write events one by one, and return what came of it."""
+    with writer:
+        try:
+            for number, (place, event) in enumerate(pairs, 1):
+                tally.add(writer.write_event(place, event, sequence=number if numbered else None), report)
+                report.advance()
+            tally.finish(report)
+        except KeyboardInterrupt:
+            writer.close(PATIENCE)
+            raise
     known = f", {tally.repeated} of which it had already" if tally.repeated else ""
-    typer.echo(f"{name}: {_events(tally.durable)} {'is' if tally.durable == 1 else 'are'} durable{known}")
+    return f"{_events(tally.durable)} {'is' if tally.durable == 1 else 'are'} durable{known}"
 
 
 _TOGETHER = 4096
@@ -178,28 +179,28 @@ class _Tally:
         self._stream = stream
         self._open: deque[Future[EventPosition]] = deque()
 
-    def add(self, event: Future[EventPosition]) -> None:
+    def add(self, event: Future[EventPosition], report: ProgressReport) -> None:
         self.given += 1
         self._open.append(event)
         while self._open and self._open[0].done():
-            self._settle()
+            self._settle(report)
         if len(self._open) >= _TOGETHER:
             while len(self._open) > _TOGETHER // 2:
-                self._settle()
+                self._settle(report)
 
-    def finish(self) -> None:
+    def finish(self, report: ProgressReport) -> None:
         while self._open:
-            self._settle()
+            self._settle(report)
 
-    def count(self) -> None:
-        """Count what is done already, whatever has failed."""
-        for event in self._open:
-            self.durable += event.done() and event.exception() is None
-        self._open.clear()
+    def tell_what_is_durable(self) -> None:
+        """Say what is done, whatever has failed."""
+        if self.given:
+            done = self.durable + sum(event.done() and event.exception() is None for event in self._open)
+            note(f"{self._stream}: of {_events(self.given)} that were read, {done} are durable")
 
-    def _settle(self) -> None:
+    def _settle(self, report: ProgressReport) -> None:
         event = self._open[0]
-        _await(event, self._stream)
+        _await(event, self._stream, report)
         line = self.given - len(self._open) + 1
         self._open.popleft()
         try:
@@ -210,11 +211,14 @@ class _Tally:
         self.repeated += position.deduplicated
 
 
-def _await(future: Future[Any], stream: str) -> None:
+def _await(future: Future[Any], stream: str, report: ProgressReport) -> None:
     """Wait until a future is done, and say so when that takes long."""
-    if not future.done() and not wait([future], PATIENCE).done:
-        note(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
-        wait([future])
+    if future.done() or wait([future], PATIENCE).done:
+        return
+    say = report.note if sys.stderr.isatty() else note  # On a terminal the bar has a place for it.
+    say(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
+    wait([future])
+    report.note("")
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:
