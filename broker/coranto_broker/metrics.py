@@ -53,6 +53,12 @@ class Metrics:
         self.persist_failures = Counter(
             "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
         )
+        self.stores_healthy = Gauge(
+            "coranto_fragment_store_healthy",
+            "Whether the last probe of a fragment store succeeded (1) or not (0).",
+            ["store"],
+            registry=self.registry,
+        )
         self.http_requests = Counter(
             "coranto_http_requests", "Requests to the HTTP gateway.", ["method", "status"], registry=self.registry
         )
@@ -72,6 +78,10 @@ class Metrics:
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
+
+    def store_probed(self, url: str, healthy: bool) -> None:
+        """Note what the probe of a fragment store found."""
+        self.stores_healthy.labels(url).set(healthy)
 
     def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
         """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""

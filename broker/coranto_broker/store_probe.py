@@ -71,12 +71,17 @@ class StoreHealth:
     """The health of stores, by URL."""
 
     def __init__(
-        self, stores: StoreRegistry, clock: Clock, spawn: Callable[[Coroutine[Any, Any, None]], object]
+        self,
+        stores: StoreRegistry,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_probe: Callable[[str, bool], None] = lambda url, healthy: None,
     ) -> None:
-        """`spawn` runs the probing of a store in the background."""
+        """`spawn` runs the probing of a store in the background; `on_probe` hears what each probe found."""
         self._stores = stores
         self._clock = clock
         self._spawn = spawn
+        self._on_probe = on_probe
         self._watched: dict[str, _Watched] = {}
 
     def is_healthy(self, url: str) -> bool:
@@ -110,6 +115,7 @@ class StoreHealth:
             except CorantoError as error:
                 _log.warning("fragment store is unhealthy", store=url, error=str(error), failures=watched.failures + 1)
                 watched.done(str(error))
+            self._on_probe(url, not watched.failures)
             failures = watched.failures
             await self._clock.sleep(
                 BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS

@@ -26,7 +26,10 @@ class Health:
     def __init__(self, root: Path) -> None:
         self.clock = HurriedClock()
         self.tasks: list[asyncio.Task[None]] = []
-        self.health = StoreHealth(StoreRegistry(root), self.clock, self._spawn)
+        self.probes: list[tuple[str, bool]] = []
+        self.health = StoreHealth(
+            StoreRegistry(root), self.clock, self._spawn, lambda url, healthy: self.probes.append((url, healthy))
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(self._few(work)))
@@ -58,6 +61,7 @@ async def test_a_store_that_never_works_is_given_up_after_some_probes(health: He
     # Those who come later do not wait again.
     assert "cannot put" in await asyncio.wait_for(health.health.problem(URL), 1)
     assert PATIENCE < 10
+    assert set(health.probes) == {(URL, False)}
 
 
 async def test_a_store_that_recovers_lets_the_append_go_on(health: Health, tmp_path: Path) -> None:
@@ -66,6 +70,7 @@ async def test_a_store_that_recovers_lets_the_append_go_on(health: Health, tmp_p
     await asyncio.sleep(0)
     (tmp_path / "frags").unlink()
     assert await waiting == ""
+    assert health.probes[-1] == (URL, True)
 
 
 async def test_a_changed_route_ends_the_wait(health: Health) -> None:
