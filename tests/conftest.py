@@ -21,6 +21,7 @@ LONG = (
     "system/test_crash_matrix.py",
     "simulation/test_consumer_simulation.py",
     "simulation/test_streams_simulation.py",
+    "simulation/test_streams_shared_simulation.py",
     "orchestration/test_flights_publish.py",
     "broker/test_broker_exit.py",
     "broker/test_broker_fuzz.py",
