@@ -56,22 +56,21 @@ def _has(world: World, machine: Machine, journal: str, offset: int, content: byt
 
 def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
     folder = spool_path(world, machine, journal)
-    # Content counts by its commit log.
-    begins = [int(name[:16], 16) for name in machine.disk.names(folder) if name.endswith(".commits")]
-    begin = max((each for each in begins if each <= offset), default=-1)
-    if begin < 0:
+    # Content counts by its commit log, of which there may be an empty one: of a roll that the full disk refused.
+    ends: dict[int, int] = {}
+    for name in machine.disk.names(folder):
+        if name.endswith(".commits"):
+            log = machine.disk.content(folder / name, durable=durable)
+            last = commit_log.decode(log).last if log is not None else None
+            if last is not None:
+                begin = int(name[:16], 16)
+                ends[begin] = max(ends.get(begin, 0), last.fragment.end)
+    begin = max((each for each in ends if each <= offset), default=-1)
+    if begin < 0 or ends[begin] < offset + len(wanted):
         return False
     content = machine.disk.content(folder / f"{begin:016x}.content", durable=durable)
     position = offset - begin
-    if content is None or content[position : position + len(wanted)] != wanted:
-        return False
-    ends = [0]
-    for name in machine.disk.names(folder):
-        if name.startswith(f"{begin:016x}.") and name.endswith(".commits"):
-            log = machine.disk.content(folder / name, durable=durable)
-            last = commit_log.decode(log).last if log is not None else None
-            ends.append(last.fragment.end if last is not None else 0)
-    return max(ends) >= offset + len(wanted)
+    return content is not None and content[position : position + len(wanted)] == wanted
 
 
 def _stored(world: World, journal: str, offset: int, wanted: bytes) -> bool:
