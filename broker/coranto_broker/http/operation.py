@@ -3,7 +3,7 @@
 *Ready* is a broker that has loaded the key space, is announced under a lease that it holds, and is not on its way out.
 Fragment stores are not asked: one that is away is away for every broker alike, and all of them would be taken out of
 service though appends and reads of recent content go on. Their health is in the answers of appends, in
-FragmentStoreHealth and in `coranto_fragment_store_failures_total`.
+FragmentStoreHealth and in `coranto_fragment_store_healthy`.
 
 *Alive* is a process whose event loop answers. One that has lost its lease or its key space ends by itself.
 """

@@ -56,7 +56,10 @@ _REFUSED: dict[grpc.StatusCode, type[Unauthenticated] | type[PermissionDenied]] 
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
-CONNECT_ADVICE = "Check the address, that a broker runs there, and whether it serves with TLS (https://…)."
+CONNECT_ADVICE = (
+    "Check the address, that a broker runs there, and whether it serves with TLS (https://…, $CORANTO_TLS_CA)."
+)
+_TOKEN_ADVICE = ". Give this client a token or a key ($CORANTO_AUTH_TOKEN, $CORANTO_AUTH_KEYS)."
 
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
@@ -136,7 +139,9 @@ class Connection:
         code, details = error.code(), error.details() or "no details"
         refused = _REFUSED.get(code)
         if refused is not None:
-            return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}")
+            lacks_token = refused is Unauthenticated and self.tokens.auth is None
+            advice = _TOKEN_ADVICE if lacks_token else ""
+            return refused(f"{subject}: {self.endpoint} answered {code.name}: {details}{advice}")
         if code in _LASTING:
             return RpcFailed(f"{subject}: {self.endpoint} answered {code.name}: {details}", code.name)
         if details.startswith(("failed to connect", "errors resolving")):
