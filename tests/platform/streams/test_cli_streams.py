@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from coranto.cli.streams import autoscaling, writing
-from coranto.client import JournalClient
+from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import LoopThread
 from coranto.errors import CorantoError
 from coranto.streams.autoscale import Scaled
@@ -251,6 +251,22 @@ def test_what_came_before_a_failure_is_written(run: CommandLine, monkeypatch: py
     result = run("write", "interrupted", "-k", "a")
     assert (result.code, "of 1 event that were read, 1 are durable" in result.errors) == (130, True)
     assert len(run("read", "interrupted").output.splitlines()) == 3
+
+
+def test_events_are_appended_as_they_come(run: CommandLine, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(run, "coming")
+    heads: list[int] = []
+
+    def coming(source: object, framing: object) -> Iterator[bytes]:
+        yield b"{}\n"
+        with SyncJournalClient(endpoint) as client:
+            for chunk in client.read("coming/segment/00000000", 0, block=True):
+                heads.append(chunk.end)
+                break
+
+    monkeypatch.setattr(writing, "read_records", coming)
+    assert run("write", "coming", "-k", "a").output == "coming: 1 event is durable\n"
+    assert heads
 
 
 def test_transactions_of_the_command_line(run: CommandLine) -> None:
