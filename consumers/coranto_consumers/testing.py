@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 import psycopg
 import pymysql
 
+from coranto.cluster.processes import free_port
 from coranto.errors import Unavailable
 
 _START_TIMEOUT_S = 60.0
@@ -156,7 +156,7 @@ class PostgresServer(_Server):
         )
         if initialised.returncode:
             raise Unavailable(f"initdb failed: {initialised.stderr.decode(errors='replace').strip()}")
-        self._port = _free_port()
+        self._port = free_port()
         with self._log.open("wb") as log:
             process: subprocess.Popen[bytes] = subprocess.Popen(
                 [binaries / "postgres", "-D", data, "-p", str(self._port), *(f"--{each}" for each in _SETTINGS)],
@@ -235,7 +235,7 @@ class MariadbServer(_Server):
         )
         if made.returncode:
             raise Unavailable(f"MariaDB could not make its system tables: {made.stderr.strip()}")
-        self._port = _free_port()
+        self._port = free_port()
         with self._log.open("wb") as log:
             places = (f"--socket={self._folder / 'socket'}", f"--pid-file={self._folder / 'pid'}")
             return subprocess.Popen([*command, *places, f"--port={self._port}"], stdout=log, stderr=log)
@@ -246,13 +246,6 @@ def why_no_mariadb() -> str:
     if MariadbServer.binary() is not None or (os.geteuid() == 0 and shutil.which("apt-get") is not None):
         return ""
     return f"{_MARIADB_IS_MISSING}; `make mariadb` does so for root on Debian"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _end(process: subprocess.Popen[bytes] | None, how: signal.Signals) -> None:

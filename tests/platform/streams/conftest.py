@@ -1,4 +1,4 @@
-"""Fixtures for tests of streams' writers."""
+"""What tests of streams share: a cluster without a stream, and one that has one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from coranto.client import JournalClient
+from coranto.streams.lifecycle import Streams
+from coranto.testing import Cluster
 from coranto.testing.stream_world import StreamWorld, VirtualClock, stream_world
 
 
@@ -19,3 +22,20 @@ async def world() -> AsyncIterator[StreamWorld]:
     """One broker, and a stream of one segment."""
     async with stream_world() as world:
         yield world
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """One broker."""
+    async with Cluster(brokers=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> JournalClient:
+    return cluster.client()
+
+
+@pytest.fixture
+def streams(client: JournalClient) -> Streams:
+    return Streams(client)

@@ -19,7 +19,6 @@ import structlog
 from coranto import labels
 from coranto.auth import BearerToken
 from coranto.client import JournalClient
-from coranto.coordination.etcd import Delete
 from coranto.effects import SystemClock
 from coranto.errors import (
     CommitUnknown,
@@ -54,7 +53,7 @@ from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.fake_broker import Point as BrokerPoint
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
+from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, lose_records, stream_world
 from coranto.wire import protocol_pb2 as pb
 
 from .full_counts import come_and_go
@@ -284,9 +283,7 @@ async def lose_everything(world: StreamWorld, *, specs: bool) -> None:
     await cluster.stop(0)
     machine = cluster._machine(0)
     machine.disk = SimDisk(cluster._world.timeline, random.Random(), loses_power=False)
-    etcd = cluster._world.etcd
-    lost = [kv.key for kv in etcd.kvs.values() if specs or (JOURNAL in kv.key and "/items/" not in kv.key)]
-    etcd.txn([], [Delete(key) for key in lost], ())
+    lose_records(cluster, JOURNAL, specs=specs)
     await cluster.start(0)
     if specs:
         await world.client.apply([pb.ApplyRequest.Change(upsert=info.spec) for info in listing.journals])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -40,22 +39,6 @@ from coranto.wire import protocol_pb2 as pb
 
 TEMPLATE = default_template(stores=[STORE_URL])
 HELD = labels.label_set({HELD_LABEL: "1"})
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with Cluster(brokers=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> JournalClient:
-    return cluster.client()
-
-
-@pytest.fixture
-def streams(client: JournalClient) -> Streams:
-    return Streams(client)
 
 
 async def fill(client: JournalClient, stream: Stream) -> dict[int, int]:

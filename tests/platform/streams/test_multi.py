@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,22 +38,6 @@ from coranto.testing.cluster import STORE_URL, Cluster
 
 TEMPLATE = default_template(stores=[STORE_URL])
 KEYS = ("a", "customer-1", "")  # In the last, the first and the first of four quarters of the key space.
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with Cluster(brokers=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(cluster: Cluster) -> JournalClient:
-    return cluster.client()
-
-
-@pytest.fixture
-def streams(client: JournalClient) -> Streams:
-    return Streams(client)
 
 
 async def committed(client: JournalClient, name: str = "orders") -> list[Any]:
