@@ -81,6 +81,8 @@ async def _run(world: World, report: Report) -> None:
     world.loop.note("healed")
     await _prove_alive(world, workload, report)
     await workload.stop()
+    # A commit of a client that went away may still be under way, and is to arrive before its journal is read back.
+    await asyncio.sleep(2 * world.network.delays.congested[1])
     if report.anomalies or world.problems:
         return  # Nothing can be read back with certainty.
     finals = {journal: await _read_back(world, journal, report) for journal in world.journals}
