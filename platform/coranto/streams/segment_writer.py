@@ -18,6 +18,7 @@ from typing import Protocol
 from coranto.errors import (
     CommitUnknown,
     CorantoError,
+    IndexHasGreaterOffset,
     JournalNotFound,
     NotAllowed,
     PreconditionFailed,
@@ -266,12 +267,13 @@ class SegmentWriter(Sending):
         if segment is not None:
             self.segment = segment
             try:
-                result = await self._shared.barrier(segment.journal, segment.mod_revision)
+                registers, head = await self._last_registers(segment)
             except JournalNotFound:
                 segment = None
+            except IndexHasGreaterOffset:
+                registers = None  # No broker is known to have all that was appended.
             else:
-                registers = Registers.of(result.registers)
-                await self._settle_sealed(registers, result.end)
+                await self._settle_sealed(registers, head)
         if any(attempt.doubtful for attempt in self._again):
             raise CommitUnknown(
                 f"{self.segment.journal} {'is gone' if segment is None else 'has lost its registers'}: nothing tells "
@@ -283,3 +285,18 @@ class SegmentWriter(Sending):
         self._leaving = False
         self._router.take_over(self, units, registers)
         raise _Leave
+
+    async def _last_registers(self, segment: Segment) -> tuple[Registers, int]:
+        """The registers of a segment that is sealed, and an offset up to which it has had content.
+
+        A broker that took it over when those that had its content were gone has nothing of it by itself, and says so
+        of a journal that takes no more. Where something rests on that, it is asked whether that is certain. Raises
+        IndexHasGreaterOffset if it is not, and JournalNotFound.
+        """
+        journal, revision = segment.journal, segment.mod_revision
+        certain = any(attempt.doubtful for attempt in self._again)
+        try:
+            result = await self._shared.barrier(journal, revision, held=certain)
+        except RegisterMismatch:  # There are none, for certain.
+            result = await self._shared.barrier(journal, revision)
+        return Registers.of(result.registers), max(result.end, self._end)

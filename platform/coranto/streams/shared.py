@@ -12,6 +12,7 @@ from coranto.client.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.effects import Clock
 from coranto.errors import CorantoError, PositionUnknown, WriteError
+from coranto.labels import HELD, label_selector
 from coranto.messages.uuids import Clock as UuidClock
 from coranto.streams.events import EventFormat
 from coranto.streams.registers import Identity
@@ -101,8 +102,17 @@ class Shared:
             if not unit.done.done():
                 self.fail(unit, PositionUnknown("the writer was closed before it was found where this stands"))
 
-    async def barrier(self, journal: str, min_revision: int = 0) -> AppendResult:
-        """A journal's registers and head, behind all that was appended before."""
+    async def barrier(self, journal: str, min_revision: int = 0, *, held: bool = False) -> AppendResult:
+        """A journal's registers and head, behind all that was appended before.
+
+        With `held` it raises RegisterMismatch when there are no registers, and IndexHasGreaterOffset when that is not
+        known, as they may be lost, of journals that take no more, too.
+        """
         return await self.client.append(
-            journal, b"", retry_unknown=True, patience=self.patience, min_etcd_revision=min_revision
+            journal,
+            b"",
+            check_registers=label_selector(include={HELD: ""}) if held else None,
+            retry_unknown=True,
+            patience=self.patience,
+            min_etcd_revision=min_revision,
         )

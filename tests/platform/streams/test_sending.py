@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 from uuid import UUID
 
@@ -11,11 +13,12 @@ from hypothesis import strategies as st
 
 from coranto.client.appender import Appender
 from coranto.client.dispatch import Way
-from coranto.errors import CommitUnknown, Outcome, WriteError, WriterClosed
+from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed
+from coranto.labels import label_selector
 from coranto.specs import validate
-from coranto.streams import JsonEvents, StreamWriter
+from coranto.streams import JsonEvents, Split, StreamWriter
 from coranto.streams.registers import Advances, Entry, advance
-from coranto.testing.stream_world import STREAM, stream_world
+from coranto.testing.stream_world import STREAM, Point, stream_world
 
 LABEL = "coranto.dev/writer-010203040506"
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -74,3 +77,24 @@ def test_the_parameters_of_appends_are_those_of_an_advance(before: Entry, after:
         found = advances.parameters(first.encode(), second.encode())
         assert found == advance(LABEL, first.encode(), second.encode()).parameters("some/journal")
         validate(found)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["it had content before", "its first append"])
+async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_more(known: bool) -> None:
+    async with stream_world(2) as world, StreamWriter[Any](world.client, STREAM) as writer:
+        (segment,) = (await world.streams.describe(STREAM)).active()
+        listing = await world.client.list(label_selector(include={"name": segment.journal}))
+        route = listing.journals[0].route
+        if known:
+            await writer.write_event("key", {"n": 0})
+        else:
+            assert await writer.last_sequence("key") == -1
+        applied = asyncio.Event()
+        world.wire.cut(Point.ANSWER, then=applied.set)
+        doubtful = writer.write_events("key", [{"n": 1}])
+        await applied.wait()
+        await world.cluster.kill(int(route.members[route.primary].suffix.rpartition("-")[2]), expire=True)
+        with contextlib.suppress(IndexHasGreaterOffset):  # Where it ends nobody knows, but it takes no more.
+            await world.streams.scale(STREAM, [Split(segment.number, 2)])
+        with pytest.raises(CommitUnknown):
+            await doubtful
