@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import math
 import os
 import tempfile
 import time
@@ -47,6 +48,7 @@ _log = structlog.get_logger(__name__)
 
 _PARTIAL = ".partial-"
 _EXIT_SECONDS: Final = 0.05
+_MOST_SIGNED_SECONDS: Final = 7 * 24 * 60 * 60
 _STREAM_BYTES: Final = 1 << 20
 _IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
 
@@ -94,7 +96,7 @@ class FragmentStore(ABC):
         """A URL that whoever holds it may GET for `ttl_seconds`, without credentials.
 
         May ask the service for credentials and thus block for a moment: prefer `sign_async` in an event loop.
-        Raises StoreError.
+        Raises StoreError, and InvalidInput when the service does not sign for so long.
         """
 
     @abstractmethod
@@ -194,11 +196,21 @@ class ObjectStoreFragments(FragmentStore):
 
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
         with self._errors("sign", fragment.content_path):
-            return obstore.sign(self._signer(), "GET", self._key(fragment), timedelta(seconds=ttl_seconds))
+            return obstore.sign(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
 
     async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
         with self._errors("sign", fragment.content_path):
-            return await obstore.sign_async(self._signer(), "GET", self._key(fragment), timedelta(seconds=ttl_seconds))
+            return await obstore.sign_async(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
+
+    def _lifetime(self, ttl_seconds: float) -> timedelta:
+        """Services count whole seconds; two of them refuse URLs that outlive a week, one only when they are used."""
+        if ttl_seconds > _MOST_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
+            raise InvalidInput(
+                f"{ttl_seconds:.0f} s is longer than a URL of {self._url.scheme}:// can be good for, which is "
+                f"{_MOST_SIGNED_SECONDS} s (7 days)",
+                field="signatureTTL",
+            )
+        return timedelta(seconds=max(1, math.ceil(ttl_seconds)))
 
     async def remove(self, fragment: Fragment) -> None:
         with suppress(FragmentNotFound), self._errors("remove", fragment.content_path):

@@ -226,6 +226,20 @@ async def test_s3_urls_are_signed_offline() -> None:
 
 
 @pytest.mark.usefixtures("_aws")
+async def test_urls_are_signed_for_seconds_and_at_most_a_week(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_credentials(monkeypatch, tmp_path)
+    fragment = fragment_of(CONTENT)
+    for url, argument in (("s3://bucket/?region=x", "X-Amz-Expires"), ("gs://bucket/", "X-Goog-Expires")):
+        store = open_store(url)
+        for seconds, expected in ((0.1, "1"), (59.5, "60"), (604800, "604800")):
+            assert parse_qs(urlsplit(store.sign(fragment, seconds)).query)[argument] == [expected]
+        for sign in (store.sign_async(fragment, 604801), asyncio.to_thread(store.sign, fragment, 1e12)):
+            with pytest.raises(InvalidInput, match="7 days"):
+                await sign
+    assert "se=" in open_store("azure://container/").sign(fragment, 604801)
+
+
+@pytest.mark.usefixtures("_aws")
 def test_s3_needs_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="no AWS region is known"):
         open_store("s3://bucket/")
