@@ -23,7 +23,7 @@ from coranto.streams.units import Attempt
 from coranto.wire import protocol_pb2 as pb
 
 from .streams.boundaries import MESSAGES
-from .streams.options import options_of
+from .streams.options import lost_answers_options_of, options_of
 from .streams.run import run
 
 SEEDS = 44
@@ -59,6 +59,18 @@ def test_ten_thousand_transactions_are_whole_once_and_in_order() -> None:
         assert total[wanted] >= least, (wanted, total)
     for act in ("cut", "kill broker", "kill writer", "move primary", "usurp"):
         assert sum(count for name, count in total.items() if name.startswith(act)), act
+
+
+def test_t10_nothing_is_doubled_or_lost_when_every_append_is_struck() -> None:
+    """The count of the contract is `python -m tests.simulation.streams --lost-answers --seeds 10000`."""
+    total: Counter[str] = Counter()
+    for seed in range(20):
+        report = run(lost_answers_options_of(seed))
+        assert report.sound, str(report)
+        total += report.coverage + report.outcomes
+    assert total["transaction ok"] > 100
+    lost = ("after commit", "after end", "before response", "before status")
+    assert sum(count for name, count in total.items() if name.endswith(lost)) >= 10
 
 
 def test_a_seed_is_one_run() -> None:
