@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NoReturn
 
+import grpc
 import grpc.aio
+import structlog
 
 from coranto.auth import Capability, Claims
 from coranto.errors import CorantoError, InvalidInput
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 THROTTLE_QUANTUM_SECONDS = 0.05
+_log = structlog.get_logger(__name__)
 
 
 async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
@@ -190,13 +193,18 @@ def _protobuf(message: AppendMessage) -> pb.AppendRequest:
 
 
 async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendResponse:
-    """Forward an append to the primary, with what was resolved, and its answer back."""
+    """Forward an append to the primary, with what was resolved, and its answer back.
+
+    A primary that breaks off before the commit was forwarded has not applied the append, and the client is told so
+    rather than left in the dark: after a primary's death that is what happens until another takes over.
+    """
     resolution = fsm.resolution
     assert resolution is not None
     request = pb.AppendRequest()
     request.CopyFrom(fsm.request)
     request.header.CopyFrom(resolution.header)
     metadata = broker.peers.metadata(Capability.APPEND, request.journal)
+    may_commit = False
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Append(metadata=metadata)
         try:
@@ -205,9 +213,18 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
                 while (message := await inbox.read()) is not None:
-                    await call.write(_protobuf(message))
+                    forwarded = _protobuf(message)
+                    may_commit = may_commit or not forwarded.content
+                    await call.write(forwarded)
                 await call.done_writing()
             response: pb.AppendResponse = await call
             return response
+        except grpc.aio.AioRpcError as error:
+            if may_commit or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            _log.warning("primary could not be reached", journal=request.journal, error=error.details())
+            header = broker.unrouted_header(broker.keyspace.state)
+            header.route.CopyFrom(resolution.header.route)
+            return pb.AppendResponse(status=pb.NO_JOURNAL_PRIMARY_BROKER, header=header)
         finally:
             call.cancel()
