@@ -41,6 +41,9 @@ _PIECE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
 _TURN_SECONDS = 5.0
+_OPEN_SECONDS = 3.0
+"""How long the end waits for fragments of which it is open whether they may be stored: their primary may be ending too,
+and store them. If it does not, it goes on with its own."""
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]
@@ -138,7 +141,10 @@ class FragmentPersister:
         for job in self._tasks.values():
             job.hurry.set()
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
+            await asyncio.wait(set(self._tasks), timeout=min(timeout, _OPEN_SECONDS))
+        decided = {task for task, job in self._tasks.items() if not self._is_open(job)}
+        if decided and timeout > _OPEN_SECONDS:
+            await asyncio.wait(decided, timeout=timeout - _OPEN_SECONDS)
         left = set(self._tasks)
         for task in left:
             task.cancel()
@@ -214,6 +220,12 @@ class FragmentPersister:
         except TimeoutError:
             return
         job.hurry.clear()
+
+    def _is_open(self, job: _Job) -> bool:
+        """Whether it is not known if the fragment may be stored, as it is not when that of an earlier one is not."""
+        others = self._of_journal[job.sealed.fragment.journal].values()
+        begin = job.sealed.fragment.begin
+        return any(other.waits and not other.failures and other.sealed.fragment.begin <= begin for other in others)
 
     async def _turn(self, job: _Job) -> None:
         """Return once no earlier fragment of the journal waits, but for those that cannot be read here."""

@@ -219,6 +219,27 @@ async def test_closing_leaves_what_cannot_be_stored_to_the_next_start(fixture: F
     assert sealed.log.path.exists()
 
 
+async def test_closing_does_not_wait_for_what_only_others_can_decide(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto_broker.persister._OPEN_SECONDS", 0.05)
+    fixture.judgement = Judgement.OPEN
+    fixture.add(b"abc")
+    fixture.add(b"def", 3)
+    await eventually(lambda: fixture.judged)
+    async with asyncio.timeout(5):
+        assert await fixture.persister.close(60.0) == 2
+    assert fixture.stored == []
+
+
+async def test_closing_waits_for_what_is_stored_slowly(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto_broker.persister._OPEN_SECONDS", 0.05)
+    fixture.stores.first.failures = [StoreError("no answer")] * 2  # Each is repeated after a while.
+    fixture.add(b"abc")
+    assert await fixture.persister.close(10.0) == 0
+    assert len(fixture.stored) == 1
+
+
 async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> None:
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
