@@ -319,42 +319,42 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
     endpoint = url.options.get("endpoint") or _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     if endpoint:
         # An endpoint of one's own rarely has a host name per bucket.
-        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-    client = _plain_if(endpoint)
+        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False, **_plain_if(endpoint)}
     if sse := url.options.get("sse"):
         config["server_side_encryption"] = sse
     if key_id := url.options.get("sseKmsKeyId"):
         config["sse_kms_key_id"] = key_id
-    store = S3Store(url.bucket, config=config, client_options=client)  # type: ignore[arg-type]  # one of many keys
+    store = S3Store(url.bucket, config=config)  # type: ignore[arg-type]  # one of many keys
     if not (acl := url.options.get("acl")):
         return ObjectStoreFragments(url, store)
     # Only uploads carry the ACL: as a default header it would also be part of what signed URLs sign.
-    with_acl: ClientConfig = {**client, "default_headers": {"x-amz-acl": acl}}
+    with_acl: ClientConfig = {"allow_http": endpoint.startswith("http://"), "default_headers": {"x-amz-acl": acl}}
     write_store = S3Store(url.bucket, config=config, client_options=with_acl)  # type: ignore[arg-type]
     return ObjectStoreFragments(url, store, write_store=write_store)
 
 
 def _azure(url: StoreUrl) -> AzureStore:
-    client = _plain_if(_first_variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
+    config: dict[str, Any] = _plain_if(_first_variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
     if url.scheme == "azure":
         account, key = _environment(url, "AZURE_ACCOUNT_NAME", "AZURE_ACCOUNT_KEY")
-        return AzureStore(url.bucket, config={"account_name": account, "account_key": key}, client_options=client)
+        config |= {"account_name": account, "account_key": key}
+        return AzureStore(url.bucket, config=config)  # type: ignore[arg-type]  # as above
     client_id, secret = _environment(url, "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
-    return AzureStore(
-        url.bucket,
-        config={
-            "account_name": url.account,
-            "tenant_id": url.tenant,
-            "client_id": client_id,
-            "client_secret": secret,
-        },
-        client_options=client,
-    )
+    config |= {
+        "account_name": url.account,
+        "tenant_id": url.tenant,
+        "client_id": client_id,
+        "client_secret": secret,
+    }
+    return AzureStore(url.bucket, config=config)  # type: ignore[arg-type]  # as above
 
 
-def _plain_if(endpoint: str) -> ClientConfig:
-    """Whoever names an endpoint without TLS means it. The library also wants to be told that it may."""
-    return {"allow_http": True} if endpoint.startswith("http://") else {}
+def _plain_if(endpoint: str) -> dict[str, str]:
+    """Whoever names an endpoint without TLS means it. The library also wants to be told that it may.
+
+    As part of a store's configuration, since client options replace those that the environment gives.
+    """
+    return {"allow_http": "true"} if endpoint.startswith("http://") else {}
 
 
 def _first_variable(*names: str) -> str:

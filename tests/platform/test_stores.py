@@ -420,12 +420,14 @@ async def test_endpoints_come_from_the_environment(
     """Emulators and private endpoints are reached by naming them, without TLS if the name says so."""
     set_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv(variable, f"http://127.0.0.1:{recorder.server_port}{path}")
+    monkeypatch.setenv(f"{variable.split('_')[0]}_USER_AGENT", "told by the environment")
     store = open_store(url)
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     ((command, target, headers, body),) = recorder.requests
     assert (command, unquote(target)) == ("PUT", key + fragment.content_path)
     assert headers["authorization"].split()[0] in ("AWS4-HMAC-SHA256", "Bearer", "SharedKey")
+    assert headers["user-agent"] == "told by the environment"
     assert body == compress(fragment.codec, CONTENT)
     assert store.sign(fragment, 60).startswith(f"http://127.0.0.1:{recorder.server_port}{key}")
     recorder.status = 404
