@@ -326,7 +326,9 @@ class NotAllowed(StatusError):
 
 class WrongAppendOffset(StatusError):
     status = pb.WRONG_APPEND_OFFSET
-    advice = "The journal's head is not at the offset that the append asked for."
+    advice = (
+        "The journal's head is not at the offset that the append asked for, and nothing was applied: read the head."
+    )
 
 
 class IndexHasGreaterOffset(StatusError):

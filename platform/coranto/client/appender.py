@@ -68,7 +68,8 @@ class Appender:
         self._may_proxy = may_proxy
         self._registers = registers
         self._journal = parameters.journal
-        self._subject = f"append to {self._journal}"
+        at = f" at offset {parameters.offset}" if parameters.offset else ""
+        self._subject = f"append to {self._journal}{at}"
         self._state = _State.IDLE
         self._way: Way | None = None
         self._call: Call | None = None

@@ -320,7 +320,7 @@ async def test_registers_are_checked_and_changed(client: JournalClient, journal:
 async def test_an_offset_makes_an_append_happen_at_most_once(client: JournalClient, journal: FakeJournal) -> None:
     await client.append(NAME, b"12345")
     await client.append(NAME, b"6", offset=5)
-    with pytest.raises(WrongAppendOffset):
+    with pytest.raises(WrongAppendOffset, match=r"at offset 5: WRONG_APPEND_OFFSET.*nothing was applied"):
         await client.append(NAME, b"6", offset=5)
     assert journal.content == b"123456"
 
