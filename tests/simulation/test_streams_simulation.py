@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from coranto.client.values import AppendResult
+from coranto.client.prepared import PreparedAppend
 from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, build_uuid
 from coranto.streams import registers
-from coranto.streams.registers import Conditions
+from coranto.streams.registers import Advances, Conditions
 from coranto.streams.routing import Routing
 from coranto.streams.segment_writer import SegmentWriter
 from coranto.streams.units import Attempt
@@ -101,6 +101,12 @@ def caught(*names: str, **options: Any) -> bool:
     return False
 
 
+def taken_back(append: PreparedAppend) -> pb.AppendRequest:
+    """The parameters of an append that was begun, and is not to be."""
+    append.abort()
+    return append._parameters
+
+
 HARD = {"harm": 0.4, "in_flight": 4, "window": 16, "keys": 2, "stable": 0, "scale_seconds": 0.0}
 
 
@@ -116,19 +122,31 @@ def test_appends_that_check_no_register_are_caught(monkeypatch: pytest.MonkeyPat
     def careless(*args: Any) -> Conditions:
         return checked(*args)._replace(check=pb.LabelSelector())
 
+    def unchecked(self: Advances, before: str, after: str) -> pb.AppendRequest:
+        parameters = pb.AppendRequest()
+        parameters.CopyFrom(self._template)
+        parameters.union_registers.labels[0].value = after
+        return parameters
+
     monkeypatch.setattr(registers, "advance", careless)
+    monkeypatch.setattr(Advances, "parameters", unchecked)
     assert caught("duplicate", "reordered", "lost", "clock", **HARD)
 
 
 def test_appends_that_are_blindly_repeated_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def blind(self: SegmentWriter, attempt: Attempt, conditions: Conditions) -> AppendResult | None:
+    right = SegmentWriter._append
+
+    async def blind(self: SegmentWriter, attempt: Attempt) -> None:
+        if attempt.append is None:
+            await right(self, attempt)
+            return
+        union = taken_back(attempt.append).union_registers
         try:
             attempt.result = await self._shared.client.append(
-                self.segment.journal, attempt.content, union_registers=conditions.union, retry_unknown=True
+                self.segment.journal, attempt.content, union_registers=union, retry_unknown=True
             )
         except CorantoError as error:
             attempt.error = error
-        return attempt.result
 
     monkeypatch.setattr(SegmentWriter, "_append", blind)
     assert caught("duplicate", **HARD)
@@ -152,8 +170,13 @@ def test_keys_that_go_to_a_successor_too_early_are_caught(monkeypatch: pytest.Mo
 
 
 def test_registers_that_change_without_their_content_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def in_two(self: SegmentWriter, attempt: Attempt, conditions: Conditions) -> AppendResult | None:
-        client, shared = self._shared.client, self._shared
+    right = SegmentWriter._append
+
+    async def in_two(self: SegmentWriter, attempt: Attempt) -> None:
+        if attempt.append is None:
+            await right(self, attempt)
+            return
+        client, shared, parameters = self._shared.client, self._shared, taken_back(attempt.append)
         nothing = shared.events.acknowledgement(
             build_uuid(shared.identity.producer, attempt.first_clock, Flags.ACK_TXN)
         )
@@ -161,15 +184,14 @@ def test_registers_that_change_without_their_content_are_caught(monkeypatch: pyt
             await client.append(
                 self.segment.journal,
                 nothing,
-                check_registers=conditions.check,
-                union_registers=conditions.union,
-                subtract_registers=conditions.subtract,
+                check_registers=parameters.check_registers,
+                union_registers=parameters.union_registers,
+                subtract_registers=parameters.subtract_registers,
             )
             attempt.result = await client.append(self.segment.journal, attempt.content)
         except CorantoError as error:
             attempt.error = error
             attempt.doubtful = True
-        return attempt.result
 
     monkeypatch.setattr(SegmentWriter, "_append", in_two)
     assert caught("lost", **HARD)
