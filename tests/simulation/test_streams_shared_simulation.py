@@ -82,7 +82,7 @@ def test_decisions_that_ask_for_no_open_gate_are_caught(monkeypatch: pytest.Monk
 
     right = Decisions.decide
     monkeypatch.setattr(Decisions, "decide", decide)
-    assert caught("partial", "undelivered", "lost", **SEVERAL | {"scale_seconds": 0.2})
+    assert caught("partial", "undelivered", "lost", **SEVERAL | {"scale_seconds": 0.2, "harm": 0.0})
 
 
 def test_decisions_that_nobody_carries_out_for_the_dead_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
