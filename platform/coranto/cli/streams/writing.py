@@ -6,9 +6,8 @@ import contextlib
 import json
 import logging
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -18,12 +17,14 @@ import typer
 from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
 from coranto.cli.output import note
+from coranto.cli.streams.handing import Handing
+from coranto.client import JournalClient
+from coranto.client.loop import shared_loop
 from coranto.errors import CommitUnknown, InvalidInput, WriterExpired
 from coranto.streams.events import JsonEvents, format_of
 from coranto.streams.sync_lifecycle import SyncStreams
 from coranto.streams.sync_writer import SyncStreamWriter
-from coranto.streams.units import EventPosition
-from coranto.streams.writer import DEFAULT_PATIENCE
+from coranto.streams.writer import CLOSE_SECONDS, DEFAULT_PATIENCE, StreamWriter
 from coranto.telemetry import ProgressReport, configure_logging, progress
 
 
@@ -83,23 +84,25 @@ def write(
         with SyncStreams(client) as streams:
             format: Any = format_of(streams.describe(name).content_type)
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
-        tally = _Tally(name)
+        handing: Handing | None = None
         try:
             with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
                 pairs = (
                     parse(line[:-1], number) for number, line in enumerate(read_records(source, RecordFraming.LINES), 1)
                 )
-                writer: SyncStreamWriter[Any] = SyncStreamWriter(
-                    client, name, format=format, writer_id=writer_id, fresh=fresh
-                )
                 if transaction:
                     assert key is not None
                     events = [event for _, event in pairs]
-                    told = _commit(writer, name, key, events, 1 if writer_id else None, expected_offset, report)
+                    with SyncStreamWriter(client, name, format=format, writer_id=writer_id, fresh=fresh) as committer:
+                        told = _commit(committer, name, key, events, 1 if writer_id else None, expected_offset, report)
                 else:
-                    told = _write(writer, pairs, tally, report, numbered=writer_id is not None)
+                    own = JournalClient.of(client.config)
+                    writer: StreamWriter[Any] = StreamWriter(own, name, format=format, writer_id=writer_id, fresh=fresh)
+                    handing = Handing(writer, patience=PATIENCE, late=lambda: _say_late(name, report))
+                    told = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
         except BaseException:
-            tally.tell_what_is_durable()
+            if handing is not None and handing.given:
+                note(f"{name}: of {_events(handing.given)} that were read, {handing.durable} are durable")
             raise
     typer.echo(f"{name}: {told}")
 
@@ -134,91 +137,45 @@ def _commit(
         return "the input is empty, so there is nothing to commit"
     if not structlog.get_logger().is_enabled_for(logging.DEBUG):
         configure_logging("error")  # The error that is shown says it all.
-    with writer:
-        committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
-        _await(committing, name, report)
-        report.advance(len(events))
-        result = committing.result()
+    committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
+    if not wait([committing], PATIENCE).done:
+        _say_late(name, report)
+    result = committing.result()
+    report.advance(len(events))
     how = "found" if result.deduplicated else "committed"
     return f"{how} {_events(len(events))} in segment {result.segment} at [{result.begin}, {result.end})"
 
 
 def _write(
-    writer: SyncStreamWriter[Any],
+    client: JournalClient,
+    writer: StreamWriter[Any],
     pairs: Iterable[tuple[str, Any]],
-    tally: _Tally,
+    handing: Handing,
     report: ProgressReport,
     *,
     numbered: bool,
 ) -> str:
     """Write events one by one, and return what came of it."""
-    with writer:
-        try:
-            for number, (place, event) in enumerate(pairs, 1):
-                tally.add(writer.write_event(place, event, sequence=number if numbered else None), report)
-                report.advance()
-            tally.finish(report)
-        except KeyboardInterrupt:
-            writer.close(PATIENCE)
-            raise
-    known = f", {tally.repeated} of which it had already" if tally.repeated else ""
-    return f"{_events(tally.durable)} {'is' if tally.durable == 1 else 'are'} durable{known}"
+    loop, deadline = shared_loop(), CLOSE_SECONDS
+    try:
+        loop.run(writer.open())
+        for number, (place, event) in enumerate(pairs, 1):
+            handing.add(place, event, number if numbered else None)
+            report.advance()
+        handing.finish()
+    except KeyboardInterrupt:
+        deadline = PATIENCE
+        raise
+    finally:
+        loop.run(writer.close(deadline))
+        loop.run(client.close())
+    known = f", {handing.repeated} of which it had already" if handing.repeated else ""
+    return f"{_events(handing.durable)} {'is' if handing.durable == 1 else 'are'} durable{known}"
 
 
-_TOGETHER = 4096
-"""Events that are under way at once."""
-
-
-class _Tally:
-    """Counts events that become durable, and raises the first failure."""
-
-    def __init__(self, stream: str) -> None:
-        self.given = 0
-        self.durable = 0
-        self.repeated = 0
-        self._stream = stream
-        self._open: deque[Future[EventPosition]] = deque()
-
-    def add(self, event: Future[EventPosition], report: ProgressReport) -> None:
-        self.given += 1
-        self._open.append(event)
-        while self._open and self._open[0].done():
-            self._settle(report)
-        if len(self._open) >= _TOGETHER:
-            while len(self._open) > _TOGETHER // 2:
-                self._settle(report)
-
-    def finish(self, report: ProgressReport) -> None:
-        while self._open:
-            self._settle(report)
-
-    def tell_what_is_durable(self) -> None:
-        """Say what is done, whatever has failed."""
-        if self.given:
-            done = self.durable + sum(event.done() and event.exception() is None for event in self._open)
-            note(f"{self._stream}: of {_events(self.given)} that were read, {done} are durable")
-
-    def _settle(self, report: ProgressReport) -> None:
-        event = self._open[0]
-        _await(event, self._stream, report)
-        line = self.given - len(self._open) + 1
-        self._open.popleft()
-        try:
-            position = event.result()
-        except InvalidInput as error:
-            raise InvalidInput(f"line {line}: {error}") from error
-        self.durable += 1
-        self.repeated += position.deduplicated
-
-
-def _await(future: Future[Any], stream: str, report: ProgressReport) -> None:
-    """Wait until a future is done, and say so when that takes long."""
-    if future.done() or wait([future], PATIENCE).done:
-        return
+def _say_late(stream: str, report: ProgressReport) -> None:
     say = report.note if sys.stderr.isatty() else note  # On a terminal the bar has a place for it.
     say(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
-    wait([future])
-    report.note("")
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:
