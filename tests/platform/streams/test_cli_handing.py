@@ -17,9 +17,10 @@ PLACE = EventPosition(0, "orders/segment/00000000", 0, 1)
 
 
 class HeldWriter:
-    """Settles nothing before it is told to; refuses text, and fails at bytes."""
+    """Settles nothing before it is told to, and then all; refuses text, and fails at bytes."""
 
     def __init__(self) -> None:
+        self.held = True
         self.open: list[asyncio.Future[EventPosition]] = []
         self.sequences: list[int | None] = []
 
@@ -32,9 +33,12 @@ class HeldWriter:
             done.set_exception(CorantoError("the brokers are gone"))
         else:
             self.open.append(done)
+            if not self.held:
+                self.settle()
         return done
 
     def settle(self) -> None:
+        self.held = False
         for done in self.open:
             done.set_result(PLACE._replace(deduplicated=len(self.sequences) == 1))
         self.open.clear()
@@ -54,7 +58,9 @@ def test_what_is_under_way_is_bounded_and_waiting_is_told() -> None:
     for number in range(TOGETHER):
         assert not late
         handed.add("key", {}, number)
-    assert late, "there was no room until some were settled"
+    assert late == [1], "there was no room until some were settled"
+    assert handed.durable >= TOGETHER // 2
+    handed.finish()
     assert handed.durable == handed.given == TOGETHER
     assert writer.sequences == list(range(TOGETHER))
 
