@@ -353,13 +353,19 @@ class JournalClient:
         request = pb.ReadRequest(
             journal=journal, offset=-1, metadata_only=True, min_etcd_revision=self._applied_revision
         )
+        asked = 0
         while True:
             try:
-                return await self._head(request)
+                head, revision, is_primary = await self._head(request)
             except TRANSIENT as error:
                 await self._wait(retry, error)
+                continue
+            asked += 1
+            if is_primary or asked > 1:
+                return head, revision
+            # A replica that is behind may have answered, as no route was known; now one is.
 
-    async def _head(self, request: pb.ReadRequest) -> tuple[int, int]:
+    async def _head(self, request: pb.ReadRequest) -> tuple[int, int, bool]:
         subject = f"write head of {request.journal}"
         # The primary's, so that whoever appended sees it.
         way = self._dispatcher.to_primary(request.journal)
@@ -370,7 +376,10 @@ class JournalClient:
                 if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
                     raise status_error(response.status, subject, response.header)
                 check_well_formed(response, subject)
-                return response.write_head, response.header.etcd.revision
+                header = response.header
+                members, primary = header.route.members, header.route.primary
+                is_primary = 0 <= primary < len(members) and members[primary] == header.process_id
+                return response.write_head, header.etcd.revision, is_primary
         except grpc.aio.AioRpcError as error:
             raise way.failure(subject, error) from error
         except asyncio.CancelledError:

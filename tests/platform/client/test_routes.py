@@ -208,8 +208,18 @@ async def test_what_is_streamed_goes_to_the_primary_and_may_be_passed_on(brokers
             await append.commit()
         await client.fragments(JOURNAL)
     assert brokers[0].calls == ["Read"]
-    assert brokers[1].calls == ["Append", "ListFragments"]
+    # The first to be asked may have been a replica that is behind, and says that it is not the primary.
+    assert brokers[1].calls == ["Read", "Append", "ListFragments"]
     assert not brokers[1].requests[0].do_not_proxy
+
+
+async def test_a_head_is_the_primarys_though_a_replica_that_is_behind_is_asked_first(
+    brokers: Sequence[FakeBroker],
+) -> None:
+    brokers[1].journals[JOURNAL].spool += b"appended elsewhere"
+    assert brokers[0].journals[JOURNAL].head < brokers[1].journals[JOURNAL].head
+    async with client_of(brokers[0]) as client:
+        assert await client.head(JOURNAL) == brokers[1].journals[JOURNAL].head
 
 
 @pytest.mark.parametrize(("zone", "allowed"), [("a", {0}), ("b", {1, 2}), ("", {0, 1, 2})])
