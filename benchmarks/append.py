@@ -12,6 +12,7 @@ how fast this machine finds memory for them that was never used.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -31,6 +32,9 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 JOURNAL = "bench/append"
 BULK_BYTES = 256 << 20
 BULK_CHUNK = 512 << 10
+STREAM_BYTES = 64 << 20
+STREAM_CHUNK = 32 << 10
+"""What copying from a reader to a writer has as its buffer in Go, and so what its programs send at once."""
 SMALL_BYTES = 200
 SMALL_SECONDS = 1.2
 CLIENTS = (1, 16, 64)
@@ -41,27 +45,40 @@ FLOORS = {
 
 STORING_FLOOR = "the same messages to a bare server that also hashes and writes them"
 
-CHUNK = pb.AppendRequest(content=bytes(range(256)) * (BULK_CHUNK // 256))
 SMALL = pb.AppendRequest(content=b"x" * SMALL_BYTES)
 COMMIT = pb.AppendRequest()
 
 Measure = Callable[["pb_grpc.JournalAsyncStub"], Awaitable[float]]
 
 
-async def _bulk_messages() -> AsyncIterator[pb.AppendRequest]:
+async def bulk_messages(size: int, chunk: int) -> AsyncIterator[pb.AppendRequest]:
+    """One append of `size` bytes, of which each message has `chunk`."""
+    message = pb.AppendRequest(content=bytes(range(256)) * (chunk // 256))
     yield pb.AppendRequest(journal=JOURNAL)
-    for _ in range(BULK_BYTES // BULK_CHUNK):
-        yield CHUNK
+    for _ in range(size // chunk):
+        yield message
     yield COMMIT
 
 
-async def _bulk(stub: pb_grpc.JournalAsyncStub) -> float:
-    """MB/s of one append of BULK_BYTES."""
+def _bulk(size: int, chunk: int) -> Measure:
+    async def run(stub: pb_grpc.JournalAsyncStub) -> float:
+        """MB/s of such an append."""
+        begun = time.perf_counter()
+        response = await stub.Append(bulk_messages(size, chunk))
+        seconds = time.perf_counter() - begun
+        assert response.commit.end - response.commit.begin == size, response
+        return size / 1e6 / seconds
+
+    return run
+
+
+def hashed() -> float:
+    """MB/s of SHA-1 over as many bytes, by one processor that does nothing else."""
+    chunk, digest = bytes(range(256)) * (BULK_CHUNK // 256), hashlib.sha1(usedforsecurity=False)
     begun = time.perf_counter()
-    response = await stub.Append(_bulk_messages())
-    seconds = time.perf_counter() - begun
-    assert response.commit.end - response.commit.begin == BULK_BYTES, response
-    return BULK_BYTES / 1e6 / seconds
+    for _ in range(BULK_BYTES // BULK_CHUNK):
+        digest.update(chunk)
+    return BULK_BYTES / 1e6 / (time.perf_counter() - begun)
 
 
 async def small_messages(journal: str = JOURNAL) -> AsyncIterator[pb.AppendRequest]:
@@ -158,14 +175,18 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
             subjects, floors = in_turns(rounds, rate(lambda: raw, measure), rate(journal.renew, measure))
             return Figure(f"{name}, {copies}", unit, subjects, floors, FLOORS[replication])
 
-        bulk = f"bulk append, one RPC of {BULK_BYTES >> 20} MiB"
-        yield figure(bulk, "MB/s", _bulk, grouped)
+        bulk, whole = f"bulk append, one RPC of {BULK_BYTES >> 20} MiB", _bulk(BULK_BYTES, BULK_CHUNK)
+        yield figure(bulk, "MB/s", whole, grouped)
+        in_pieces = f"append of {STREAM_BYTES >> 20} MiB in messages of {STREAM_CHUNK >> 10} KiB"
+        yield figure(in_pieces, "MB/s", _bulk(STREAM_BYTES, STREAM_CHUNK), grouped)
         if replication == 1:
             # What bounds it: hashing and writing share the processors with receiving and with the client.
-            subjects, floors = in_turns(rounds, rate(lambda: storing, _bulk), rate(grouped.renew, _bulk))
+            subjects, floors = in_turns(rounds, rate(lambda: storing, whole), rate(grouped.renew, whole))
             yield Figure(f"{bulk}, {copies}", "MB/s", subjects, floors, STORING_FLOOR)
-            subjects, floors = in_turns(rounds, rate(lambda: raw, _bulk), rate(lambda: storing, _bulk))
+            subjects, floors = in_turns(rounds, rate(lambda: raw, whole), rate(lambda: storing, whole))
             yield Figure("the same bytes to a bare server that hashes and stores", "MB/s", subjects, floors, FLOORS[1])
+            subjects, floors = in_turns(rounds, rate(lambda: raw, whole), hashed)
+            yield Figure("SHA-1 alone of as many bytes", "MB/s", subjects, floors, FLOORS[1])
         for clients in CLIENTS:
             name = f"{SMALL_BYTES} B appends, {clients} client{'s' if clients > 1 else ''}"
             yield figure(name, "appends/s", _small(clients), grouped)

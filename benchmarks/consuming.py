@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ def _consuming(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
     return figures
 
 
-def _committed(content: bytes) -> Iterable[dict[str, Any]]:
+def _committed(content: bytes) -> Iterable[Mapping[str, Any]]:
     """Its messages, each decoded."""
     envelopes = iter_messages(LINES, "j", [content], 0)
     return (each.message for each in read_committed(envelopes, Sequencer(), lambda _: ()))

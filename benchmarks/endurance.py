@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 
-from benchmarks.append import CHUNK, COMMIT, JOURNAL, Journal, cluster_of
+from benchmarks.append import BULK_CHUNK, JOURNAL, Journal, bulk_messages, cluster_of
 from benchmarks.runner import Figure
 from coranto.client.sync import SyncJournalClient
 from coranto.errors import CorantoError
-from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 LARGE_BYTES = 1 << 30
@@ -36,14 +35,8 @@ def _resident(pid: int) -> float:
 
 
 async def _append_large(endpoint: str) -> None:
-    async def messages() -> AsyncIterator[pb.AppendRequest]:
-        yield pb.AppendRequest(journal=JOURNAL)
-        for _ in range(LARGE_BYTES // len(CHUNK.content)):
-            yield CHUNK
-        yield COMMIT
-
     async with grpc.aio.insecure_channel(endpoint) as channel:
-        response = await pb_grpc.JournalStub(channel).Append(messages())
+        response = await pb_grpc.JournalStub(channel).Append(bulk_messages(LARGE_BYTES, BULK_CHUNK))
         assert response.commit.end - response.commit.begin == LARGE_BYTES, response
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -39,6 +40,10 @@ LONG = (
     "consumers/runtime/test_consumer_cli.py",
 )
 """Files that take long, the longest first. Begun last, one of them would keep all other processes waiting."""
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Spark's programs here are short, and compiling them well takes twice the time of running them.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

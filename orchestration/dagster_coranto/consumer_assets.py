@@ -111,7 +111,7 @@ def _run_consumer(
         def show(report: "ConsumeReport") -> None:
             nonlocal lag
             bar.note(
-                f"{report.messages:,} messages in {report.transactions} transactions, {report.published:,} published"
+                f"{report.messages:,} messages ({report.published:,} published), transactions: {report.transactions}"
             )
             if lag is None:
                 bar.expect(report.lag_bytes)
