@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,11 @@ LONG = (
     "consumers/runtime/test_consumer_cli.py",
 )
 """Files that take long, the longest first. Begun last, one of them would keep all other processes waiting."""
+
+# A shell has what it starts in the background ignore interrupts, and all that this starts in turn; Dagster then has
+# them ignore SIGTERM, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,15 +196,14 @@ class Host:
             return
         self._incarnation += 1
         process = Process(self._loop, f"{self.name}.{self._incarnation}")
-        process.on_death.append(self._died)
+        process.on_death.append(partial(self._died, process))
         self.process = process
         self.stop_requested = asyncio.Event()
         self._loop.note(f"start {process.name}")
         process.start(self._run(process))
 
-    def _died(self) -> None:
-        assert self.process is not None
-        self._loop.note(f"end of {self.process.name}")
+    def _died(self, process: Process) -> None:
+        self._loop.note(f"end of {process.name}")
         self.forget()
         self.boot(self._rng.uniform(*_RESTART_SECONDS))
 
