@@ -157,10 +157,21 @@ def test_a_timeout_bounds_each_call(remote: Broker) -> None:
             next(client.read(NAME, block=True))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whatever has been done in this process before: Spark puts a handler of its own in the place of Python's."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_rolls_the_call_back(sync: SyncJournalClient, remote: Broker) -> None:
+    main = threading.get_ident()
+
     def interrupt() -> None:
         remote.reached(Point.APPEND_BEGUN)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
 
     remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
     thread = threading.Thread(target=interrupt)
