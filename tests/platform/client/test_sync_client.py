@@ -161,10 +161,13 @@ def test_a_timeout_bounds_each_call(remote: Broker) -> None:
 def interruptible() -> Iterator[None]:
     """Whatever has been done in this process before: Spark puts a handler of its own in the place of Python's."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_rolls_the_call_back(sync: SyncJournalClient, remote: Broker) -> None:
     main = threading.get_ident()
