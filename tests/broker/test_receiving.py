@@ -102,3 +102,21 @@ async def test_a_small_append_is_whole() -> None:
     whole = await inbox.receive(pb.AppendRequest(), line, 0, SystemClock())
     assert whole is not None
     assert (whole.content, whole.chunks, line.coming) == (b"somemore", 2, 0)
+
+
+async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
+    flow, clock = FlowControl(), SystemClock()
+    flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
+    watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time() - 2)
+    content = Content(b"some")
+    assert await watchdog.read(Client(content)) is content
+    watchdog.earn(4)
+    assert await watchdog.read(Client(EOF)) is None
+
+
+async def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
+    flow, clock = FlowControl(), SystemClock()
+    flow.start(1 << 20, 0, clock.monotonic() - 3)
+    watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time())
+    with pytest.raises(AppendUnderflow):
+        await watchdog.read(Client(Content(b"late")))

@@ -105,7 +105,7 @@ class Matrix:
             builder.add(journal, {"n": n})
         ((_, content),) = builder.take_batches(1 << 20)
         builder.ack_intents()
-        return (await self.client.append(journal, content + builder.commit()[journal])).end
+        return (await self.client.append(journal, content + builder.commit()[journal], retry_unknown=True)).end
 
     async def read_committed(self, journal: str) -> list[int]:
         content = await self.client.read_all(journal, 0, await self.client.head(journal))

@@ -16,7 +16,7 @@ from coranto.effects import SystemClock
 from coranto.errors import Fenced, Unavailable
 from coranto.messages import Checkpoint
 from coranto_consumers.recoverylog.hint_store import HintKeys
-from coranto_consumers.recoverylog.standby import LogStandby
+from coranto_consumers.recoverylog.standby import HINTS_EVERY_S, LogStandby
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores import JsonFileStore, SqliteStore, Store
@@ -74,6 +74,9 @@ class HintClock(SystemClock):
         self.written = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
+        if seconds < HINTS_EVERY_S:  # Before something is tried again.
+            await super().sleep(seconds)
+            return
         await self.due.wait()
         self.due.clear()
 

@@ -267,16 +267,26 @@ class Watchdog:
             self.reading = False
         if isinstance(message, _MESSAGES):
             if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
-                self._flow.tick(self._clock.monotonic())
+                self._tick()
             return message
-        self._flow.tick(self._clock.monotonic())
+        self._tick()
         require_readable(message)
         return None
 
     def earn(self, size: int) -> None:
         """So much was read. Raises AppendUnderflow."""
-        self._flow.tick(self._clock.monotonic())
+        self._tick()
         self._flow.chunk(size)
+
+    def _tick(self) -> None:
+        """Let time pass. Raises AppendUnderflow, but for time in which we should have looked and did not come to it."""
+        now = self._clock.monotonic()
+        if self._is_late():
+            self._flow.forgive(now)
+        self._flow.tick(now)
+
+    def _is_late(self) -> bool:
+        return self._loop.time() - self.due > LATE_SECONDS
 
     def underflow(self) -> AppendUnderflow | None:
         """What a cancellation, which is to be caught, was caused by; None if it has another cause, too."""
@@ -296,7 +306,7 @@ class Watchdog:
         That has not been told by `earn`.
         """
         flow, now = self._flow, self._clock.monotonic()
-        busy = not self.reading or self._loop.time() - self.due > LATE_SECONDS
+        busy = not self.reading or self._is_late()
         try:
             for at, size in (*earned, (now, 0)):
                 if busy:

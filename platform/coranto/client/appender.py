@@ -212,7 +212,7 @@ class Appender:
         """What is known of an append whose half-close may have left."""
         assert self._way is not None
         failure = self._way.failure(self._subject, error)
-        if error.code() in REFUSALS:
+        if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # As a broker says that it rolled back.
             return failure
         return self._unknown(failure)
 

@@ -203,7 +203,8 @@ async def test_a_connection_that_breaks_before_the_commit_applies_nothing(
     assert broker.count("Append") == 1
 
 
-UNKNOWN = [Break.CUT, *(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK and code not in TURNED_AWAY)]
+_KNOWN = (grpc.StatusCode.OK, grpc.StatusCode.ABORTED, *TURNED_AWAY)
+UNKNOWN = [Break.CUT, *(code for code in grpc.StatusCode if code not in _KNOWN)]
 
 
 @pytest.mark.parametrize("action", UNKNOWN, ids=lambda action: action.name)
@@ -231,6 +232,19 @@ async def test_a_call_that_is_turned_away_was_not_applied(
     assert caught.value.code == code.name
     assert journal.content == b""
     assert broker.count("Append") == 1
+
+
+async def test_what_was_rolled_back_since_it_came_too_slowly_is_appended_again(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal
+) -> None:
+    broker.at(Point.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
+    with pytest.raises(Unavailable, match="ABORTED") as caught:
+        await client.append(NAME, b"content", patience=0)
+    assert caught.value.outcome is Outcome.NOT_APPLIED
+    assert journal.content == b""
+    broker.at(Point.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
+    await client.append(NAME, b"content")
+    assert journal.content == b"content"
 
 
 async def test_closing_the_client_fails_a_commit_whose_outcome_is_then_unknown(
