@@ -137,8 +137,7 @@ class Nemesis:
 
     async def _long_outage(self, machine: Machine) -> None:
         """The lease runs out before the broker is back."""
-        machine.stays_down = True
-        machine.kill()
+        machine.end()
 
         def back() -> None:
             machine.stays_down = False

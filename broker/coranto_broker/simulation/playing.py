@@ -114,8 +114,7 @@ def play(
             report.problems.append(f"deadlock: {error}")
         finally:
             for machine in (*world.machines, *machines):
-                machine.stays_down = True
-                machine.kill()
+                machine.end()
             world.clients.kill()
     report.problems += world.problems + world.rpc.problems + loop.unnoticed() + loop.problems
     report.coverage = world.coverage.counts

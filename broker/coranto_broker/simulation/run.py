@@ -170,8 +170,7 @@ async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
         if not ended:
             report.anomalies.append(Anomaly("stuck", "all journals", "brokers do not end when asked to"))
     for machine in world.machines:
-        machine.stays_down = True
-        machine.kill()
+        machine.end()
     for journal, final in finals.items():
         final.fully_stored = world.options.stored_at_end
         final.fragments = [

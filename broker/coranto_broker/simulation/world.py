@@ -165,6 +165,8 @@ class Host:
         self.process: Process | None = None
         self.stop_requested = asyncio.Event()
         self.stays_down = False
+        self.held_up: list[Process] = []
+        """Processes that stand still, or did, and that others may have taken for dead."""
         self._loop = world.loop
         self._rng = world.rng
         self._problems = world.problems
@@ -173,7 +175,7 @@ class Host:
     @property
     def is_up(self) -> bool:
         """Whether it has a process that has started."""
-        raise NotImplementedError
+        return self.process is not None and self.process.alive
 
     def boot(self, delay: float) -> None:
         """Start a process after `delay` seconds, unless one runs by then."""
@@ -183,6 +185,13 @@ class Host:
         """End the process as `kill -9` does. It is started again some time later."""
         if self.process is not None:
             self.process.kill()
+
+    def end(self) -> None:
+        """End all processes that it has, and start no more."""
+        self.stays_down = True
+        self.kill()
+        for process in self.held_up:
+            process.kill()
 
     async def serve(self, process: Process) -> None:
         """What the program does until it ends, with the simulation's effects."""
@@ -243,7 +252,7 @@ class Machine(Host):
 
     @property
     def is_up(self) -> bool:
-        return self.process is not None and self.process.alive and self.broker is not None
+        return super().is_up and self.broker is not None
 
     def crash(self) -> None:
         """Lose power: what was not synced may be gone."""

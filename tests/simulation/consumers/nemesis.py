@@ -116,8 +116,7 @@ class ConsumerNemesis(Nemesis):
             await self._for_a_while(process.resume, low, high)
 
     async def _consumer_outage(self, machine: ConsumerMachine) -> None:
-        machine.stays_down = True
-        machine.kill()
+        machine.end()
 
         def back() -> None:
             machine.stays_down = False

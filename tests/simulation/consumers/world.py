@@ -156,7 +156,7 @@ class ConsumerMachine(Host):
 
     @property
     def is_up(self) -> bool:
-        return self.process is not None and self.process.alive and self.consumer is not None
+        return super().is_up and self.consumer is not None
 
     def forget(self) -> None:
         self.consumer = None

@@ -31,17 +31,8 @@ class Follower(Host):
         self._world = world
 
     @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
-
-    @property
     def events(self) -> int:
         return sum(map(len, self.delivered))
-
-    def end(self) -> None:
-        """For good."""
-        self.stays_down = True
-        self.kill()
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._world.rng

@@ -61,20 +61,8 @@ class Member(Host):
         self._rng = world.rng
         self._notes = notes
         self._number = number
-        self._held_up: list[Process] = []
         self.quiet = False
         """Whether nothing happens to it any more."""
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
-
-    def end(self) -> None:
-        """For good."""
-        self.stays_down = True
-        self.kill()
-        for process in self._held_up:
-            process.kill()
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._rng
@@ -101,7 +89,7 @@ class Member(Host):
         except ReaderOffline:
             world.coverage.sometimes("group: a reader was told that it is out")
             return
-        if auto and process not in self._held_up and not world.stream_options.faults:
+        if auto and process not in self.held_up and not world.stream_options.faults:
             self._notes.left.add(reader._token)
         world.coverage.sometimes("group: a reader left")
         if reader.is_finished:
@@ -117,7 +105,7 @@ class Member(Host):
         if kind < 0.65:
             world.loop.later(rng.uniform(0.2, 6.0), self._die, process)
             return
-        self._held_up.append(process)
+        self.held_up.append(process)
         world.loop.later(rng.uniform(0.2, 4.0), process.pause)
         world.loop.later(rng.uniform(4.0, 12.0), process.resume)
 
@@ -185,15 +173,6 @@ class Keeper(Host):
         self._rng = world.rng
         self._notes = notes
         self._named = 0
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
-
-    def end(self) -> None:
-        """For good."""
-        self.stays_down = True
-        self.kill()
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._rng

@@ -41,15 +41,6 @@ class Mover(Host):
                 world.units.add(self.name, named[0], events=events, padding=padding, transaction=True, keys=named)
             )
 
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
-
-    def end(self) -> None:
-        """For good."""
-        self.stays_down = True
-        self.kill()
-
     def left(self) -> list[Unit]:
         """What is still to be tried."""
         return [unit for unit in self.program if not unit.attempts]

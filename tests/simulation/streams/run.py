@@ -115,8 +115,7 @@ async def _write(world: StreamWorld, writers: list[WriterHost | Mover], report: 
     await asyncio.gather(harm, return_exceptions=True)
     nemesis.heal()
     boundaries.stop()
-    operator.stays_down = True
-    operator.kill()
+    operator.end()
     world.loop.note("healed")
     if not await world.until(done, LIVELINESS_SECONDS):
         left = {host.name: [unit.number for unit in host.left()][:5] for host in writers if not host.finished}

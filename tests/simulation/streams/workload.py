@@ -37,7 +37,6 @@ class WriterHost(Host):
         options, rng = world.stream_options, world.rng
         self.stable = stable
         self.finished = False
-        self._taken_for_dead: list[Process] = []
         self._world = world
         self._rng = rng
         self._over: set[int] = set()  # Units that were given up on purpose: they are never tried again.
@@ -59,10 +58,6 @@ class WriterHost(Host):
             if not unit.transaction:
                 unit.events = 1
 
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
-
     def usurp(self) -> None:
         """Let the process be taken for dead, and another one go on. It wakes up later, and knows of nothing."""
         process = self.process
@@ -70,17 +65,10 @@ class WriterHost(Host):
             return
         self._world.coverage.sometimes("a program was taken for dead")
         process.pause()
-        self._taken_for_dead.append(process)
+        self.held_up.append(process)
         self.process = None
         self.boot(0.01)
         self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
-
-    def end(self) -> None:
-        """For good, and all that was taken for dead, too."""
-        self.stays_down = True
-        self.kill()
-        for process in self._taken_for_dead:
-            process.kill()
 
     def left(self) -> list[Unit]:
         """What is still to be tried."""
@@ -288,10 +276,6 @@ class Operator(Host):
         super().__init__(world, "operator", "")
         self._world = world
         self._rng = world.rng
-
-    @property
-    def is_up(self) -> bool:
-        return self.process is not None and self.process.alive
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._rng
