@@ -8,7 +8,7 @@ import dagster as dg
 
 from coranto.audit import FragmentAudit, JournalAudit, Verdict, audit_journal
 from coranto.client import JournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
 from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import Fragment
@@ -121,7 +121,7 @@ def build_fragment_check(
     )
     def fragments_agree(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         resource: JournalResource = getattr(context.resources, resource_key)
-        return as_result(shared_loop().run(_examine_all(resource, resource.group(group))), severity)
+        return as_result(run_blocking(_examine_all(resource, resource.group(group))), severity)
 
     return fragments_agree
 

@@ -12,7 +12,7 @@ import dagster as dg
 from pydantic import Field
 
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
 from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
@@ -122,7 +122,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
     def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
         """Heads of a group's journals, by full name and in its order. The prefix applies."""
-        return shared_loop().run(self._positions(self.group(group)))
+        return run_blocking(self._positions(self.group(group)))
 
     async def _positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
         async with JournalClient.of(self.client_config()) as client:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.cluster import EmbeddedCluster
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalResource, dagster_environment
@@ -15,9 +15,9 @@ from dagster_coranto import JournalResource, dagster_environment
 def broker() -> Iterator[FakeBroker]:
     """A broker without a cluster, on the loop that blocking clients share."""
     made = FakeBroker()
-    shared_loop().run(made.__aenter__())
+    run_blocking(made.__aenter__())
     yield made
-    shared_loop().run(made.__aexit__(None, None, None))
+    run_blocking(made.__aexit__(None, None, None))
 
 
 @pytest.fixture

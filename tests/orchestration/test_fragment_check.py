@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.codecs import compress
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
@@ -23,9 +23,9 @@ def journal(broker: FakeBroker, tmp_path: Path) -> FakeJournal:
     """Three persisted fragments and a live spool."""
     made = broker.create(PART, fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.ZSTANDARD))
     for index in range(3):
-        shared_loop().run(broker.write(PART, f"fragment {index}\n".encode() * 100))
+        run_blocking(broker.write(PART, f"fragment {index}\n".encode() * 100))
         made.roll(tmp_path, Codec.ZSTANDARD)
-    shared_loop().run(broker.write(PART, b"live\n"))
+    run_blocking(broker.write(PART, b"live\n"))
     return made
 
 

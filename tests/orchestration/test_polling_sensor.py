@@ -3,7 +3,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.testing.fake_broker import FakeBroker
 from dagster_coranto import JournalGroup, JournalPollingSensorCursor, JournalResource, build_journal_polling_sensor
 from dagster_coranto.resource import JournalPosition
@@ -71,7 +71,7 @@ def test_a_run_is_requested_once_for_each_advance_of_the_heads(broker: FakeBroke
     broker.create("flights/alerts/part-000")
     assert isinstance(tick(journals, None), dg.SkipReason)
 
-    shared_loop().run(broker.write(PART, b"one\n"))
+    run_blocking(broker.write(PART, b"one\n"))
     first = tick(journals, None)
     assert isinstance(first, dg.SensorResult)
     assert first.cursor is not None
@@ -80,7 +80,7 @@ def test_a_run_is_requested_once_for_each_advance_of_the_heads(broker: FakeBroke
     assert isinstance(again, dg.SkipReason)
     assert again.skip_message == "None of 1 journals flights/events/… has grown."
 
-    shared_loop().run(broker.write(PART, b"two\n"))
+    run_blocking(broker.write(PART, b"two\n"))
     second = tick(journals, first.cursor)
     assert isinstance(second, dg.SensorResult)
     (one,), (two,) = first.run_requests or (), second.run_requests or ()
@@ -90,7 +90,7 @@ def test_a_run_is_requested_once_for_each_advance_of_the_heads(broker: FakeBroke
 
 def test_a_cursor_that_was_not_stored_leads_to_the_same_run_key(broker: FakeBroker, journals: JournalResource) -> None:
     broker.create(PART)
-    shared_loop().run(broker.write(PART, b"one\n"))
+    run_blocking(broker.write(PART, b"one\n"))
     results = [tick(journals, None), tick(journals, None)]
     keys = [
         request.run_key

@@ -16,7 +16,7 @@ from coranto.cli.connect import PATIENCE, Endpoint, find_cluster
 from coranto.cli.journals.editing import edit_until_applied
 from coranto.cli.output import Format, note, print_json, print_table
 from coranto.client import ClientConfig, JournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.errors import ClusterError, CorantoError, EtcdTransactionFailed, InvalidInput
 from coranto.telemetry import amount
@@ -293,7 +293,7 @@ def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable
         async with ShardClient(ClientConfig.from_environment(endpoint, patience=PATIENCE)) as client:
             return await work(client)
 
-    return shared_loop().run(run())
+    return run_blocking(run())
 
 
 async def _discover() -> str:

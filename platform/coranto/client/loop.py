@@ -12,7 +12,8 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -102,3 +103,24 @@ os.register_at_fork(after_in_child=_shared.after_fork)
 def shared_loop() -> LoopThread:
     """The loop of this process, started when it is first needed."""
     return _shared.get()
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run work on the loop of this process and return what it returns (see `LoopThread.run`)."""
+    return _shared.get().run(work)
+
+
+class Blocking:
+    """What a blocking face is besides its methods: a block, which closes it when it is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        raise NotImplementedError

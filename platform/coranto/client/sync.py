@@ -25,7 +25,7 @@ from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
-from coranto.client.loop import LoopThread, shared_loop
+from coranto.client.loop import Blocking, LoopThread, run_blocking, shared_loop
 from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing, Suspend
 from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
 from coranto.wire import protocol_pb2 as pb
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _AHEAD_BYTES = 8 << 20
 
 
-class SyncJournalClient:
+class SyncJournalClient(Blocking):
     """A blocking client with the methods of `JournalClient`, which see for what they mean and raise.
 
     May be used by several threads, and pickled: its copy connects anew. So does a forked child, provided that its
@@ -77,20 +77,12 @@ class SyncJournalClient:
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.config, self.timeout)
 
-    def __enter__(self) -> SyncJournalClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection. Using the client again connects anew."""
         with self._lock:
             if self._pid == os.getpid():
                 self._pid = 0
-                shared_loop().run(self._client.close())
+                run_blocking(self._client.close())
 
     # -- The methods of JournalClient ------------------------------------------------------------------------------
 
@@ -225,7 +217,7 @@ class SyncJournalClient:
             return self._client
 
     def _run(self, work: Coroutine[Any, Any, T], *, changes: str = "") -> T:
-        return shared_loop().run(_timed(work, self.timeout, changes) if self.timeout is not None else work)
+        return run_blocking(_timed(work, self.timeout, changes) if self.timeout is not None else work)
 
 
 def _restore(config: ClientConfig, timeout: float | None) -> SyncJournalClient:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from coranto.client.client import JournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import Blocking, run_blocking
 from coranto.client.sync import SyncJournalClient
 from coranto.messages.framing import Framing
 from coranto.streams.delivery import DEFAULT_READ_AHEAD, Event, StreamTransaction
@@ -40,27 +40,27 @@ class _SyncReading(Generic[E]):
 
     def __next__(self) -> Event[E]:
         """The next event. Raises TimeoutError, with nothing taken, and what the asynchronous reader raises."""
-        event = _run(_next(self._reader, self._timeout))
+        event = run_blocking(_next(self._reader, self._timeout))
         if event is None:
             raise StopIteration
         return event
 
     def transactions(self) -> Iterator[StreamTransaction[E]]:
         """The rest by transaction, each one whole. Raises as `next` does."""
-        while (transaction := _run(_bounded(self._reader.next_transaction(), self._timeout))) is not None:
+        while (transaction := run_blocking(_bounded(self._reader.next_transaction(), self._timeout))) is not None:
             yield transaction
 
     def position(self) -> StreamPosition:
         async def position() -> StreamPosition:
             return self._reader.position()
 
-        return _run(position())
+        return run_blocking(position())
 
     def time_window(self) -> TimeWindow:
-        return _run(self._reader.time_window())
+        return run_blocking(self._reader.time_window())
 
 
-class SyncStreamReader(_SyncReading[E]):
+class SyncStreamReader(_SyncReading[E], Blocking):
     """`StreamReader` for code that blocks: `with SyncStreamReader(client, "name") as reader:`."""
 
     def __init__(
@@ -90,20 +90,12 @@ class SyncStreamReader(_SyncReading[E]):
         super().__init__(own, reader, timeout)
         self._stream_reader = reader
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         async def close() -> None:
             await self._stream_reader.close()
             await self._client.close()
 
-        _run(close())
+        run_blocking(close())
 
     def cut(self) -> Mapping[int, int]:
         return self.position()
@@ -117,7 +109,7 @@ class SyncGroupReader(_SyncReading[E]):
         self._group_reader = reader
 
     def __enter__(self) -> Self:
-        _run(self._group_reader.open())
+        run_blocking(self._group_reader.open())
         return self
 
     def __exit__(
@@ -126,36 +118,28 @@ class SyncGroupReader(_SyncReading[E]):
         self.close(consumed=kind is None)
 
     def close(self, *, consumed: bool = True) -> None:
-        _run(self._group_reader.close(consumed=consumed))
+        run_blocking(self._group_reader.close(consumed=consumed))
 
     @property
     def is_finished(self) -> bool:
         return self._group_reader.is_finished
 
     def commit(self) -> StreamPosition:
-        return _run(self._group_reader.commit())
+        return run_blocking(self._group_reader.commit())
 
 
-class SyncReaderGroup:
+class SyncReaderGroup(Blocking):
     """`ReaderGroup` for code that blocks. Close it when its readers are closed."""
 
     def __init__(self, client: SyncJournalClient, stream: str, name: str) -> None:
         self._client = JournalClient.of(client.config)
         self._group = ReaderGroup(self._client, stream, name)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        _run(self._client.close())
+        run_blocking(self._client.close())
 
     def create(self, begin: Mapping[int, int] | None = None) -> bool:
-        return _run(self._group.create(begin))
+        return run_blocking(self._group.create(begin))
 
     def reader(
         self,
@@ -192,33 +176,29 @@ class SyncReaderGroup:
         return SyncGroupReader(self._client, made, timeout)
 
     def state(self) -> GroupState:
-        return _run(self._group.state())
+        return run_blocking(self._group.state())
 
     def begin_checkpoint(self, name: str) -> None:
-        _run(self._group.begin_checkpoint(name))
+        run_blocking(self._group.begin_checkpoint(name))
 
     def initiate_checkpoint(self, name: str, *, timeout: float | None = None) -> StreamPosition:
         """As `ReaderGroup.initiate_checkpoint`; raises TimeoutError after `timeout` seconds, and it goes on."""
-        return _run(_bounded(self._group.initiate_checkpoint(name), timeout))
+        return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
 
     def checkpoint(self, name: str | None = None) -> Checkpoint | None:
-        return _run(self._group.checkpoint(name))
+        return run_blocking(self._group.checkpoint(name))
 
     def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        _run(self._group.reader_offline(reader, position))
+        run_blocking(self._group.reader_offline(reader, position))
 
     def reset(self, begin: Mapping[int, int] | None = None) -> None:
-        _run(self._group.reset(begin))
+        run_blocking(self._group.reset(begin))
 
     def release(self, cut: Mapping[int, int]) -> None:
-        _run(self._group.release(cut))
+        run_blocking(self._group.release(cut))
 
     def released_cut(self) -> Mapping[int, int] | None:
-        return _run(self._group.released_cut())
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return shared_loop().run(work)
+        return run_blocking(self._group.released_cut())
 
 
 async def _bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:

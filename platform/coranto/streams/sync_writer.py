@@ -10,12 +10,12 @@ import asyncio
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from coranto.client.client import JournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.sync import SyncJournalClient
 from coranto.streams.events import EventFormat
 from coranto.streams.metrics import WriterMetrics
@@ -40,7 +40,7 @@ MAX_PENDING_EVENTS: Final = 10_000
 """A call waits while as many events are not settled."""
 
 
-class SyncStreamWriter(Generic[E]):
+class SyncStreamWriter(Blocking, Generic[E]):
     """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. May be used by several threads.
 
     Handing over an event waits for room only, not for the loop's thread.
@@ -81,13 +81,8 @@ class SyncStreamWriter(Generic[E]):
         self._awake = False
 
     def __enter__(self) -> Self:
-        _run(self._writer.open())
+        run_blocking(self._writer.open())
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def metrics(self) -> WriterMetrics:
@@ -131,27 +126,27 @@ class SyncStreamWriter(Generic[E]):
                 key, timeout=timeout, sequence=sequence, expected_offset=expected_offset, fence=fence
             )
 
-        return SyncTransaction(_run(make()))
+        return SyncTransaction(run_blocking(make()))
 
     def flush(self) -> None:
         async def flush() -> None:
             self._take_over()
             await self._writer.flush()
 
-        _run(flush())
+        run_blocking(flush())
 
     def last_sequence(self, key: str) -> int:
-        return _run(self._writer.last_sequence(key))
+        return run_blocking(self._writer.last_sequence(key))
 
     def raise_fence(self, key: str, name: str) -> Fence:
-        return _run(self._writer.raise_fence(key, name))
+        return run_blocking(self._writer.raise_fence(key, name))
 
     def note_time(self, time: float) -> None:
         async def note() -> None:
             self._take_over()
             self._writer.note_time(time)
 
-        _run(note())
+        run_blocking(note())
 
     def close(self, deadline: float = CLOSE_SECONDS) -> None:
         async def close() -> None:
@@ -159,7 +154,7 @@ class SyncStreamWriter(Generic[E]):
             await self._writer.close(deadline)
             await self._client.close()
 
-        _run(close())
+        run_blocking(close())
 
     # -- Handing over --------------------------------------------------------------------------------------------------
 
@@ -211,35 +206,31 @@ class SyncTransaction(Generic[E]):
         self._transaction = transaction
 
     def __enter__(self) -> Self:
-        _run(self._transaction.__aenter__())
+        run_blocking(self._transaction.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _run(self._transaction.__aexit__(kind, error, None))
+        run_blocking(self._transaction.__aexit__(kind, error, None))
 
     @property
     def state(self) -> TransactionState:
-        return _run(_call(lambda: self._transaction.state))
+        return run_blocking(_call(lambda: self._transaction.state))
 
     @property
     def size(self) -> int:
         return self._transaction.size
 
     def write(self, event: E) -> None:
-        _run(_call(lambda: self._transaction.write(event)))
+        run_blocking(_call(lambda: self._transaction.write(event)))
 
     def commit(self) -> CommitResult:
-        return _run(self._transaction.commit())
+        return run_blocking(self._transaction.commit())
 
     def abort(self) -> None:
-        _run(_call(self._transaction.abort))
+        run_blocking(_call(self._transaction.abort))
 
 
 async def _call(function: Callable[[], T]) -> T:
     return function()
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return shared_loop().run(work)

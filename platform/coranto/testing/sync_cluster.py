@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from coranto.client import SyncJournalClient
 from coranto.client.config import DEFAULT_PATIENCE
-from coranto.client.loop import shared_loop
+from coranto.client.loop import Blocking, run_blocking
 from coranto.fragments import Fragment
 from coranto.testing.cluster import Cluster
 from coranto.wire import protocol_pb2 as pb
 
 
-class SyncCluster:
+class SyncCluster(Blocking):
     """Brokers in this process: `with SyncCluster(brokers=3) as cluster:`. See `Cluster` for what all of it means.
 
     The brokers listen on free ports of this machine, so that clients may be pickled and sent to other processes.
@@ -32,19 +31,14 @@ class SyncCluster:
         self._clients: list[SyncJournalClient] = []
 
     def __enter__(self) -> SyncCluster:
-        shared_loop().run(self._cluster.__aenter__())
+        run_blocking(self._cluster.__aenter__())
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the cluster, as leaving its block does. Nothing if it does not run."""
         for client in self._clients:
             client.close()
-        shared_loop().run(self._cluster.close())
+        run_blocking(self._cluster.close())
 
     def __repr__(self) -> str:
         return repr(self._cluster).replace("Cluster", "SyncCluster")
@@ -72,19 +66,19 @@ class SyncCluster:
         timeout: float = 30.0,
     ) -> None:
         work = self._cluster.create(journal, replication=replication, labels=labels, timeout=timeout)
-        shared_loop().run(work)
+        run_blocking(work)
 
     def ready(self, *journals: str, timeout: float = 30.0) -> None:
-        shared_loop().run(self._cluster.ready(*journals, timeout=timeout))
+        run_blocking(self._cluster.ready(*journals, timeout=timeout))
 
     def kill(self, number: int, *, expire: bool = False) -> None:
-        shared_loop().run(self._cluster.kill(number, expire=expire))
+        run_blocking(self._cluster.kill(number, expire=expire))
 
     def stop(self, number: int) -> None:
-        shared_loop().run(self._cluster.stop(number))
+        run_blocking(self._cluster.stop(number))
 
     def start(self, number: int) -> None:
-        shared_loop().run(self._cluster.start(number))
+        run_blocking(self._cluster.start(number))
 
     def is_up(self, number: int) -> bool:
         return self._cluster.is_up(number)
@@ -103,4 +97,4 @@ def _on_loop(function: Callable[[], Any]) -> None:
     async def call() -> None:
         function()
 
-    shared_loop().run(call())
+    run_blocking(call())

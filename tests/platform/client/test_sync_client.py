@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from coranto.client import Appended, SyncAppendService, SyncJournalClient
-from coranto.client.loop import LoopThread, shared_loop
+from coranto.client.loop import LoopThread, run_blocking
 from coranto.errors import (
     AppendOutcomeUnknown,
     JournalNotFound,
@@ -212,7 +212,7 @@ def test_a_call_on_the_clients_own_loop_is_refused(sync: SyncJournalClient) -> N
         sync.head(NAME)
 
     with pytest.raises(RuntimeError, match="its own event loop"):
-        shared_loop().run(call())
+        run_blocking(call())
 
 
 def test_a_call_within_another_event_loop(sync: SyncJournalClient) -> None:

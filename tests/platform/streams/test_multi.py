@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -205,6 +205,48 @@ class Mortal:
         return counted
 
 
+class Mute:
+    """A client whose appends of certain content fail, without having been made."""
+
+    def __init__(self, client: JournalClient, failures: Mapping[bytes, Exception]) -> None:
+        self._client = client
+        self._failures = failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        for part, failure in self._failures.items():
+            if part in joined(content):
+                raise failure
+        return await self._client.append(journal, content, **options)
+
+
+class Deaf:
+    """A client that loses the answer to its first append of certain content, whether it was applied or not."""
+
+    def __init__(self, client: JournalClient, part: bytes, *, applied: bool) -> None:
+        self.contents: list[bytes] = []
+        """Such content, in the order in which it was appended."""
+        self._client = client
+        self._part = part
+        self._applied = applied
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Any:
+        if self._part not in joined(content):
+            return await self._client.append(journal, content, **options)
+        assert not options.get("retry_unknown")
+        self.contents.append(joined(content))
+        lost = len(self.contents) == 1
+        result = await self._client.append(journal, content, **options) if self._applied or not lost else None
+        if lost:
+            raise AppendOutcomeUnknown("lost")
+        return result
+
+
 async def test_whatever_a_writer_died_at_the_transaction_is_there_wholly_or_not_at_all(
     streams: Streams, client: JournalClient
 ) -> None:
@@ -242,30 +284,11 @@ async def test_events_whose_answer_is_lost_are_given_up_and_all_is_begun_anew(
 ) -> None:
     """They are not appended again, lest they come late, behind where a reader goes on, before their end comes again."""
     await streams.create("orders", 2, template=TEMPLATE)
-    contents: list[bytes] = []
 
-    class Deaf(Mortal):
-        def __getattr__(self, name: str) -> Any:
-            call = getattr(self._client, name)
-            if name != "append":
-                return call
-
-            async def append(journal: str, content: Any, **options: Any) -> Any:
-                if b'"txn":0' not in joined(content):
-                    return await call(journal, content, **options)
-                assert not options.get("retry_unknown")
-                contents.append(joined(content))
-                if len(contents) > 1:
-                    return await call(journal, content, **options)
-                if applied:
-                    await call(journal, content, **options)
-                raise AppendOutcomeUnknown("lost")
-
-            return append
-
-    deaf: Any = Deaf(client, 0)
+    deaf: Any = Deaf(client, b'"txn":0', applied=applied)
     async with MultiKeyWriter[Any](deaf, "orders") as writer:
         await write(writer, 0)
+        contents = deaf.contents
         assert len(contents) == len(set(contents)) == 4, "of two segments, both times with UUIDs of their own"
         position = None
         async with StreamReader[Any](client, "orders") as reader:
@@ -283,18 +306,7 @@ async def test_events_whose_answer_is_lost_are_given_up_and_all_is_begun_anew(
 async def test_events_that_are_never_answered_are_not_committed(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
 
-    class Mute(Mortal):
-        def __getattr__(self, name: str) -> Any:
-            call = getattr(self._client, name)
-
-            async def append(journal: str, content: Any, **options: Any) -> Any:
-                if b'"n":1' in joined(content):
-                    raise AppendOutcomeUnknown("lost")
-                return await call(journal, content, **options)
-
-            return append if name == "append" else call
-
-    mute: Any = Mute(client, 0)
+    mute: Any = Mute(client, {b'"n":1': AppendOutcomeUnknown("lost")})
     async with MultiKeyWriter[Any](mute, "orders", patience=0.1) as writer:
         txn = writer.transaction()
         txn.write("a", {"n": 1})
@@ -309,29 +321,11 @@ async def test_a_decision_whose_answer_is_lost_is_looked_for(
     applied: bool, streams: Streams, client: JournalClient
 ) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
-    unanswered = 0
 
-    class Deaf(Mortal):
-        def __getattr__(self, name: str) -> Any:
-            call = getattr(self._client, name)
-            if name != "append":
-                return call
-
-            async def append(journal: str, content: Any, **options: Any) -> Any:
-                nonlocal unanswered
-                if b'"decided"' not in joined(content) or unanswered:
-                    return await call(journal, content, **options)
-                unanswered += 1
-                if applied:
-                    await call(journal, content, **options)
-                raise AppendOutcomeUnknown("lost")
-
-            return append
-
-    deaf: Any = Deaf(client, 0)
+    deaf: Any = Deaf(client, b'"decided"', applied=applied)
     async with MultiKeyWriter[Any](deaf, "orders") as writer:
         await write(writer, 0)
-    assert unanswered == 1
+    assert deaf.contents
     assert sorted(each["at"] for each in await committed(client)) == [0, 1, 2]
     journal = transactions_journal("orders")
     content = await client.read_all(journal, 0, await client.head(journal))
@@ -343,20 +337,8 @@ async def test_a_decision_whose_answer_is_lost_is_looked_for(
 async def test_when_nothing_tells_any_more_the_outcome_is_unknown(streams: Streams, client: JournalClient) -> None:
     await streams.create("orders", 2, template=TEMPLATE)
 
-    class Mute(Mortal):
-        def __getattr__(self, name: str) -> Any:
-            call = getattr(self._client, name)
-
-            async def append(journal: str, content: Any, **options: Any) -> Any:
-                if b'"decided"' in joined(content):
-                    raise AppendOutcomeUnknown("lost")
-                if b'"void"' in joined(content):
-                    raise Unavailable("nothing answers")
-                return await call(journal, content, **options)
-
-            return append if name == "append" else call
-
-    mute: Any = Mute(client, 0)
+    failures = {b'"decided"': AppendOutcomeUnknown("lost"), b'"void"': Unavailable("nothing answers")}
+    mute: Any = Mute(client, failures)
     async with MultiKeyWriter[Any](mute, "orders") as writer:
         txn = writer.transaction()
         txn.write("a", {"n": 1})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from coranto.client import JournalClient, SyncJournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.messages.framing import JsonObject
 from coranto.streams.lifecycle import Streams, default_template
 from coranto.streams.positions import StreamPosition
@@ -40,7 +40,7 @@ def client() -> Iterator[SyncJournalClient]:
             await streams.seal("s")
 
     with SyncCluster(brokers=1) as cluster:
-        shared_loop().run(prepare(cluster.endpoint))
+        run_blocking(prepare(cluster.endpoint))
         yield cluster.client()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coranto.client import JournalClient, SyncJournalClient
-from coranto.client.loop import shared_loop
+from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput, PreconditionFailed, TransactionStateError, WriterClosed
 from coranto.streams import Streams, SyncStreamWriter, TransactionState, default_template
 from coranto.streams.sync_reader import SyncStreamReader
@@ -23,7 +23,7 @@ def client() -> Iterator[SyncJournalClient]:
             await Streams(client).create("s", 2, template=default_template(stores=["file:///fragments/"]))
 
     with SyncCluster(brokers=1) as cluster:
-        shared_loop().run(prepare(cluster.endpoint))
+        run_blocking(prepare(cluster.endpoint))
         with SyncJournalClient(cluster.endpoint) as client:
             yield client
 
