@@ -22,7 +22,8 @@ from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
 from coranto.server_security import keys_of, peer_tls
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.append_fsm import AppendFsm
+from coranto_broker.append_states import State
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead

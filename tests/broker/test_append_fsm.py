@@ -20,7 +20,8 @@ from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavaila
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync
-from coranto_broker.append_fsm import _HANDLERS, TERMINAL, TRANSITIONS, AppendFsm, State
+from coranto_broker.append_fsm import _HANDLERS, AppendFsm
+from coranto_broker.append_states import TERMINAL, TRANSITIONS, State
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole

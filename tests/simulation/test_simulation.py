@@ -16,8 +16,9 @@ import pytest
 from coranto import labels
 from coranto.coordination.etcd import Delete
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import append_fsm, in_sync, preconditions, taking_up
-from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker import append_fsm, append_states, in_sync, preconditions, taking_up
+from coranto_broker.append_fsm import AppendFsm
+from coranto_broker.append_states import State
 from coranto_broker.in_sync import Judgement, Takeover
 from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.pipeline import Pipeline
@@ -110,7 +111,7 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         coverage += report_of(seed).coverage
         outcomes += report_of(seed).outcomes
     assert sorted(name for name in INTERESTING if not coverage[name]) == []
-    table = {(source, target) for source, targets in append_fsm.TRANSITIONS.items() for target in targets}
+    table = {(source, target) for source, targets in append_states.TRANSITIONS.items() for target in targets}
     untaken = table - TAKEN - OPERATORS
     assert {(source, target) for source, target in untaken if target is not State.ERROR} == set()
     # Most of what is tried succeeds, or runs would prove little about what is acknowledged.

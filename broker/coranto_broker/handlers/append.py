@@ -15,7 +15,8 @@ from coranto.errors import CorantoError, InvalidInput
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import at_once
-from coranto_broker.append_fsm import AppendFsm, State
+from coranto_broker.append_fsm import AppendFsm
+from coranto_broker.append_states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import FlowControl
