@@ -1,8 +1,9 @@
 """One append: content is streamed to the broker, and commits wholly or not at all.
 
 On the wire: a first message with the parameters, then messages of content, then one entirely empty message, then the
-half-close. Until the half-close leaves, the broker cannot commit, so whatever fails before it was certainly not
-applied; whatever fails between it and the broker's answer may have been.
+half-close. Until the empty message leaves, no broker can commit, so whatever fails before it was certainly not applied;
+whatever fails between it and the broker's answer may have been: a broker cannot always tell a connection that breaks
+from the half-close.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Appender:
         self._way: Way | None = None
         self._call: Call | None = None
         self._introduced = False  # The parameters were sent.
+        self._asked = False  # The empty message may have left.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
 
@@ -170,6 +172,7 @@ class Appender:
                 self._introduced = True
                 await call.write(self._parameters)
             for message in messages:
+                self._asked = message is _COMMIT and not call.done()
                 await call.write(message)
             return call
         except CALL_ENDED as error:
@@ -178,7 +181,7 @@ class Appender:
             self.abort()
             if cancelled_from_outside():
                 raise
-            raise self._closed() from None
+            raise self._ended(self._closed()) from None
 
     def _messages(self, content: bytes, *, commit: bool = False) -> Iterator[pb.AppendRequest]:
         for piece in _pieces(content):
@@ -189,7 +192,7 @@ class Appender:
             yield _COMMIT
 
     async def _refusal(self, error: BaseException | None) -> CorantoError:
-        """Why the broker ended the call before it could commit."""
+        """Why the broker ended the call before the half-close left."""
         call, way = self._call, self._way
         assert call is not None
         assert way is not None
@@ -197,11 +200,11 @@ class Appender:
         try:
             response = await call
         except grpc.aio.AioRpcError as failure:
-            return way.failure(self._subject, failure)
+            return self._failed_commit(failure) if self._asked else way.failure(self._subject, failure)
         except asyncio.CancelledError:
             if cancelled_from_outside():
                 raise
-            return self._closed()
+            return self._ended(self._closed())
         finally:
             call.cancel()
         way.answered(response.status, response.header)
@@ -209,12 +212,16 @@ class Appender:
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
-        """What is known of an append whose half-close may have left."""
+        """What is known of an append whose empty message may have left."""
         assert self._way is not None
         failure = self._way.failure(self._subject, error)
         if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # As a broker says that it rolled back.
             return failure
         return self._unknown(failure)
+
+    def _ended(self, failure: CorantoError) -> CorantoError:
+        """What is known of an append whose call ended without the broker's word."""
+        return self._unknown(failure) if self._asked else failure
 
     def _closed(self) -> Unavailable:
         way = self._way or self._dispatcher.to_primary(self._journal)
