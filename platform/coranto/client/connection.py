@@ -27,8 +27,9 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
     # A restarted broker is found again within a second, rather than after gRPC's default of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # How long one attempt to connect may take, in truth: half a second is little on a busy machine, or from far away.
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # Finds a peer that vanished without a word while a call waits. Common servers refuse pings that are more frequent
     # than every five minutes; the kernel's own retransmission time-out covers writes in between.
     ("grpc.keepalive_time_ms", 310_000),
