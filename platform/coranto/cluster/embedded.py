@@ -44,8 +44,10 @@ class EmbeddedCluster:
     """Runs a cluster in `data_dir` from `start` to `close`; a context manager.
 
     A broker that dies is started again with the same identity, spools and port, and resumes its lease; so is etcd.
-    With `supervise=False` nothing is started again by itself. `zones` are given to the brokers in turn. `progress` is
-    told what is being waited for. `broker_arguments` are added to every broker's command line.
+    With `supervise=False` nothing is started again by itself. `lease_seconds` is how long the others do not notice that
+    a broker is gone; in less, the machine may stand still without one being taken for dead. `zones` are given to the
+    brokers in turn. `progress` is told what is being waited for. `broker_arguments` are added to every broker's command
+    line.
 
     $CORANTO_ETCD (host:port) names an etcd to use instead of one of its own; keys are then kept under a prefix that
     belongs to this data directory, unless `etcd_prefix` is given. For one with TLS it is https://host:port, and
@@ -59,7 +61,7 @@ class EmbeddedCluster:
         self,
         data_dir: Path | str,
         brokers: int = 1,
-        lease_seconds: float = 5.0,
+        lease_seconds: float = 20.0,
         *,
         supervise: bool = True,
         zones: Sequence[str] = ("local",),

@@ -18,7 +18,7 @@ from coranto.client.config import ClientTls
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.errors import ClusterError
 
-_READY_SECONDS = 30.0
+_READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
 
