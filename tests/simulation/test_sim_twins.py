@@ -331,6 +331,9 @@ def test_a_lease_does_not_run_out_because_the_whole_process_stood_still() -> Non
     held.pass_until(200.0)
     held.pass_until(205.0)
     assert not etcd.keep_alive(lease)  # It did not use the time that it was given.
+    lease = etcd.grant(10).id
+    held.pass_until(215.3)
+    assert etcd.keep_alive(lease) == 10  # The end of it may be all that it has missed.
 
 
 def coordinator(loop: SimLoop) -> tuple[Network, SimEtcd, SimCoordinator]:

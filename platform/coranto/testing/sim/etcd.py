@@ -39,9 +39,8 @@ from coranto.testing.sim.timeline import Timeline
 
 NODE = "etcd"
 TIMEOUT_SECONDS = 10.0
-_STANDSTILL = 0.1
-"""By which share of a lease's time its end must be noticed late to tell that the event loop was held up. In virtual
-time nothing is ever late."""
+_LATE_SECONDS = 0.05
+"""How late a lease's end is noticed when the event loop was held up. In virtual time nothing is ever late."""
 T = TypeVar("T")
 
 
@@ -242,9 +241,10 @@ class SimEtcd:
         if lease.id not in self._leases:
             return
         now = self._loop.time()
-        if now - lease.due > lease.ttl * _STANDSTILL:
+        late = now - lease.due
+        if late > _LATE_SECONDS:
             # This whole process stood still, its clients included: they shall have a chance to say that they live.
-            lease.expires = max(lease.expires, now + lease.ttl / 2)
+            lease.expires = max(lease.expires, now + min(max(late, lease.ttl / 10), lease.ttl / 2))
         left = lease.expires - now
         if left <= 0:
             self.revoke(lease.id)
