@@ -56,7 +56,7 @@ class LoopThread:
         """Cancel what runs and end the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=30)
 
 
 async def _cancel_all() -> None:

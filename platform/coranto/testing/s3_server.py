@@ -130,7 +130,7 @@ class S3Server:
         headers = {"Authorization": _NOBODY.format(service)} if service else {"Content-Type": "text/plain"}
         request = urllib.request.Request(self.endpoint + path, body, headers, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=10) as response:
+        with opener.open(request, timeout=60) as response:
             return response.headers, response.read()
 
     def _serves(self) -> bool:
