@@ -55,7 +55,7 @@ def test_help_names_every_command_without_loading_plugins(run: CommandLine) -> N
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     assert "'coranto.cli.app'" in done.stdout
     assert "'dagster'" not in done.stdout
@@ -161,7 +161,7 @@ def test_an_interrupt_while_the_command_is_loaded_is_quiet() -> None:
         "    return real(name, *rest)\n"
         "builtins.__import__ = slow; sys.exit(main(['version']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
@@ -261,7 +261,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_explain(remote: RemoteBroker) 
         process.stdout.read(10)
         process.stdout.close()
         errors = process.stderr.read()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     assert errors == b""
 
 

@@ -44,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 
 @pytest.fixture
 def client(cluster: EmbeddedCluster) -> Iterator[SyncJournalClient]:
-    with SyncJournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, timeout=60) as client:
+    with SyncJournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, timeout=120) as client:
         yield client
 
 
@@ -81,7 +81,7 @@ def spec_of(journal: str, *, replication: int) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.05)

@@ -47,7 +47,7 @@ def up(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 def run(environment: dict[str, str], *words: str, input: bytes = b"") -> bytes:
     done = subprocess.run(
-        [*COMMAND, *words], env=environment, input=input, capture_output=True, timeout=60, check=False
+        [*COMMAND, *words], env=environment, input=input, capture_output=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
     return done.stdout
@@ -66,7 +66,7 @@ def test_from_up_to_interrupt(environment: dict[str, str], up: subprocess.Popen[
     assert b"orders/part-000  1/1" in run(environment, "journals", "list")
     assert str(len(large) + 13).encode() in run(environment, "journals", "fragments", "orders/part-000")
 
-    other = subprocess.run([*COMMAND, "up"], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    other = subprocess.run([*COMMAND, "up"], env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert other.returncode == 1
     assert other.stderr.count("\n") == 1
     assert str(up.pid) in other.stderr
@@ -74,10 +74,10 @@ def test_from_up_to_interrupt(environment: dict[str, str], up: subprocess.Popen[
     up.send_signal(signal.SIGINT)
     assert up.stdout is not None
     rest = up.stdout.read()
-    assert up.wait(timeout=60) == 0
+    assert up.wait(timeout=120) == 0
     assert rest.rstrip().endswith("stopped")
     gone = subprocess.run(
-        [*COMMAND, "journals", "list"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, "journals", "list"], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert gone.returncode == 1
     assert "no cluster runs in" in gone.stderr
@@ -95,7 +95,7 @@ def test_the_data_directory_is_only_what_was_asked_for(environment: dict[str, st
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1

@@ -25,7 +25,7 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 pytestmark = pytest.mark.integration
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def gone(*pids: int) -> bool:
 
 def listing(endpoint: str) -> pb.ListResponse:
     with grpc.insecure_channel(endpoint) as channel:
-        response: pb.ListResponse = next(pb_grpc.JournalStub(channel).List(pb.ListRequest(), timeout=10))
+        response: pb.ListResponse = next(pb_grpc.JournalStub(channel).List(pb.ListRequest(), timeout=WAIT_SECONDS))
     return response
 
 
@@ -102,7 +102,9 @@ def test_two_clusters_are_two_etcds(tmp_path: Path) -> None:
 
 
 async def test_brokers_serve_and_come_back_as_the_same_members(tmp_path: Path) -> None:
-    with EmbeddedCluster(tmp_path, brokers=2, zones=("zone-a", "zone-b"), etcd_fsync=False) as cluster:
+    with EmbeddedCluster(
+        tmp_path, brokers=2, lease_seconds=60, zones=("zone-a", "zone-b"), etcd_fsync=False
+    ) as cluster:
         info = cluster.info
         assert len(info.endpoints) == 2
         before = await key_space(cluster)
@@ -128,7 +130,7 @@ async def test_brokers_serve_and_come_back_as_the_same_members(tmp_path: Path) -
 
 
 async def test_without_supervision_what_dies_stays_dead_until_it_is_started(tmp_path: Path) -> None:
-    with EmbeddedCluster(tmp_path, brokers=2, lease_seconds=30, supervise=False, etcd_fsync=False) as cluster:
+    with EmbeddedCluster(tmp_path, brokers=2, lease_seconds=60, supervise=False, etcd_fsync=False) as cluster:
         pid = cluster.info.pids["broker-1"]
         cluster.kill_broker(1)
         assert gone(pid)

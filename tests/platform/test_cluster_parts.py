@@ -34,7 +34,7 @@ def child(folder: Path, command: list[str]) -> ChildProcess:
 
 
 def prints(process: ChildProcess, text: str) -> None:
-    wait_ready(process, lambda: text in process.last_words(), timeout_seconds=20, cancelled=lambda: False)
+    wait_ready(process, lambda: text in process.last_words(), timeout_seconds=120, cancelled=lambda: False)
 
 
 def test_a_directory_has_one_holder(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_children_are_stopped_politely_then_by_force(tmp_path: Path) -> None:
     prints(polite, "up")
     prints(stubborn, "up")
     assert polite.alive
-    assert polite.stop(20)
+    assert polite.stop(120)
     assert polite.exit_code == -signal.SIGTERM
     assert not stubborn.stop(0.2)
     assert stubborn.exit_code == -signal.SIGKILL
@@ -96,14 +96,14 @@ def test_children_are_stopped_politely_then_by_force(tmp_path: Path) -> None:
 def test_a_child_that_ends_too_soon_is_quoted(tmp_path: Path) -> None:
     process = child(tmp_path, [sys.executable, "-c", "print('why it failed'); raise SystemExit(3)"])
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*why it failed"):
-        wait_ready(process, lambda: False, timeout_seconds=20, cancelled=lambda: False)
+        wait_ready(process, lambda: False, timeout_seconds=120, cancelled=lambda: False)
     second = child(tmp_path, SLEEPER)
     prints(second, "up")
     assert "why it failed" not in second.last_words(), "that was an earlier process"
     with pytest.raises(ClusterError, match=r"(?s)not ready after 0.1 s.*up"):
         wait_ready(second, lambda: False, timeout_seconds=0.1, cancelled=lambda: False)
     with pytest.raises(ClusterError, match="closing"):
-        wait_ready(second, lambda: False, timeout_seconds=20, cancelled=lambda: True)
+        wait_ready(second, lambda: False, timeout_seconds=120, cancelled=lambda: True)
     second.kill()
 
 
@@ -121,7 +121,7 @@ def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
     assert process_start(pid)
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while process_start(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not process_start(pid)
@@ -183,7 +183,7 @@ def test_a_process_that_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
     now = 0.0
     for _ in range(10):
         dead = child(tmp_path, ["/bin/false"])
-        dead.wait(20)
+        dead.wait(120)
         dead.started = now
         begin = now
         while not restarts.due(now, dead):
@@ -191,11 +191,11 @@ def test_a_process_that_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
         pauses.append(now - begin)
     assert pauses == pytest.approx([0.0, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0, 5.0], abs=0.11)
     last = child(tmp_path, ["/bin/false"])
-    last.wait(20)
+    last.wait(120)
     last.started = now
     with pytest.raises(ClusterError, match="exit code 1"):
         restarts.due(now, last)
     lived = child(tmp_path, ["/bin/false"])
-    lived.wait(20)
+    lived.wait(120)
     lived.started = now
     assert restarts.due(now + 31, lived)

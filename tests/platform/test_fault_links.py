@@ -84,7 +84,7 @@ async def test_a_held_link(echo: Echo) -> None:
     assert await ask(ends, b"one") == b"one"
     echo.link.hold()
     answer = asyncio.ensure_future(ask(ends, b"two"))
-    await until(lambda: echo.link.held > 0, "something is held up", 10)
+    await until(lambda: echo.link.held > 0, "something is held up", 120)
     assert not answer.done()
     echo.link.heal()
     assert await answer == b"two"

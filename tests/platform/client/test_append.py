@@ -179,7 +179,7 @@ async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
     broker.at(Point.APPEND_CONTENT, None, pb.NOT_ALLOWED)
     append = client.appender(NAME)
     with pytest.raises(NotAllowed):
-        await _write_for(30, append, bytes(1 << 18))
+        await _write_for(120, append, bytes(1 << 18))
     assert journal.content == b""
 
 
@@ -197,7 +197,7 @@ async def test_a_connection_that_breaks_before_the_commit_applies_nothing(
     broker.at(Point.APPEND_CONTENT, Break.CUT)
     append = client.appender(NAME)
     with pytest.raises(Unavailable) as caught:
-        await _write_for(30, append, bytes(1000))
+        await _write_for(120, append, bytes(1000))
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert journal.content == b""
     assert broker.count("Append") == 1
@@ -377,7 +377,7 @@ async def test_a_broker_that_comes_back_is_found(
     with pytest.raises(Unavailable):
         await client.append(NAME, b"never", patience=0)
     await broker.accept()
-    async with JournalClient(broker.endpoint, patience=30) as patient:
+    async with JournalClient(broker.endpoint, patience=120) as patient:
         await patient.append(NAME, b"after")
     assert journal.content == b"before after"
 

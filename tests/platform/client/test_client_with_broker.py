@@ -18,6 +18,7 @@ from coranto.errors import (
     JournalNotFound,
     OffsetNotYetAvailable,
     RegisterMismatch,
+    Unavailable,
     WrongAppendOffset,
 )
 from coranto.fragments import ZERO_SUM, sum_of
@@ -66,9 +67,17 @@ async def read(client: JournalClient, journal: str, begin: int = 0, end: int = 0
     return bytes(content)
 
 
+async def append_once(client: JournalClient, journal: str, content: bytes, offset: int) -> None:
+    """Append there, also when the answer is lost: the offset keeps what was applied from being applied again."""
+    try:
+        await client.append(journal, content, offset=offset, retry_unknown=True)
+    except WrongAppendOffset:
+        assert await client.head(journal) == offset + len(content)
+
+
 async def persisted(client: JournalClient, journal: str, offset: int) -> None:
     """Return once brokers say that content up to `offset` is persisted."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             if any(item.persisted and item.fragment.end >= offset for item in await client.fragments(journal)):
                 return
@@ -127,7 +136,8 @@ async def test_what_is_not_committed_is_never_seen(client: JournalClient, journa
     async with client.appender(journal) as append:
         await append.write(b"never seen")
     abandoned = client.appender(journal)
-    await abandoned.write(bytes(3 << 20))
+    with contextlib.suppress(Unavailable):  # As one that stands still meanwhile is rolled back for its slowness.
+        await abandoned.write(bytes(3 << 20))
     abandoned.abort()
     assert (await client.append(journal, b"seen")).begin == 0
     assert await read(client, journal) == b"seen"
@@ -169,7 +179,7 @@ async def test_any_broker_serves_any_journal(cluster: EmbeddedCluster, client: J
 
 async def test_a_tail_is_woken_by_appends(client: JournalClient, journal: str) -> None:
     await client.append(journal, b"before")
-    async with asyncio.timeout(30), contextlib.aclosing(client.read(journal, -1, block=True)) as tail:
+    async with asyncio.timeout(120), contextlib.aclosing(client.read(journal, -1, block=True)) as tail:
         waiting = asyncio.ensure_future(anext(tail))
         while not waiting.done():  # It begins where the journal ends when it gets there.
             await client.append(journal, b"after ")
@@ -208,13 +218,13 @@ def test_the_blocking_client(cluster: EmbeddedCluster) -> None:
 async def test_a_tail_survives_a_killed_broker(tmp_path: Path) -> None:
     name = "killed/part-000"
     with EmbeddedCluster(tmp_path, etcd_fsync=False) as cluster:
-        async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, patience=90) as client:
+        async with JournalClient(cluster.info.endpoint, file_root=cluster.info.file_root, patience=180) as client:
             await client.apply([change(name, length=1 << 12)])
             expected = b"".join(b"%08d\n" % number for number in range(3000))
 
             async def write() -> None:
                 for begin in range(0, len(expected), 1000):
-                    await client.append(name, expected[begin : begin + 1000], offset=begin)
+                    await append_once(client, name, expected[begin : begin + 1000], begin)
                     if begin in (7000, 17000):
                         await asyncio.to_thread(cluster.kill_broker, 0)
 
@@ -225,6 +235,6 @@ async def test_a_tail_survives_a_killed_broker(tmp_path: Path) -> None:
                     content += chunk.content
                 return bytes(content)
 
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(240):
                 found, _ = await asyncio.gather(tail(), write())
             assert found == expected

@@ -40,7 +40,7 @@ async def gather(chunks: AsyncGenerator[Chunk], limit: int = 0) -> list[Chunk]:
     """Chunks, up to those that hold `limit` bytes (0: all)."""
     found: list[Chunk] = []
     size = 0
-    async with asyncio.timeout(30), contextlib.aclosing(chunks):
+    async with asyncio.timeout(120), contextlib.aclosing(chunks):
         async for chunk in chunks:
             found.append(chunk)
             size += len(chunk.content)

@@ -381,7 +381,7 @@ def test_blocking_clients_follow_routes_too() -> None:
         for remote in (first, second):
             remote.fake.create(JOURNAL)
             remote.fake.route = header(f"http://{second.fake.endpoint}").route
-        config = ClientConfig(first.fake.endpoint, zone="b", patience=5.0)
+        config = ClientConfig(first.fake.endpoint, zone="b", patience=60.0)
         with SyncJournalClient.of(pickle.loads(pickle.dumps(config))) as client:
             client.append(JOURNAL, b"x")
             client.append(JOURNAL, b"y")

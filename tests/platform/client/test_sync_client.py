@@ -74,7 +74,7 @@ def remote() -> Iterator[Broker]:
 
 @pytest.fixture
 def sync(remote: Broker) -> Iterator[SyncJournalClient]:
-    with SyncJournalClient(remote.endpoint, patience=5) as client:
+    with SyncJournalClient(remote.endpoint, patience=60) as client:
         yield client
 
 
@@ -167,7 +167,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("interruptible")
 def test_an_interruption_rolls_the_call_back(sync: SyncJournalClient, remote: Broker) -> None:
     main = threading.get_ident()
@@ -226,7 +226,7 @@ def test_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
     with sync.append_service() as service:
         placed = [service.append(NAME, b"%d," % number) for number in range(1000)]
     assert remote.content == b"".join(b"%d," % number for number in range(1000))
-    assert placed[-1].result(timeout=5).end == len(remote.content)
+    assert placed[-1].result(timeout=60).end == len(remote.content)
     assert remote.fake.count("Append") < 1000
 
 
@@ -241,7 +241,7 @@ def test_the_append_service_blocks_while_too_much_is_pending(sync: SyncJournalCl
             second.result(timeout=0.05)
         assert not first.cancel()
         remote.cut()
-        assert second.result(timeout=5).result(timeout=5).begin == 8
+        assert second.result(timeout=60).result(timeout=60).begin == 8
     service.flush()
     assert remote.content == b"123456789abcdef"
 
@@ -250,18 +250,18 @@ def test_failures_of_the_append_service(sync: SyncJournalClient, remote: Broker)
     remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
     service = sync.append_service()
     with pytest.raises(NotAllowed):
-        service.append(NAME, b"content").result(timeout=5)
+        service.append(NAME, b"content").result(timeout=60)
     with pytest.raises(NotAllowed):
         service.flush()
     service.reset(NAME)
-    service.append(NAME, b"content").result(timeout=5)
+    service.append(NAME, b"content").result(timeout=60)
     service.flush()
     remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
     dropped: list[Future[Appended]] = []
     with pytest.raises(ZeroDivisionError):
         _append_and_fail(service, dropped)
     with pytest.raises(CancelledError):
-        dropped[0].result(timeout=5)
+        dropped[0].result(timeout=60)
     assert remote.content == b"content"
 
 
@@ -276,7 +276,7 @@ def _append_and_fail(service: SyncAppendService, dropped: list[Future[Appended]]
 _CHILD = """
 import os, sys
 from coranto.client import SyncJournalClient
-client = SyncJournalClient(sys.argv[1], patience=5)
+client = SyncJournalClient(sys.argv[1], patience=60)
 before = sys.argv[2] == "connected"
 if before:
     client.head("test/journal")
@@ -301,7 +301,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def _fork(remote: Broker, state: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _CHILD, remote.endpoint, state], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _CHILD, remote.endpoint, state], capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -325,6 +325,6 @@ def test_a_process_that_forgets_to_close_still_ends(remote: Broker) -> None:
         "reading = client.read('test/journal', block=True)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, remote.endpoint], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, remote.endpoint], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,7 +18,7 @@ from coranto.wire import protocol_pb2 as pb
 
 
 async def names(snapshots: AsyncGenerator[Listing]) -> tuple[str, ...]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         listing = await anext(snapshots)
     return listing.names
 
@@ -58,7 +58,7 @@ async def test_a_change_elsewhere_is_not_told_after_resuming(client: JournalClie
         broker.at(Point.SNAPSHOT, Break.CUT)
         broker.create("b/journal")
         waiting = asyncio.ensure_future(names(snapshots))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await broker.reached(Point.LIST, 2)
         broker.create("a/other")
         assert await waiting == ("a/journal", "a/other")
@@ -126,5 +126,5 @@ async def test_the_blocking_client_watches_too(broker: FakeBroker) -> None:
                 broker.create("b/journal")
         return found
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         assert await asyncio.to_thread(watch) == [("a/journal",), ("a/journal", "b/journal")]

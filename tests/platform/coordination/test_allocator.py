@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 Journals = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 Mirror = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 
 def journal(name: str, replication: int = 1) -> bytes:

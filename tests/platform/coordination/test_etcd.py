@@ -190,14 +190,14 @@ def _compact(etcd: EtcdServer, revision: int) -> None:
     request = urllib.request.Request(
         f"http://{etcd.endpoint}/v3/kv/compaction", data=json.dumps({"revision": revision}).encode()
     )
-    urllib.request.urlopen(request, timeout=5).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 @pytest.mark.integration
 async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Path, layout: Layout) -> None:
     """In one etcd of its own: killed and started again, compacted, and replaced by an empty one."""
     with EtcdServer(tmp_path / "one", fsync=False) as etcd:
-        async with EtcdCoordinator(etcd.endpoint, timeout_seconds=5) as coordinator:
+        async with EtcdCoordinator(etcd.endpoint, timeout_seconds=60) as coordinator:
             first = await coordinator.txn([], [Put(layout.root + "a", b"1")])
             async with aclosing(coordinator.watch(layout.root, first.header.revision)) as batches:
                 assert (await anext(batches)).events[0].kv.value == b"1"
@@ -205,7 +205,7 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
                 await asyncio.to_thread(etcd.kill)
                 await asyncio.to_thread(etcd.start)
                 await coordinator.txn([], [Put(layout.root + "a", b"2")])
-                batch = await asyncio.wait_for(following, 20)
+                batch = await asyncio.wait_for(following, 120)
                 assert [e.kv.value for e in batch.events] == [b"2"]
             await asyncio.to_thread(_compact, etcd, batch.header.revision)
             with pytest.raises(WatchReset, match="compacted"):
@@ -215,12 +215,15 @@ async def test_a_watch_survives_the_server_and_notices_lost_history(tmp_path: Pa
 
 
 @pytest.mark.integration
-async def test_a_server_that_is_gone_is_told_apart_by_what_was_asked(tmp_path: Path, layout: Layout) -> None:
+async def test_a_server_that_is_gone_is_told_apart_by_what_was_asked(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     etcd = EtcdServer(tmp_path, fsync=False)
     etcd.start()
-    async with EtcdCoordinator(etcd.endpoint, timeout_seconds=0.3) as coordinator:
+    async with EtcdCoordinator(etcd.endpoint, timeout_seconds=60) as coordinator:
         await coordinator.get(layout.root)
         etcd.stop()
+        monkeypatch.setattr(coordinator, "_timeout", 0.3)
         with pytest.raises(Unavailable):
             await coordinator.range(layout.root)
         with pytest.raises(Unavailable):
@@ -265,7 +268,7 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
     ]
     process = ChildProcess("etcd", command, log=folder / "log", cwd=folder, environment=dict(os.environ))
     try:
-        wait_ready(process, lambda: is_healthy(endpoint, tls), timeout_seconds=30, cancelled=lambda: False)
+        wait_ready(process, lambda: is_healthy(endpoint, tls), timeout_seconds=120, cancelled=lambda: False)
         yield SecureEtcd(endpoint, tls)
     finally:
         process.kill()
@@ -275,11 +278,12 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
 async def test_etcd_over_tls_with_a_certificate_of_ours(secure_etcd: SecureEtcd, layout: Layout) -> None:
     tls = secure_etcd.tls
     async with EtcdCoordinator(secure_etcd.endpoint, tls=tls) as coordinator:
-        lease = await coordinator.lease_grant(30)
+        lease = await coordinator.lease_grant(120)
         await coordinator.txn([], [Put(layout.root + "a", b"1", lease.id)])
         async with aclosing(coordinator.watch(layout.root, 1)) as batches:
             assert (await anext(batches)).events[0].kv.value == b"1"
-        assert await asyncio.to_thread(keep_lease_alive, secure_etcd.endpoint, lease.id, tls)
+        kept = asyncio.to_thread(keep_lease_alive, secure_etcd.endpoint, lease.id, tls, timeout_seconds=60.0)
+        assert await kept
     for wrong in (ClientTls(tls.ca), None):
         async with EtcdCoordinator(secure_etcd.endpoint, tls=wrong, timeout_seconds=0.5) as coordinator:
             with pytest.raises(Unavailable):

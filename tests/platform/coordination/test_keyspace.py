@@ -32,6 +32,7 @@ pytestmark = pytest.mark.integration
 Mirror = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 Make = Callable[[Coordinator], Mirror]
 BROKER = MemberId("zone", "broker-1")
+WAIT_SECONDS = 120.0
 
 
 def journal(name: str, length: int = 1 << 20) -> bytes:
@@ -108,7 +109,7 @@ async def test_it_follows_what_others_write(coordinator: EtcdCoordinator, layout
     result = await coordinator.txn(
         [], [Put(layout.item_key("other"), journal("other")), Delete(layout.item_key("first"))]
     )
-    state = await keyspace.wait_for_revision(result.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["other"]
     assert keyspace.header.revision == result.header.revision
     assert keyspace.header.cluster_id == result.header.cluster_id
@@ -124,7 +125,7 @@ async def test_it_starts_at_the_revision_it_is_given(
     state = await keyspace.start(at_revision=first.header.revision)
     assert state.revision == first.header.revision
     assert [item.id for item in state.items] == ["first"]
-    state = await keyspace.wait_for_revision(second.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(second.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["first", "second"]
 
 
@@ -135,7 +136,7 @@ async def test_keys_next_to_the_prefix_are_not_its_own(
     before = await keyspace.start()
     await coordinator.txn([], [Put(layout.prefix + "0/items/stray", journal("stray"))])
     mine = await coordinator.txn([], [Put(layout.item_key("mine"), journal("mine"))])
-    state = await keyspace.wait_for_change(before, timeout=10)
+    state = await keyspace.wait_for_change(before, timeout=WAIT_SECONDS)
     assert state.revision == mine.header.revision
     assert len(state.entries) == 1
 
@@ -153,7 +154,7 @@ async def test_bad_entries_are_left_out_until_they_are_mended(
     keyspace = keyspace_of(coordinator)
     assert [item.id for item in (await keyspace.start()).items] == ["good"]
     result = await coordinator.txn([], [Put(layout.item_key("bad-one"), journal("bad-one"))])
-    state = await keyspace.wait_for_revision(result.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["bad-one", "good"]
 
 
@@ -166,7 +167,7 @@ async def test_revisions_that_did_not_touch_the_prefix_are_reached_too(
     keyspace = keyspace_of(coordinator)
     before = await keyspace.start()
     elsewhere = await coordinator.txn([], [Put("/elsewhere", b"1")])
-    waits = [keyspace.wait_for_revision(elsewhere.header.revision, timeout=10) for _ in range(5)]
+    waits = [keyspace.wait_for_revision(elsewhere.header.revision, timeout=WAIT_SECONDS) for _ in range(5)]
     assert await asyncio.gather(*waits) == [before] * 5
     assert keyspace.known_revision >= elsewhere.header.revision
     assert keyspace.header.revision == before.revision, "nothing changed here, so peers are told of no later revision"
@@ -204,7 +205,7 @@ async def test_a_silent_watch_is_not_taken_for_quiet(
             await keyspace.wait_for_revision(revision, timeout=0.4)
     assert keyspace.state is before
     faulty.flowing.set()
-    state = await keyspace.wait_for_revision(later.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(later.header.revision, timeout=WAIT_SECONDS)
     assert state.revision == changed.header.revision
 
 
@@ -219,10 +220,10 @@ async def test_it_loads_again_when_history_is_lost(
     faulty.unavailable = 1
     await coordinator.txn([], [Delete(layout.item_key("gone-one"))])
     result = await coordinator.txn([], [Put(layout.item_key("new-one"), journal("new-one"))])
-    state = await keyspace.wait_for_revision(result.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["new-one"]
     result = await coordinator.txn([], [Put(layout.item_key("newer"), journal("newer"))])
-    state = await keyspace.wait_for_revision(result.header.revision, timeout=10)
+    state = await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert [item.id for item in state.items] == ["new-one", "newer"]
 
 
@@ -238,12 +239,12 @@ async def test_observers_see_every_state_in_order_and_cannot_harm_one_another(
     for i in range(3):
         result = await coordinator.txn([], [Put(layout.item_key(f"item-{i}"), journal(f"item-{i}"))])
         revisions.append(result.header.revision)
-        await keyspace.wait_for_revision(result.header.revision, timeout=10)
+        await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert seen == revisions
     stop()
     stop()
     result = await coordinator.txn([], [Delete(layout.item_key("item-0"))])
-    await keyspace.wait_for_revision(result.header.revision, timeout=10)
+    await keyspace.wait_for_revision(result.header.revision, timeout=WAIT_SECONDS)
     assert seen == revisions
 
 
@@ -257,7 +258,7 @@ async def test_another_etcd_at_the_same_address_is_fatal(
     faulty.cluster_id = 0xBAD
     await coordinator.txn([], [Put(layout.item_key("journal"), journal("journal"))])
     with pytest.raises(CoordinationError, match="0xbad"):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, WAIT_SECONDS)
     assert "0xbad" in str(await keyspace.wait_failed())
     with pytest.raises(CoordinationError):
         await keyspace.wait_for_change(keyspace.state)
@@ -281,7 +282,7 @@ async def test_those_who_wait_are_told_when_it_closes(
     await keyspace.close()
     for wait in waiting:
         with pytest.raises(CoordinationError, match="closed"):
-            await asyncio.wait_for(wait, 10)
+            await asyncio.wait_for(wait, WAIT_SECONDS)
 
 
 async def test_members_come_and_go_with_their_lease(
@@ -293,9 +294,9 @@ async def test_members_come_and_go_with_their_lease(
     id = pb.ProcessSpec.ID(zone=BROKER.zone, suffix=BROKER.suffix)
     spec = pb.BrokerSpec(process_spec=pb.ProcessSpec(id=id, endpoint="http://broker:80"), journal_limit=1)
     await coordinator.txn([], [Put(layout.member_key(BROKER), spec.SerializeToString(), lease=lease.id)])
-    state = await keyspace.wait_until(lambda state: bool(state.members), timeout=10)
+    state = await keyspace.wait_until(lambda state: bool(state.members), timeout=WAIT_SECONDS)
     assert state.leader is not None
     assert (state.leader.id, state.leader.kv.lease) == (BROKER, lease.id)
     await coordinator.lease_revoke(lease.id)
-    state = await keyspace.wait_until(lambda state: not state.members, timeout=10)
+    state = await keyspace.wait_until(lambda state: not state.members, timeout=WAIT_SECONDS)
     assert state.leader is None

@@ -14,8 +14,13 @@ from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LEASE_FILE, LeaseRecord, open_session
 from coranto.effects import SystemClock
 from coranto.errors import LeaseLost
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
+from coranto.testing.sim.loop import Process, SimLoop, simulated
+from coranto.testing.sim.network import Network
 
 MEMBER = MemberId("zone", "broker-1")
+WAIT_SECONDS = 120.0
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
@@ -30,18 +35,27 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     assert record.load() is None
 
 
-@pytest.mark.integration
-async def test_a_lease_outlives_its_time_while_it_is_kept(coordinator: EtcdCoordinator, layout: Layout) -> None:
-    session = await open_session(coordinator, ttl_seconds=1)
-    await session.announce(layout.member_key(MEMBER), b"spec")
-    deadline = asyncio.get_running_loop().time() + 2.5 * session.ttl_seconds
-    while asyncio.get_running_loop().time() < deadline:
-        assert (await coordinator.lease_status(session.lease)).remaining >= 0
-        assert not session.lost.is_set()
-        await asyncio.sleep(0.2)
-    assert (await coordinator.get(layout.member_key(MEMBER)))[1] is not None
-    await session.close()
-    assert (await coordinator.get(layout.member_key(MEMBER)))[1] is None
+def test_a_lease_outlives_its_time_while_it_is_kept(layout: Layout) -> None:
+    async def main(loop: SimLoop) -> None:
+        network, process = Network(loop, loop.rng), Process(loop, "broker")
+        etcd, clock = SimEtcd(loop, network), SimClock(loop, process)
+        coordinator = SimCoordinator(etcd, network, "broker", process, clock)
+        session = await open_session(coordinator, ttl_seconds=10, clock=clock)
+        key = layout.member_key(MEMBER)
+        await session.announce(key, b"spec")
+        while loop.time() < 35:
+            assert (await coordinator.lease_status(session.lease)).remaining > 5
+            assert not session.lost.is_set()
+            await asyncio.sleep(0.2)
+        assert key in etcd.kvs
+        await session.close(revoke=False)
+        await asyncio.sleep(6)
+        assert key in etcd.kvs
+        await asyncio.sleep(5)
+        assert key not in etcd.kvs, "nobody keeps it any more"
+
+    with simulated(0) as loop:
+        loop.run_until_complete(main(loop))
 
 
 @pytest.mark.integration
@@ -103,7 +117,7 @@ async def test_a_key_of_another_lease_is_waited_for(coordinator: EtcdCoordinator
     done, _ = await asyncio.wait([announcing], timeout=0.2)
     assert not done, "the deletion of a longer key is not what was waited for"
     await old.close()
-    revision = await asyncio.wait_for(announcing, 5)
+    revision = await asyncio.wait_for(announcing, WAIT_SECONDS)
     kv = (await coordinator.get(key))[1]
     assert kv is not None
     assert (kv.value, kv.mod_revision) == (b"new", revision)
@@ -118,38 +132,41 @@ async def test_a_lost_lease_is_noticed_and_ends_announcing(coordinator: EtcdCoor
     session = await open_session(coordinator, ttl_seconds=1)
     announcing = asyncio.ensure_future(session.announce(key, b"never"))
     await coordinator.lease_revoke(session.lease)
-    await asyncio.wait_for(session.lost.wait(), 5)
+    await asyncio.wait_for(session.lost.wait(), WAIT_SECONDS)
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(announcing, 5)
+        await asyncio.wait_for(announcing, WAIT_SECONDS)
     await session.close()
     await holder.close()
 
 
 class _PausedClock(SystemClock):
-    """Of a process that did not run for `paused` seconds."""
+    """Of a process that did not run for `paused` seconds. It hurries: a lease that lasts is kept alive often."""
 
     paused = 0.0
 
     def monotonic(self) -> float:
         return super().monotonic() + self.paused
 
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.1))
+
 
 @pytest.mark.integration
 async def test_a_lease_is_in_doubt_after_a_pause_until_etcd_was_asked(coordinator: EtcdCoordinator) -> None:
     clock = _PausedClock()
-    session = await open_session(coordinator, ttl_seconds=2, clock=clock)
+    session = await open_session(coordinator, ttl_seconds=60, clock=clock)
     await session.confirmed()
     clock.paused += 100
     confirmed = asyncio.ensure_future(session.confirmed())
     await asyncio.sleep(0)
     assert not confirmed.done()
-    await asyncio.wait_for(confirmed, 10)
+    await asyncio.wait_for(confirmed, WAIT_SECONDS)
     assert not session.lost.is_set()
 
     await coordinator.lease_revoke(session.lease)
     clock.paused += 100
     with pytest.raises(LeaseLost):
-        await asyncio.wait_for(session.confirmed(), 10)
+        await asyncio.wait_for(session.confirmed(), WAIT_SECONDS)
     await session.close(revoke=False)
 
 
@@ -173,18 +190,22 @@ async def test_updates_are_of_our_own_key_only(coordinator: EtcdCoordinator, lay
 
 
 @pytest.mark.integration
-async def test_an_etcd_that_stays_away_takes_the_lease_with_it(tmp_path: Path, layout: Layout) -> None:
-    etcd = EtcdServer(tmp_path, fsync=False)
-    etcd.start()
-    async with EtcdCoordinator(etcd.endpoint, timeout_seconds=5) as coordinator:
-        session = await open_session(coordinator, ttl_seconds=1)
-        await session.announce(layout.member_key(MEMBER), b"spec")
-        etcd.kill()
-        etcd.start()
-        assert await session.update(b"still here") > 0, "a restart within the time goes unnoticed"
-        assert not session.lost.is_set()
-        etcd.stop()
-        began = asyncio.get_running_loop().time()
-        await asyncio.wait_for(session.lost.wait(), 10)
-        assert asyncio.get_running_loop().time() - began < session.ttl_seconds + 1
-        await session.close(revoke=False)
+async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, etcd = _PausedClock(), EtcdServer(tmp_path, fsync=False)
+    with etcd:
+        async with EtcdCoordinator(etcd.endpoint, timeout_seconds=30) as coordinator:
+            session = await open_session(coordinator, ttl_seconds=120, clock=clock)
+            await session.announce(layout.member_key(MEMBER), b"spec")
+            await asyncio.to_thread(etcd.kill)
+            await asyncio.to_thread(etcd.start)
+            assert await session.update(b"still here") > 0, "a restart within the time goes unnoticed"
+            assert not session.lost.is_set()
+            monkeypatch.setattr(coordinator, "_timeout", 0.2)
+            await asyncio.to_thread(etcd.stop)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(session.lost.wait(), 0.5)
+            clock.paused += session.ttl_seconds
+            await asyncio.wait_for(session.lost.wait(), session.ttl_seconds / 2)
+            await session.close(revoke=False)

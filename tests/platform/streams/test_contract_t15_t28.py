@@ -503,7 +503,7 @@ async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(r
     """Brokers end calls when their tokens do. Keys sign each call anew; who has but the one token is turned away."""
     async with one_segment_on_a_fake_broker() as broker:
         async with (
-            JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), patience=5) as client,
+            JournalClient(broker.endpoint, auth=BearerToken.parse("expires"), patience=60) as client,
             StreamWriter(client, STREAM) as writer,
         ):
             await write(writer, "key", {"n": 0})

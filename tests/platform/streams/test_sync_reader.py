@@ -50,7 +50,7 @@ def test_a_script_reads_and_goes_on(client: SyncJournalClient) -> None:
         position = StreamPosition.from_json(reader.position().to_json())
         assert reader.cut() == position
         assert reader.time_window() == TimeWindow(100, None)
-    with SyncStreamReader[JsonObject](client, "s", begin=position, block=True, timeout=30) as reader:
+    with SyncStreamReader[JsonObject](client, "s", begin=position, block=True, timeout=120) as reader:
         transactions = [[event.data["n"] for event in each.events] for each in reader.transactions()]
     assert sorted(read + [n for each in transactions for n in each]) == sorted([*range(15), *range(10, 15)])
     assert sorted(map(len, transactions)) == [1] * 6 + [2] * 5
@@ -60,7 +60,7 @@ def test_scripts_share_a_stream(client: SyncJournalClient) -> None:
     passed: list[str] = []
     with SyncReaderGroup(client, "s", "scripts") as group:
         assert group.create()
-        with group.reader("one", on_checkpoint=passed.append, timeout=30) as reader:
+        with group.reader("one", on_checkpoint=passed.append, timeout=120) as reader:
             read = [next(reader).data["n"] for _ in range(4)]
             group.begin_checkpoint("c")
             # It comes to the mark when the next event is asked for, if it has heard of it by then.
@@ -75,7 +75,7 @@ def test_scripts_share_a_stream(client: SyncJournalClient) -> None:
         assert found is not None
         assert found.is_complete
         group.reset(found.position)
-        with group.reader("two", auto_commit=False, timeout=30) as reader:
+        with group.reader("two", auto_commit=False, timeout=120) as reader:
             again = []
             while not reader.is_finished:
                 again += [event.data["n"] for each in reader.transactions() for event in each.events]
