@@ -7,6 +7,7 @@ met.
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from coranto_consumers.stores import mysql
 
 BUSY_TIMEOUT_MS = 60_000
 """How long a SQLite connection waits for another's write."""
+
+_WAL_PAUSE_S = 0.01
 
 READS_ONLY = "coranto_reads_only"
 """Execution option of a connection that will write nothing, and so need not wait for writers."""
@@ -84,7 +87,7 @@ def _sqlite_engine(url: URL) -> Engine:
         # SQLAlchemy says BEGIN itself (below); the driver's own habit of doing so late would defeat the fence.
         connection.isolation_level = None
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
+        _use_wal(cursor)
         # A committed checkpoint must survive power loss: acknowledgements that follow it cannot be taken back.
         cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
@@ -98,3 +101,20 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Switch a file to WAL, which it then stays in. While another writes in a file that is not, this waits.
+
+    SQLite refuses to, whatever its time-out: as far as it knows, the other could be waiting for us.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_WAL_PAUSE_S)
+        else:
+            return
