@@ -33,6 +33,8 @@ from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.taking_up import take_up
 
 PULSE_SECONDS = 60.0
+FAILURE_SECONDS = 0.25
+"""The pause after the first failure; it doubles with each that follows."""
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 10.0
@@ -325,7 +327,7 @@ class Replica:
                 failures, pause = 0, PULSE_SECONDS
             except PulseFailed as failure:
                 # A changed Route is reason enough to try again at once: others wait for it to be synchronized.
-                changed, pause = failure.changed, min(PULSE_SECONDS, 0.25 * 2 ** min(failures, 8))
+                changed, pause = failure.changed, min(PULSE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 8))
                 failures += 1
                 _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(failure))
             try:

@@ -128,7 +128,7 @@ class RawClient:
 
     async def append_when_ready(self, journal: str, *chunks: bytes, **parameters: Any) -> pb.AppendResponse:
         """Append, waiting for the journal to have been assigned."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 response = await self.append(journal, *chunks, **parameters)
                 if response.status not in (pb.NO_JOURNAL_PRIMARY_BROKER, pb.INSUFFICIENT_JOURNAL_BROKERS):
@@ -150,8 +150,8 @@ class RawClient:
         return b"".join(pieces)
 
 
-async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 10.0) -> None:
-    """Return once `condition` holds. Raises TimeoutError after `seconds`."""
+async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 60.0) -> None:
+    """Return once `condition` holds. Raises TimeoutError after `seconds`, in which the machine may stand still."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()

@@ -16,8 +16,8 @@ from coranto.coordination.lease import LeaseRecord
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing import RawClient, eventually
 
-_START_SECONDS = 60.0
-_END_SECONDS = 60.0
+_SECONDS = 120.0
+"""For a start, for an end and for an answer, on a machine that is slow and stands still now and then."""
 
 
 class BrokerChild:
@@ -67,7 +67,7 @@ class BrokerChild:
             assert self.process.poll() is None, self.log()
             return len(self.events("ready")) >= self._lives
 
-        await eventually(serves, _START_SECONDS)
+        await eventually(serves, _SECONDS)
         return self.events("ready")[-1]
 
     async def client(self) -> RawClient:
@@ -76,7 +76,7 @@ class BrokerChild:
 
     def metrics(self) -> dict[str, float]:
         """Its metrics by name with labels; it must serve them."""
-        with urllib.request.urlopen(self.events("ready")[-1]["metrics"] + "/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(self.events("ready")[-1]["metrics"] + "/metrics", timeout=_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
@@ -84,7 +84,7 @@ class BrokerChild:
     def end(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal, and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(_END_SECONDS)
+        return self.process.wait(_SECONDS)
 
     async def expire(self) -> None:
         """Kill it, and revoke its lease, as etcd does once a dead broker's time is over.

@@ -35,15 +35,18 @@ def free_port() -> int:
 
 @pytest.fixture
 def broker_settings(etcd: str, tmp_path: Path) -> BrokerSettings:
-    """Settings of a broker with folders and a key prefix of its own."""
+    """Settings of a broker with folders and a key prefix of its own.
+
+    Its lease outlives a machine that stands still for a while; tests of its end end it themselves.
+    """
     return BrokerSettings(
         etcd=etcd,
         etcd_prefix=f"/test/{os.getpid()}-{next(_prefixes)}",
         port=0,
         data_dir=tmp_path / "data",
         file_root=tmp_path / "root",
-        lease_seconds=10.0,
-        exit_seconds=5.0,
+        lease_seconds=60.0,
+        exit_seconds=60.0,
     )
 
 

@@ -142,7 +142,7 @@ async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterat
             async def ready() -> bool:
                 return bool(await calls.Append(everything) == pb.OK)
 
-            await eventually(ready, 20)
+            await eventually(ready)
             yield calls
         finally:
             await calls.channel.close()
@@ -598,7 +598,7 @@ async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
         await clients[0].apply([upsert(replicated, 0)])
         end = 0
         for client in clients:
-            await eventually(functools.partial(sees, client, "test/other"), 10)
+            await eventually(functools.partial(sees, client, "test/other"))
             appended = await client.append("test/other", b"content")
             assert appended.begin == end
             end = appended.end

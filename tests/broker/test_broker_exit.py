@@ -63,7 +63,7 @@ class Load:
         """Stop writing, and return once readers have seen everything. Raises what any of them raised."""
         self._stop.set()
         await asyncio.gather(*self._writers)
-        await eventually(lambda: self._unharmed() and self._read == self.written, 30)
+        await eventually(lambda: self._unharmed() and self._read == self.written)
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -83,7 +83,7 @@ class Load:
                 self.written[journal].count(b"\n") >= count + appends for journal, count in counts.items()
             )
 
-        await eventually(enough, 60)
+        await eventually(enough)
 
     async def _write(self, journal: str) -> None:
         number = 0

@@ -347,7 +347,7 @@ class Target:
     async def check_content(self) -> None:
         """The journal is as it was, and takes an append at once."""
         assert await self.client.content(J) == self.content
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             barrier = await self.client.append(J)
         assert (barrier.status, barrier.commit.begin) == (pb.OK, len(self.content))
         assert barrier.registers == self.registers
@@ -356,7 +356,7 @@ class Target:
         """Whoever gives a call up that was to commit `content` cannot know whether it did: look."""
         if not content:
             return
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             barrier = await self.client.append(J)
         assert barrier.status == pb.OK
         if barrier.commit.begin > len(self.content):
@@ -373,7 +373,7 @@ class Target:
             replicating = calls.pop('coranto_calls{method="Replicate"}')
             return not any(calls.values()) and replicating <= now["coranto_journals"] * (len(self._children) > 1)
 
-        await eventually(rests, 30)
+        await eventually(rests)
         return self.metrics()
 
 
@@ -535,7 +535,7 @@ async def none_leaked(target: Target, before: dict[str, float]) -> None:
         return all(after[name] <= before[name] + spare for name in ("coranto_tasks", "process_open_fds"))
 
     try:
-        await eventually(settled, 20)
+        await eventually(settled)
     except TimeoutError:
         names = ("coranto_tasks", "process_open_fds", "coranto_journals")
         kept = {name: (before[name], after[name]) for name in names}

@@ -105,18 +105,20 @@ async def test_appends_cost_one_round_trip_to_each_peer(
             assert await member.content(J, do_not_proxy=True) == whole
 
 
-async def test_a_small_append_that_dawdles_holds_up_nobody(client: RawClient, spec: MakeSpec) -> None:
-    await create(client, spec())
-    call = client.stub.Append()
-    await call.write(pb.AppendRequest(journal=J, union_registers=labels.label_set(author="slow")))
-    await call.write(pb.AppendRequest(content=b"slow"))
-    async with asyncio.timeout(0.9):  # Which it would have without being cut off.
-        for number in range(10):
-            assert (await client.append(J, b"quick")).commit.begin == 5 * number
-    await call.write(pb.AppendRequest())
-    await call.done_writing()
-    response = await call
-    assert (response.commit.begin, response.registers) == (50, labels.label_set(author="slow"))
+async def test_a_small_append_that_dawdles_holds_up_nobody(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+    patient = broker_settings.model_copy(update={"min_append_rate": 0})  # It may dawdle for ever.
+    async with running_broker(patient) as (_, client):
+        await create(client, spec())
+        call = client.stub.Append()
+        await call.write(pb.AppendRequest(journal=J, union_registers=labels.label_set(author="slow")))
+        await call.write(pb.AppendRequest(content=b"slow"))
+        async with asyncio.timeout(60):
+            for number in range(10):
+                assert (await client.append(J, b"quick")).commit.begin == 5 * number
+        await call.write(pb.AppendRequest())
+        await call.done_writing()
+        response = await call
+        assert (response.commit.begin, response.registers) == (50, labels.label_set(author="slow"))
 
 
 async def test_what_breaks_a_rule_is_refused_as_without_groups(client: RawClient, spec: MakeSpec) -> None:

@@ -26,8 +26,11 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 @pytest.fixture
 def broker_settings(broker_settings: BrokerSettings) -> BrokerSettings:
-    """With a lease that a killed broker finds alive, however long it takes to come back."""
-    return broker_settings.model_copy(update={"lease_seconds": 60.0})
+    """With a lease that a killed broker finds alive, however long it takes to come back.
+
+    And with all the time for a client: one that stood still for a moment is not what is tried here.
+    """
+    return broker_settings.model_copy(update={"lease_seconds": 120.0, "min_append_rate": 0})
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ async def test_nothing_acknowledged_is_lost(
                 break
             goal = sum(len(writer.acknowledged) for writer in writers) + rng.randint(40, 120)
             tasks = [asyncio.create_task(writer.run(client)) for writer in writers]
-            await eventually(lambda: sum(len(writer.acknowledged) for writer in writers) >= goal, 60)  # noqa: B023
+            await eventually(lambda: sum(len(writer.acknowledged) for writer in writers) >= goal)  # noqa: B023
             child.end()
             await asyncio.gather(*tasks)
             await client.close()
@@ -189,6 +192,9 @@ async def test_two_brokers_cannot_share_a_data_folder(
     await (await child.client()).close()
     second = BrokerChild(broker_settings, tmp_path / "second.log")
     second.start()
-    assert await asyncio.to_thread(second.process.wait, 30) == 1
+    try:
+        assert await asyncio.to_thread(second.process.wait, 120) == 1
+    finally:
+        second.close()
     (event,) = second.events("broker cannot run")
     assert "in use by process" in str(event["error"])

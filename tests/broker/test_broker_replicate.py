@@ -183,7 +183,7 @@ async def test_a_second_stream_waits_for_the_first(primary: Primary) -> None:
     await asyncio.sleep(0.05)
     assert not second.done()
     first.cancel()
-    stream, response = await asyncio.wait_for(second, 10)
+    stream, response = await asyncio.wait_for(second, 60)
     assert response.status == pb.OK
     stream.cancel()
 
@@ -203,7 +203,7 @@ async def test_a_primary_that_was_replaced_is_cut_off(primary: Primary, monkeypa
         ],
     )
     with pytest.raises(grpc.aio.AioRpcError, match="no longer the journal's primary"):
-        await asyncio.wait_for(stream.read(), 10)
+        await asyncio.wait_for(stream.read(), 60)
 
     # The spool is free for the new primary, which is short of a replica only.
     async def short() -> bool:

@@ -444,7 +444,7 @@ async def test_a_blocking_read_sees_commits_and_nothing_else(client: RawClient, 
     await call
     await client.append(J, b"two")
     await client.append(J, b"six")
-    await asyncio.wait_for(reading, 10)
+    await asyncio.wait_for(reading, 60)
     assert seen == b"onetwosix"
     reader.cancel()
 

@@ -215,7 +215,8 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         ]
 
 
-async def test_a_leader_waits_for_those_that_are_being_received() -> None:
+async def test_a_leader_waits_for_those_that_are_being_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 600.0)
     line = Line()
     line.expect()
     line.expect()
@@ -224,9 +225,7 @@ async def test_a_leader_waits_for_those_that_are_being_received() -> None:
     line.came()
     line.join(Member(pb.AppendRequest(journal=J), Whole(b"x", 1), Resolved(pb.JournalSpec(), Signal())))
     line.came()
-    begun = asyncio.get_running_loop().time()
-    await gathering
-    assert asyncio.get_running_loop().time() - begun < group_commit.GATHER_SECONDS
+    await asyncio.wait_for(gathering, 60)
     assert line._passes == 0
 
 
@@ -237,12 +236,10 @@ async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest
 
     async def lead() -> bool:
         """Whether the leader waited."""
-        before = asyncio.get_running_loop().time()
         task = asyncio.create_task(line.gathered())
         await asyncio.sleep(0)
         waited = not task.done()
-        await task
-        assert asyncio.get_running_loop().time() - before < 5
+        await asyncio.wait_for(task, 60)
         return waited
 
     assert not await lead()  # Nobody is to come.

@@ -134,7 +134,7 @@ async def test_a_long_poll_goes_on_as_content_comes_and_ends_with_its_client(gat
     waiting = asyncio.ensure_future(gateway.session.get(gateway.url("?offset=-1&block=true")))
     await reading(gateway)
     await gateway.put(b"one")
-    async with await asyncio.wait_for(waiting, 10) as response:
+    async with await asyncio.wait_for(waiting, 60) as response:
         assert response.headers["Content-Range"] == f"bytes 6-{MAX}/{MAX}"
         assert await response.content.readexactly(3) == b"one"
         await reading(gateway)

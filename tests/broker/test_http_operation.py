@@ -78,7 +78,7 @@ async def test_a_broker_that_waits_for_its_old_lease_is_alive_and_not_ready(watc
         assert (await get(other, "/live"))[0] == 200
         assert not starting.done()
         await first.broker.coordinator.lease_revoke(first.session.lease)
-        await asyncio.wait_for(starting, 20)
+        await asyncio.wait_for(starting, 60)
         await eventually(lambda: all(other.readiness().values()))
         await other.__aexit__()
         # The port is free again with the process that had it.

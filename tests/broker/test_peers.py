@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
 
 from coranto.fragments import ZERO_SUM, Codec, Fragment
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker import peers
-from coranto_broker.peers import HIGH_WATER_BYTES, PeerStream
+from coranto_broker.peers import FIRST_PATIENCE_SECONDS, HIGH_WATER_BYTES, PATIENCE_SECONDS, PeerStream
 from coranto_broker.pipeline import ReplicationFailed
 
 NONE = pb.LabelSet()
@@ -58,10 +60,11 @@ def stream_over(call: Call) -> PeerStream:
     return PeerStream(cast("pb_grpc.JournalAsyncStub", Stub(call)), pb.ProcessSpec.ID(zone="a", suffix="b"))
 
 
-@pytest.fixture(autouse=True)
-def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(peers, "FIRST_PATIENCE_SECONDS", 0.3)
+def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """In virtual time, of which patience may take as much as it really does."""
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main(loop))
+        assert not loop.problems
 
 
 def test_pings_are_rarer_than_gazettes_brokers_forbid() -> None:
@@ -69,41 +72,52 @@ def test_pings_are_rarer_than_gazettes_brokers_forbid() -> None:
     assert "grpc.keepalive_permit_without_calls" not in dict(peers._OPTIONS)
 
 
-async def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
-    call = Call()
-    stream = stream_over(call)
-    loop = asyncio.get_running_loop()
-    stream.propose(EMPTY, NONE, header=None, acknowledge=True)
-    loop.call_later(0.2, call.answer)
-    assert await stream.acknowledgement() == pb.ReplicateResponse()
-    begun = loop.time()
-    with pytest.raises(ReplicationFailed, match="did not answer in time"):
-        await stream.acknowledgement()
-    assert 0.09 < loop.time() - begun < 0.29
-    assert call.cancelled
-    with pytest.raises(ReplicationFailed, match="broken"):
-        stream.write(0, b"more")
+def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = stream_over(call)
+        stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        loop.call_later(FIRST_PATIENCE_SECONDS - 1, call.answer)
+        assert await stream.acknowledgement() == pb.ReplicateResponse()
+        begun = loop.time()
+        with pytest.raises(ReplicationFailed, match="did not answer in time"):
+            await stream.acknowledgement()
+        assert loop.time() - begun == pytest.approx(PATIENCE_SECONDS)
+        assert call.cancelled
+        with pytest.raises(ReplicationFailed, match="broken"):
+            stream.write(0, b"more")
+
+    assert PATIENCE_SECONDS < FIRST_PATIENCE_SECONDS - 1
+    virtually(main)
 
 
-async def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
-    call = Call(seconds=0.05)
-    stream = stream_over(call)
-    for delta in range(10):
-        stream.write(delta, b"x")
-    stream.propose(EMPTY, NONE, header=None, acknowledge=True)
-    stream._patience = peers.PATIENCE_SECONDS
-    asyncio.get_running_loop().call_later(0.6, call.answer)
-    assert await stream.acknowledgement() == pb.ReplicateResponse()
-    assert len(call.sent) == 11
-    stream.abort()
+def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
+    async def main(loop: SimLoop) -> None:
+        each = PATIENCE_SECONDS / 2
+        call = Call(seconds=each)
+        stream = stream_over(call)
+        for delta in range(10):
+            stream.write(delta, b"x")
+        stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        stream._patience = PATIENCE_SECONDS
+        loop.call_later(12 * each, call.answer)
+        assert await stream.acknowledgement() == pb.ReplicateResponse()
+        assert len(call.sent) == 11
+        stream.abort()
+
+    virtually(main)
 
 
-async def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> None:
-    call = Call(seconds=None)
-    stream = stream_over(call)
-    stream.write(0, bytes(HIGH_WATER_BYTES + 1))
-    async with asyncio.timeout(5):
+def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call(seconds=None)
+        stream = stream_over(call)
+        stream.write(0, bytes(HIGH_WATER_BYTES + 1))
+        begun = loop.time()
         await stream.drain()
-    assert call.cancelled
-    with pytest.raises(ReplicationFailed, match="broken"):
-        stream.write(1, b"more")
+        assert loop.time() - begun == pytest.approx(FIRST_PATIENCE_SECONDS)
+        assert call.cancelled
+        with pytest.raises(ReplicationFailed, match="broken"):
+            stream.write(1, b"more")
+
+    virtually(main)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from coranto.effects import SystemClock
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content
-from coranto_broker.flow_control import AppendUnderflow, FlowControl
+from coranto_broker.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line
-from coranto_broker.handlers.receiving import Ahead, FirstCredit, Rota, Watchdog
+from coranto_broker.handlers.receiving import Ahead, Rota, Watchdog
 
 EOF = object()
 
@@ -47,16 +50,28 @@ class Looked(Watchdog):
         self.looks.set_result(None)
 
 
-async def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
-    rota = Rota()
-    first, done, last = Looked(0.01, rota), Looked(0.02, rota), Looked(0.03, rota)
-    done.close()
-    await first.looks
-    assert not last.looks.done()
-    await last.looks
-    assert not done.looks.done()
-    again = Looked(0.01, rota)  # The timer had nobody left to look at.
-    await again.looks
+def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """In virtual time, of which nothing takes any but waiting."""
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main(loop))
+        assert not loop.problems
+
+
+def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
+    async def main(loop: SimLoop) -> None:
+        rota = Rota()
+        first, done, last = Looked(0.01, rota), Looked(0.02, rota), Looked(0.03, rota)
+        done.close()
+        await first.looks
+        assert loop.time() == pytest.approx(0.01)
+        assert not last.looks.done()
+        await last.looks
+        assert loop.time() == pytest.approx(0.03)
+        assert not done.looks.done()
+        again = Looked(0.01, rota)  # The timer had nobody left to look at.
+        await again.looks
+
+    virtually(main)
 
 
 async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
@@ -66,25 +81,24 @@ async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
     assert len(rota._waiting) == 1
 
 
-async def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
-    ahead, line = Ahead(100), Line()
-    client = Client(Content(b"some"))
-    inbox = ahead.open(client)
-    waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SystemClock()))
-    await client.silent.wait()
-    assert line.coming == 1
-    credit = ahead.rota._waiting[0]
-    assert isinstance(credit, FirstCredit)
-    credit.due = asyncio.get_running_loop().time()
-    credit._begun -= 1  # As a second later.
-    credit.check()
-    assert await waiting is None
-    assert line.coming == 0
-    first = await inbox.read()
-    assert first is not None
-    assert first.content == b"some"
-    with pytest.raises(AppendUnderflow, match="1048576 bytes per second"):
-        await inbox.read()
+def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
+    async def main(loop: SimLoop) -> None:
+        ahead, line = Ahead(100), Line()
+        client = Client(Content(b"some"))
+        inbox = ahead.open(client)
+        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SimClock(loop)))
+        await client.silent.wait()
+        assert line.coming == 1
+        assert await waiting is None
+        assert loop.time() == pytest.approx(BURST_SECONDS)
+        assert line.coming == 0
+        first = await inbox.read()
+        assert first is not None
+        assert first.content == b"some"
+        with pytest.raises(AppendUnderflow, match="1048576 bytes per second"):
+            await inbox.read()
+
+    virtually(main)
 
 
 async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
@@ -114,9 +128,12 @@ async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -
     assert await watchdog.read(Client(EOF)) is None
 
 
-async def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
-    flow, clock = FlowControl(), SystemClock()
-    flow.start(1 << 20, 0, clock.monotonic() - 3)
-    watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time())
-    with pytest.raises(AppendUnderflow):
-        await watchdog.read(Client(Content(b"late")))
+def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
+    async def main(loop: SimLoop) -> None:
+        flow, clock = FlowControl(), SimClock(loop)
+        flow.start(1 << 20, 0, clock.monotonic() - 3)
+        watchdog = Watchdog(flow, clock, due=loop.time())
+        with pytest.raises(AppendUnderflow):
+            await watchdog.read(Client(Content(b"late")))
+
+    virtually(main)
