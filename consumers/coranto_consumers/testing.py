@@ -21,7 +21,7 @@ import pymysql
 from coranto.cluster.processes import free_port
 from coranto.errors import Unavailable
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
 _INITDB = ("--auth=scram-sha-256", "--encoding=UTF8", "--no-sync")
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off", "max_connections=50")
@@ -133,7 +133,7 @@ class PostgresServer(_Server):
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         server = f"host=127.0.0.1 port={self._port} user=postgres password=secret dbname=postgres"
-        return psycopg.connect(f"{server} connect_timeout=5", autocommit=True)
+        return psycopg.connect(f"{server} connect_timeout=60", autocommit=True)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
@@ -209,7 +209,7 @@ class MariadbServer(_Server):
         return f"mysql+pymysql://coranto:secret@127.0.0.1:{self._port}/{database}"
 
     def _connect(self) -> pymysql.Connection[pymysql.cursors.Cursor]:
-        return pymysql.connect(host="127.0.0.1", port=self._port, user="coranto", password="secret", connect_timeout=5)
+        return pymysql.connect(host="127.0.0.1", port=self._port, user="coranto", password="secret", connect_timeout=60)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         binary = self.binary()
