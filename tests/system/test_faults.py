@@ -14,7 +14,7 @@ from coranto.testing.faults import nemesis
 from coranto.testing.faults.run import FaultRun, RunOptions
 from coranto.testing.s3_server import S3Server
 
-pytestmark = [pytest.mark.system, pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,16 @@ BRIEF = (nemesis.pause_briefly, nemesis.hold_brokers, nemesis.delay_brokers)
 """These leave everything standing, and share a cluster."""
 
 
+LASTING_LEASE_SECONDS = 40.0
+"""Where no lease is to run out, none does because the machine stands still."""
+
+
 @pytest.fixture
 def options(fault: nemesis.Fault) -> RunOptions:
-    return RunOptions() if fault in nemesis.LASTING else RunOptions(replications=(2, 3))
+    replications = (2, 2) if fault in nemesis.LASTING else (2, 3)
+    if fault in nemesis.EXPIRING:
+        return RunOptions(replications=replications)
+    return RunOptions(replications=replications, lease_seconds=LASTING_LEASE_SECONDS)
 
 
 @pytest.fixture
@@ -48,7 +55,11 @@ async def test_a_fault(run: FaultRun, fault: nemesis.Fault) -> None:
     assert verdict.outcomes["append ok"] > 60
 
 
-@pytest.mark.parametrize("options", [RunOptions(replications=(2, 3))], ids=["three brokers"])
+@pytest.mark.parametrize(
+    "options",
+    [RunOptions(replications=(2, 3), lease_seconds=LASTING_LEASE_SECONDS)],
+    ids=["three brokers"],
+)
 async def test_brief_faults(run: FaultRun) -> None:
     for fault in BRIEF:
         await fault(run)
@@ -57,7 +68,11 @@ async def test_brief_faults(run: FaultRun) -> None:
     assert verdict.outcomes["append ok"] > 100
 
 
-@pytest.mark.parametrize("options", [RunOptions(brokers=1, replications=(1, 1))], ids=["from one broker"])
+@pytest.mark.parametrize(
+    "options",
+    [RunOptions(brokers=1, replications=(1, 1), lease_seconds=LASTING_LEASE_SECONDS)],
+    ids=["from one broker"],
+)
 async def test_scale_up_and_down(run: FaultRun) -> None:
     await nemesis.scale(run)
     verdict = await run.conclude()

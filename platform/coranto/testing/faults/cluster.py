@@ -25,7 +25,8 @@ from coranto.wire import protocol_pb2 as pb
 
 PREFIX = "/gazette/cluster"
 CLIENTS = "clients"
-_SECONDS = 60.0
+_SECONDS = 180.0
+_STARTS = 5
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
@@ -92,33 +93,43 @@ class Broker:
         if not self._to_me.endpoint:
             await self._to_me.start()
             await self._etcd.start()
-        if not self.is_running:
-            self._process = ChildProcess(
-                self.name,
-                self._command(),
-                log=self._cluster.folder / "logs" / f"{self.name}.log",
-                cwd=self._cluster.folder,
-                environment=self._cluster.environment,
-            )
-        while not await asyncio.to_thread(serves, self.own_endpoint):
+        for _ in range(_STARTS):
             if not self.is_running:
-                assert self._process is not None
-                raise self._process.failure()
-        await until(lambda: self.is_member, f"{self.name} is a member")
+                self._process = ChildProcess(
+                    self.name,
+                    self._command(),
+                    log=self._cluster.folder / "logs" / f"{self.name}.log",
+                    cwd=self._cluster.folder,
+                    environment=self._cluster.environment,
+                )
+            while self.is_running and not await asyncio.to_thread(serves, self.own_endpoint):
+                pass
+            await until(lambda: self.is_member or not self.is_running, f"{self.name} is a member")
+            if self.is_running:
+                return
+            # On a machine that stands still its lease may run out as it starts.
+        assert self._process is not None
+        raise self._process.failure()
+
+    async def seize(self) -> None:
+        """Nobody starts it again from now on, and nobody is about to."""
+        async with self._changing:
+            self.is_harmed = True
 
     async def kill(self) -> None:
         """SIGKILL."""
-        self.is_harmed = True
+        await self.seize()
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
         """SIGTERM, and return once it has left. It stays away."""
-        self.is_wanted = False
+        async with self._changing:
+            self.is_wanted = False
         await self._end(signal.SIGTERM)
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """SIGSTOP."""
-        self.is_harmed = True
+        await self.seize()
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -138,6 +149,12 @@ class Broker:
             await asyncio.to_thread(self._process.kill)
         await self._to_me.close()
         await self._etcd.close()
+
+    async def restart(self) -> None:
+        """Start it again if it ended by itself and is to run."""
+        async with self._changing:
+            if self.is_wanted and not self.is_harmed and self.pid and not self.is_running:
+                await self._start()
 
     def last_words(self) -> str:
         return self._process.last_words(8) if self._process is not None else ""
@@ -182,7 +199,7 @@ class FaultyCluster:
     ) -> None:
         self.folder = folder.absolute()
         self.lease_seconds = lease_seconds
-        self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "10", **(environment or {})}
+        self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "60", **(environment or {})}
         self.brokers: list[Broker] = []
         self.sockets = Path()
         """Where proxies listen: a folder with a short name, since paths of sockets are bounded."""
@@ -261,9 +278,7 @@ class FaultyCluster:
     async def supervise(self) -> None:
         """Start brokers again that end by themselves, as those do whose lease runs out on a busy machine."""
         while True:
-            for broker in self.brokers:
-                if broker.is_wanted and not broker.is_harmed and broker.pid and not broker.is_running:
-                    await broker.start()
+            await asyncio.gather(*(broker.restart() for broker in self.brokers))
             await asyncio.sleep(0.2)
 
     def heal(self) -> None:
@@ -288,6 +303,10 @@ class FaultyCluster:
         members = [assignment.member for assignment in self.keyspace.state.assignments(journal)]
         by_member = {broker.member: broker for broker in self.brokers}
         return [by_member[member] for member in members if member in by_member]
+
+    def standing(self, journal: str) -> tuple[tuple[str, int, bool], ...]:
+        """Which processes have a journal, the primary's first: another one when any of them came or went."""
+        return tuple((broker.name, broker.pid, broker.is_running) for broker in self.members_of(journal))
 
     def state_of(self, journals: Sequence[str]) -> str:
         """For messages: who runs, and who has what."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError
 from coranto.testing.faults.cluster import Broker, until
+from coranto.testing.faults.links import Link
 from coranto.testing.faults.run import FaultRun
 from coranto.testing.sim.history import Outcome
 
@@ -16,15 +17,16 @@ Fault = Callable[[FaultRun], Awaitable[None]]
 _DELAY_SECONDS = 0.03
 
 
-def victim_of(run: FaultRun) -> Broker:
+async def victim_of(run: FaultRun) -> Broker:
     """The primary of a journal, so that it is missed."""
+    await run.whole()
     primary, *_ = run.cluster.members_of(run.rng.choice(run.journals))
     return primary
 
 
 async def kill_and_restart(run: FaultRun) -> None:
     """SIGKILL, and a new process at once, which takes up its lease and its spools."""
-    broker = victim_of(run)
+    broker = await victim_of(run)
     await broker.kill()
     await broker.start()
     await run.workload.progress()
@@ -32,7 +34,7 @@ async def kill_and_restart(run: FaultRun) -> None:
 
 async def kill_for_long(run: FaultRun) -> None:
     """SIGKILL, and a new process when others have long taken over."""
-    broker = victim_of(run)
+    broker = await victim_of(run)
     await broker.kill()
     await broker.gone()
     await _taken_over(run, broker)
@@ -43,9 +45,9 @@ async def kill_for_long(run: FaultRun) -> None:
 
 async def pause_briefly(run: FaultRun) -> None:
     """SIGSTOP, and SIGCONT within the lease."""
-    broker = victim_of(run)
-    broker.pause()
-    await asyncio.sleep(run.options.lease_seconds / 4)
+    broker = await victim_of(run)
+    await broker.pause()
+    await asyncio.sleep(min(1.0, run.options.lease_seconds / 4))
     broker.resume()
     broker.is_harmed = False
     await run.workload.progress()
@@ -53,8 +55,8 @@ async def pause_briefly(run: FaultRun) -> None:
 
 async def pause_beyond_lease(run: FaultRun) -> None:
     """SIGSTOP, and SIGCONT when others have taken over and gone on: a zombie, which has to end by itself."""
-    broker = victim_of(run)
-    broker.pause()
+    broker = await victim_of(run)
+    await broker.pause()
     await broker.gone()
     await _taken_over(run, broker)
     broker.resume()
@@ -66,26 +68,17 @@ async def pause_beyond_lease(run: FaultRun) -> None:
 
 async def cut_brokers(run: FaultRun) -> None:
     """Two brokers cannot reach one another: what both have a replica of waits, and goes on afterwards."""
-    primary, replica, *_ = run.cluster.members_of(run.journals[-1])
-    links = run.cluster.between(primary, replica)
-    for link in links:
-        link.cut()
-    refused = links[0].refused
-    await until(lambda: links[0].refused >= refused + 3, "the primary tries to reach its replica")
-    for link in links:
-        link.heal()
-    await run.workload.progress()
+
+    def cut(there: Link, back: Link) -> None:
+        there.cut()
+        back.cut()
+
+    await _between_replicas(run, cut, lambda link: link.refused, 3, "the primary tries to reach its replica")
 
 
 async def hold_brokers(run: FaultRun) -> None:
     """What the primary sends to a replica does not arrive, for a while."""
-    primary, replica, *_ = run.cluster.members_of(run.journals[-1])
-    link = run.cluster.link(primary.name, replica.name)
-    held = link.held
-    link.hold()
-    await until(lambda: link.held > held, "something is held up")
-    link.heal()
-    await run.workload.progress()
+    await _between_replicas(run, lambda there, _: there.hold(), lambda link: link.held, 1, "something is held up")
 
 
 async def delay_brokers(run: FaultRun) -> None:
@@ -141,14 +134,33 @@ async def scale(run: FaultRun, up_to: int = 5) -> None:
 
 
 async def _without_etcd(run: FaultRun, harm: Callable[[Broker], None]) -> None:
-    broker = victim_of(run)
-    broker.is_harmed = True
+    broker = await victim_of(run)
+    await broker.seize()
     harm(broker)
     await broker.gone()
     await broker.ended()
     await run.workload.progress()
     broker.to_etcd.heal()
     await broker.start()
+    await run.workload.progress()
+
+
+async def _between_replicas(
+    run: FaultRun, harm: Callable[[Link, Link], None], felt: Callable[[Link], int], times: int, what: str
+) -> None:
+    """Harm the links from a primary to a replica and back, until that was felt so often by what the primary sends."""
+    journal, has_happened = run.journals[-1], False
+    while not has_happened:
+        await run.whole()
+        primary, replica, *_ = members = run.cluster.members_of(journal)
+        there, back = run.cluster.between(primary, replica)
+        harm(there, back)
+        goal = felt(there) + times
+        # One that ends by itself, on a machine that stands still, leaves another pair.
+        await until(lambda: felt(there) >= goal or run.cluster.members_of(journal) != members, what)  # noqa: B023
+        has_happened = felt(there) >= goal
+        there.heal()
+        back.heal()
     await run.workload.progress()
 
 
@@ -180,5 +192,8 @@ FAULTS: tuple[Fault, ...] = (
 )
 """Faults that leave as many brokers as there were."""
 
-LASTING = (kill_for_long, pause_beyond_lease, cut_etcd, hold_etcd, roll)
+EXPIRING = (kill_for_long, pause_beyond_lease, cut_etcd, hold_etcd)
+"""Those that wait for a lease to run out."""
+
+LASTING = (*EXPIRING, roll)
 """Those in which journals go on while a broker is gone, so that none may need all of them."""

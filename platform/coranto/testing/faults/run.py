@@ -13,6 +13,7 @@ from types import TracebackType
 
 from coranto.client import JournalClient
 from coranto.stores import StoreRegistry
+from coranto.testing.applying import apply_specs
 from coranto.testing.faults.cluster import FaultyCluster, until
 from coranto.testing.faults.verdict import Verdict, conclude
 from coranto.testing.faults.workload import Workload
@@ -82,16 +83,7 @@ class FaultRun:
     async def replicate(self, replications: dict[str, int]) -> None:
         """Give journals so many replicas each, creating those that are not there, and return once they have them."""
         async with JournalClient(self.cluster.endpoint) as client:
-            listing = await client.list()
-            known = {journal.name: journal.mod_revision for journal in listing.journals}
-            await client.apply(
-                [
-                    pb.ApplyRequest.Change(
-                        upsert=self._spec(journal, replication), expect_mod_revision=known.get(journal, 0)
-                    )
-                    for journal, replication in replications.items()
-                ]
-            )
+            await apply_specs(client, [self._spec(journal, count) for journal, count in replications.items()])
         await self.whole()
 
     async def whole(self) -> None:
@@ -103,8 +95,10 @@ class FaultRun:
 
     async def conclude(self) -> Verdict:
         """Heal, see all work again, and judge. The workload has ended then."""
-        await self._end_supervision()
-        return await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
+        verdict = await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
+        if self._supervisor is not None and self._supervisor.done():
+            verdict.problems.append(f"brokers were not started again: {self._supervisor.exception()}")
+        return verdict
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:

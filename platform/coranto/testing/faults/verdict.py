@@ -16,6 +16,8 @@ from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
 from coranto.testing.sim.checker import Final, check, unsettled_reads
 from coranto.testing.sim.history import Observation, Outcome
 
+_TRIES = 5
+
 
 @dataclass(slots=True)
 class Verdict:
@@ -51,7 +53,8 @@ async def conclude(
     finals = {}
     for journal in journals:
         try:
-            finals[journal] = await _final(cluster, journal, stores, store, verdict)
+            finals[journal], problems = await _final(cluster, journal, stores, store)
+            verdict.problems += problems
         except CorantoError as error:
             verdict.problems.append(f"{journal} cannot be read back: {error}")
     # A replica that was paused or cut off may lag behind until it notices, so heads need not be fresh.
@@ -90,7 +93,10 @@ async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Seq
         config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
         async with JournalClient.of(config) as client:
             for journal in journals:
-                operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
+                for _ in range(_TRIES):
+                    operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
+                    if operation.outcome is not Outcome.INFO:
+                        break  # The broker that was asked, or the primary, ended by itself with it.
                 if operation.outcome is not Outcome.OK:
                     raise ClusterError(f"{broker.name} takes no appends: {operation}")
 
@@ -106,10 +112,29 @@ async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequen
     await until(caught_up, f"readers are at {heads}, but {workload.read_to}")
 
 
-async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str, verdict: Verdict) -> Final:
+async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
+    """What there is of a journal, and what is wrong with that, as seen while no broker of the journal came or went.
+
+    On a machine that stands still, one may lose its lease at any time.
+    """
+    for _ in range(_TRIES):
+        await _heal(cluster, [journal])
+        before = cluster.standing(journal)
+        try:
+            found = await _look(cluster, journal, stores, store)
+        except CorantoError:
+            if cluster.standing(journal) == before:
+                raise
+            continue
+        if cluster.standing(journal) == before:
+            return found
+    raise ClusterError(f"its brokers never stayed; {cluster.state_of([journal])}")
+
+
+async def _look(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
     """What there is of a journal: as its primary has it, as each replica does, and as the store does."""
     primary, *_ = members = cluster.members_of(journal)
-    final = Final(b"")
+    final, problems = Final(b""), list[str]()
     contents: dict[str, bytes] = {}
     for broker in members:
         config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)
@@ -120,14 +145,14 @@ async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, st
                 final.registers = (await client.append(journal, b"")).registers
                 final.replicas.append(Observation("a direct reader", journal, 0, await _content(client, journal), 0.0))
                 audit = await audit_journal(client, stores, journal, first_offset=0)
-                verdict.problems += audit.problems
+                problems += audit.problems
     final.replicas += [Observation(name, journal, 0, content, 0.0) for name, content in contents.items()]
     for name, content in contents.items():
         if len(content) != len(final.content):
-            verdict.problems.append(f"{name} has {len(content)} bytes of {journal}, its primary {len(final.content)}")
+            problems.append(f"{name} has {len(content)} bytes of {journal}, its primary {len(final.content)}")
     opened = stores.get(store)
     final.fragments = [(each, await opened.get(each)) async for each in opened.list(journal)]
-    return final
+    return final, problems
 
 
 async def _content(client: JournalClient, journal: str, *, direct: bool = True) -> bytes:
