@@ -61,7 +61,7 @@ class Broker:
     def __init__(self, fake: FakeBroker, loop: LoopThread) -> None:
         self.fake = fake
         self._loop = loop
-        self.config = ClientConfig(fake.endpoint, patience=20.0)
+        self.config = ClientConfig(fake.endpoint)
 
     @property
     def endpoint(self) -> str:

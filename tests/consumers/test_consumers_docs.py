@@ -28,7 +28,7 @@ async def test_the_first_consumer_keeps_totals_and_publishes(tmp_path: Path) -> 
     exec(compile(code.replace("/tmp/totals.db", str(database)), PAGE, "exec"), names)
     shard = shards["shards"][0]
     (journal,) = (source["journal"] for source in shard["sources"])
-    async with Cluster(brokers=1) as cluster:
+    async with Cluster(brokers=1, lease_seconds=60) as cluster:
         for each in (journal, "alerts/large-customers"):
             await cluster.create(each, labels={CONTENT_TYPE: JSON_LINES})
         client = cluster.client()

@@ -31,6 +31,9 @@ from coranto_consumers.stores.sql_shard import SqlShardStore
 
 _numbers = itertools.count()
 
+PATIENCE = 120.0
+"""Seconds for what is sure to come, however slow the machine."""
+
 SUMS = Table(
     "sums",
     MetaData(),
@@ -137,7 +140,7 @@ async def journals() -> AsyncIterator[Journals]:
 
 @pytest.fixture
 async def client(journals: Journals) -> AsyncIterator[JournalClient]:
-    async with JournalClient(journals.fake.endpoint, patience=20.0) as connected:
+    async with JournalClient(journals.fake.endpoint) as connected:
         yield connected
 
 
@@ -158,7 +161,7 @@ class Consumer:
 
     def __init__(self, etcd: str, client: JournalClient) -> None:
         self.settings = ConsumerSettings(
-            etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=30, exit_seconds=5
+            etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=60, exit_seconds=60
         )
         self.client = client
         self._exits = contextlib.AsyncExitStack()
@@ -190,7 +193,7 @@ class Consumer:
     async def stat(self, process: ConsumerProcess, id: str = "shard-sums", **read_through: int) -> pc.StatResponse:
         """Stat once there is a primary. Journals are given by what follows `in/`."""
         offsets = {f"in/{name}": offset for name, offset in read_through.items()}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 response: pc.StatResponse = await self.stub(process).Stat(
                     pc.StatRequest(shard=id, read_through=offsets)
@@ -206,7 +209,7 @@ class Consumer:
             found = [pc.ReplicaStatus.Code.Name(each.value.code) for each in state.assignments(id)]
             return found == list(codes)
 
-        await process.keyspace.wait_until(reached, timeout=20)
+        await process.keyspace.wait_until(reached, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ async def test_room_is_waited_for(brokers):
     done, _ = await asyncio.wait([waiting], timeout=0.02)
     assert not done
     brokers.open.set()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_closing_drops_what_is_pending(brokers):

@@ -82,7 +82,7 @@ def journal(name: str, content_type: str) -> pb.JournalSpec:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), etcd_fsync=False) as running:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), lease_seconds=60, etcd_fsync=False) as running:
         with SyncJournalClient(running.info.endpoint) as client:
             client.apply([pb.ApplyRequest.Change(upsert=journal("numbers/part-000", JSON_LINES))])
         yield running
@@ -117,8 +117,10 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def command(capfdbinary: pytest.CaptureFixture[bytes]) -> CommandLine:
-    """Runs the command line in this process."""
+def command(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Runs the command line in this process, with more patience than a person has."""
+    for module in ("coranto.cli.connect", "coranto_consumers.cli.shards"):
+        monkeypatch.setattr(f"{module}.PATIENCE", 120.0)
     return CommandLine(capfdbinary.readouterr)
 
 
@@ -161,7 +163,7 @@ def test_from_serve_to_lag_to_interrupt(environment, served, run, monkeypatch):
     deletion = text_of.replace("- id: counting-000", "- id: counting-000\n  delete: true")
     assert run("shards", "apply", "--specs", "-", "--dry-run", input=deletion) == ("would delete counting-000\n")
     served.send_signal(signal.SIGTERM)
-    assert served.wait(30) == 0
+    assert served.wait(120) == 0
 
 
 def test_what_cannot_be_applied_is_said(cluster, run):
@@ -216,7 +218,7 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
     monkeypatch.syspath_prepend(environment["PWD"])
     monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
     info = cluster.info
-    settings = ConsumerSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a")
+    settings = ConsumerSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a", lease_seconds=60)
     async with JournalClient(info.endpoint, file_root=info.file_root) as client:
         await client.apply([pb.ApplyRequest.Change(upsert=log)])
         builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
@@ -233,7 +235,7 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
 
             assert await run_here("shards", "apply", "--specs", "-", input=LOCAL_SHARDS) == "create local-000\n"
             async with ShardClient(ClientConfig(process.endpoint)) as shards:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     while not (await shards.list())[0].status:
                         await process.keyspace.wait_for_change(process.keyspace.state)
                 await shards.stat("local-000", {"numbers/part-000": head})

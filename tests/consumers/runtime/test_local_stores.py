@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -56,7 +55,12 @@ def app(request: pytest.FixtureRequest) -> Application[Any]:
 def spec(journals: Any) -> pc.ShardSpec:
     journals.fake.create("recovery/shard-sums", labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
     return shard_spec(
-        "shard-sums", ["in/one"], recovery_log_prefix="recovery", hint_prefix="/test/hints", hint_backups=1
+        "shard-sums",
+        ["in/one"],
+        max_seconds=600,
+        recovery_log_prefix="recovery",
+        hint_prefix="/test/hints",
+        hint_backups=1,
     )
 
 
@@ -148,6 +152,5 @@ async def test_hints_can_be_set(consumer, app, spec):
     change.primary_hints.log = "recovery/shard-sums"
     change.primary_hints.properties.add(path="/IDENTITY", content="x")
     assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[change]))).status == pc.OK
-    async with asyncio.timeout(20):
-        hints = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="shard-sums"))
+    hints = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="shard-sums"))
     assert hints.primary_hints.hints == change.primary_hints

@@ -23,7 +23,8 @@ SUMS = Table(
     Column("total", BigInteger, nullable=False),
     Column("count", BigInteger, nullable=False),
 )
-SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=5)
+SPEC = shard_spec("shard-sums", ["in/one"], max_seconds=600)
+"""Its transactions end when there is nothing more to read, whatever time passes meanwhile."""
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
@@ -98,7 +99,7 @@ async def test_pending_and_rolled_back_messages_are_not_consumed(journals, clien
 async def test_the_acknowledged_messages_of_a_journal_make_one_transaction(journals, client, sums):
     """The transaction stays open for the acknowledgement of what it has begun to read."""
     first, second = journals.producer(), journals.producer()
-    async with running_shard(sums, shard_spec("shard-sums", ["in/one"], max_seconds=30), client) as shard:
+    async with running_shard(sums, shard_spec("shard-sums", ["in/one"], max_seconds=600), client) as shard:
         second.add("in/one", {"key": "a", "n": 2})
         await journals.flush(second)
         first.add("in/one", {"key": "a", "n": 1})
@@ -127,7 +128,7 @@ async def test_a_deferred_message_begins_the_next_transaction(journals, client, 
             raise DeferToNextTransaction
 
     sums.before = defer_fours
-    spec = shard_spec("shard-sums", ["in/one"], min_seconds=1, max_seconds=30, ring_buffer_size=ring_buffer_size)
+    spec = shard_spec("shard-sums", ["in/one"], min_seconds=1, max_seconds=600, ring_buffer_size=ring_buffer_size)
     head = await journals.publish("in/one", *({"key": "a", "n": n} for n in range(1, 11)))
     async with running_shard(sums, spec, client) as shard:
         await shard.read_through({"in/one": head})

@@ -37,7 +37,8 @@ def store_url(tmp_path: Any) -> str:
 
 
 def spec(**fields: Any) -> pc.ShardSpec:
-    return shard_spec("shard-sums", ["in/one"], **fields)
+    """Its transactions end when there is nothing more to read, whatever time passes meanwhile."""
+    return shard_spec("shard-sums", ["in/one"], max_seconds=600, **fields)
 
 
 async def test_an_applied_shard_is_assigned_and_answers_what_it_has_read(journals, consumer, sums):
@@ -114,12 +115,12 @@ async def test_an_exiting_process_hands_its_shards_over(journals, consumer, sums
     head = await journals.publish("in/one", {"key": "a", "n": 1})
     await consumer.stat(first, one=head)
     second = await consumer.start(sums, "process-b")
-    await first.keyspace.wait_until(lambda state: len(state.members) == 2, timeout=20)
+    await first.keyspace.wait_until(lambda state: len(state.members) == 2, timeout=120)
 
     stop = asyncio.Event()
     stop.set()
     assert await first.serve_until(stop) == 0
-    assert second.keyspace.state.by_member.keys() == {second.member}
+    assert first.keyspace.state.by_member.keys() == {second.member}
     await consumer.status(second, "PRIMARY")
     head = await journals.publish("in/one", {"key": "a", "n": 2})
     await consumer.stat(second, one=head)
@@ -135,7 +136,7 @@ async def test_a_shard_goes_on_once_brokers_are_back_that_know_a_journal_s_end(j
     out.index_end = 1000
     with capture_logs() as logs:
         head = await journals.publish("in/one", {"key": "a", "n": 1})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(waits_in(logs)) < 2 * replica.RESTARTS:  # noqa: ASYNC110 - no event tells of a log
                 await asyncio.sleep(0.01)
         assert (await consumer.shard(process)).status[0].code == pc.ReplicaStatus.PRIMARY
@@ -221,7 +222,7 @@ async def test_a_process_that_lost_a_shard_leaves_it_when_fenced_off(journals, c
     process.consumer.assignment_of = lambda shard: replace(mine, create_revision=mine.create_revision - 1)
     owner = sums.database.raise_fence(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence
     await journals.publish("in/one", {"key": "a", "n": 2})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await replica.stopped.wait()
     assert sums.database.read(f"{consumer.settings.etcd_prefix}/items/shard-sums").fence == owner
     assert sums.sums() == {"a": (1, 1)}
@@ -245,7 +246,7 @@ async def test_disabled_and_deleted_shards_are_not_processed(consumer, sums):
     revision = (await consumer.apply(process, spec())).header.etcd.revision
     await consumer.status(process, "PRIMARY")
     disabled = await consumer.apply(process, spec(disable=True), revision=revision)
-    await process.keyspace.wait_until(lambda state: not state.assignments("shard-sums"), timeout=20)
+    await process.keyspace.wait_until(lambda state: not state.assignments("shard-sums"), timeout=120)
     assert not process.consumer.resolver.replicas
 
     change = pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=disabled.header.etcd.revision)
@@ -337,7 +338,7 @@ async def test_metrics_tell_of_shards(journals, consumer, sums):
     await consumer.status(process, "PRIMARY")
 
     def scrape() -> str:
-        with urllib.request.urlopen(f"{process.metrics_endpoint}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{process.metrics_endpoint}/metrics", timeout=60) as response:
             return response.read().decode()
 
     text = await asyncio.to_thread(scrape)
