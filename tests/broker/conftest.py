@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +63,19 @@ async def broker(broker_settings: BrokerSettings) -> AsyncIterator[tuple[BrokerP
 async def client(broker: tuple[BrokerProcess, RawClient]) -> RawClient:
     """A raw client of a running broker."""
     return broker[1]
+
+
+@pytest.fixture
+def token_ends(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
+    """When the calls end that were admitted by a token; a test can bring that forward."""
+    ends: list[asyncio.Timeout] = []
+
+    def timeout(seconds: float | None) -> asyncio.Timeout:
+        ends.append(asyncio.timeout(seconds))
+        return ends[-1]
+
+    monkeypatch.setattr("coranto.authorization.asyncio", SimpleNamespace(timeout=timeout))
+    return ends
 
 
 @pytest.fixture

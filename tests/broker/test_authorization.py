@@ -223,7 +223,7 @@ async def test_every_method_with_every_token(
     secured: BrokerSettings, journal: pb.JournalSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    tried = 0
+    given: list[Metadata] = []
     with structlog.testing.capture_logs() as logs:
         async with running(secured, journal) as calls:
             for method, kind, metadata, expected in matrix():
@@ -231,13 +231,13 @@ async def test_every_method_with_every_token(
                 if method in gateway.METHODS:
                     expected = HTTP.get(expected, expected)
                 assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
-                tried += 1
-    assert tried == 15 * (7 + 3)
+                given.append(metadata or ())
+    assert len(given) == 15 * (7 + 3)
     # Refusals are logged, secrets are not.
     written = f"{logs} {caplog.text}"
     assert "the token has expired" in written
-    for _, _, metadata, _ in matrix():
-        for _, value in metadata or ():
+    for metadata in given:
+        for _, value in metadata:
             assert value.split(".")[1] not in written
     assert KEY not in written
 
@@ -329,11 +329,15 @@ async def test_changes_of_journals_stay_within_scope(
 
 
 @pytest.mark.integration
-async def test_a_call_ends_when_its_token_does(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
+async def test_a_call_ends_when_its_token_does(
+    secured: BrokerSettings, journal: pb.JournalSpec, token_ends: list[asyncio.Timeout]
+) -> None:
     patient = secured.model_copy(update={"min_append_rate": 0})
     async with running(patient, journal) as calls:
-        begun = asyncio.get_running_loop().time()
-        brief = token(Capability.ALL, NARROW, seconds=-2.0)  # Good for what is left of the leeway.
+        loop = asyncio.get_running_loop()
+        token_ends.clear()
+        begun = loop.time()
+        brief = token(Capability.ALL, NARROW, seconds=30.0)
 
         async def watch() -> None:
             async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=brief):
@@ -345,13 +349,21 @@ async def test_a_call_ends_when_its_token_does(secured: BrokerSettings, journal:
 
         async def append() -> None:
             call = calls.stub.Append(metadata=brief)
-            await call.write(pb.AppendRequest(journal=J))
-            await call.write(pb.AppendRequest(content=b"never committed"))
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # It may have ended by then.
+                await call.write(pb.AppendRequest(journal=J))
+                await call.write(pb.AppendRequest(content=b"never committed"))
             await call
 
         work: list[Callable[[], Awaitable[None]]] = [watch, tail, append]
-        ends = await asyncio.gather(*(each() for each in work), return_exceptions=True)
-        assert asyncio.get_running_loop().time() - begun < 10
+        calls_made = asyncio.gather(*(each() for each in work), return_exceptions=True)
+        await eventually(lambda: len(token_ends) == len(work) and all(end.when() for end in token_ends))
+        for end in token_ends:
+            when = end.when()
+            assert when is not None
+            # When the token was made, but for fractions of a second, which tokens have none of, and of two clocks.
+            assert begun - 1.1 <= when - (30.0 + LEEWAY_SECONDS) <= loop.time() + 0.1
+            end.reschedule(loop.time())
+        ends = await asyncio.wait_for(calls_made, 60)
         for end in ends:
             assert isinstance(end, grpc.aio.AioRpcError)
             assert end.code() is grpc.StatusCode.DEADLINE_EXCEEDED, end
@@ -436,16 +448,16 @@ async def test_a_client_with_a_token_of_its_own(secured: BrokerSettings, journal
     async with running(secured, journal) as calls:
         endpoint = f"127.0.0.1:{port_of(calls)}"
         given = token(Capability.LIST | Capability.READ, "team=b")[0][1].removeprefix("Bearer ")
-        async with JournalClient(endpoint, patience=0.1, auth=BearerToken(Secret(given))) as client:
+        async with JournalClient(endpoint, auth=BearerToken(Secret(given))) as client:
             assert not (await client.list()).journals
             with pytest.raises(JournalNotFound):
                 await client.head(J)
             with pytest.raises(PermissionDenied, match="APPEND") as denied:
                 await client.append(J, b"x")
-        async with JournalClient(endpoint, patience=0.1, auth=Keys.parse(FOREIGN)) as client:
+        async with JournalClient(endpoint, auth=Keys.parse(FOREIGN)) as client:
             with pytest.raises(Unauthenticated, match="signature"):
                 await client.append(J, b"x")
-        async with JournalClient(endpoint, patience=0.1) as client:
+        async with JournalClient(endpoint) as client:
             with pytest.raises(Unauthenticated, match="a token is needed"):
                 await client.list()
         assert given not in str(denied.value)
@@ -589,7 +601,7 @@ async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
             brokers.append(await stack.enter_async_context(BrokerProcess(settings)))
         clients = [
             await stack.enter_async_context(
-                JournalClient.of(ClientConfig(broker.endpoint, patience=20, auth=Keys.parse(KEY), tls=tls))
+                JournalClient.of(ClientConfig(broker.endpoint, auth=Keys.parse(KEY), tls=tls))
             )
             for broker in brokers
         ]
@@ -618,13 +630,13 @@ async def test_a_peer_without_the_key_cannot_replicate(broker_settings: BrokerSe
             own = {"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
             settings = broker_settings.model_copy(update={**own, "auth_keys": SecretStr(key)})
             process = await stack.enter_async_context(BrokerProcess(settings))
-        config = ClientConfig(process.endpoint, patience=0.5, auth=Keys.parse(FOREIGN))
+        config = ClientConfig(process.endpoint, auth=Keys.parse(FOREIGN))
         client = await stack.enter_async_context(JournalClient.of(config))
         replicated = spec("test/other")
         replicated.replication = 2
         await client.apply([upsert(replicated, 0)])
         with pytest.raises(CorantoError):
-            await client.append("test/other", b"content")
+            await client.append("test/other", b"content", patience=0.5)
 
 
 # -- Settings ----------------------------------------------------------------------------------------------------------

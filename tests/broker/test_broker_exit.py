@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -21,7 +20,6 @@ from coranto_broker.testing_process import BrokerChild
 
 pytestmark = [pytest.mark.system, pytest.mark.integration]
 
-EXIT_SECONDS = 5.0
 JOURNALS = 6
 MakeSpec = Callable[..., pb.JournalSpec]
 
@@ -36,7 +34,6 @@ async def children(broker_settings: BrokerSettings, tmp_path: Path) -> AsyncIter
                 "id": f"broker-{number}",
                 "zone": f"zone-{number % 2}",
                 "data_dir": tmp_path / f"data-{number}",
-                "exit_seconds": EXIT_SECONDS,
                 "metrics_port": 0,
             }
             child = BrokerChild(broker_settings.model_copy(update=own), tmp_path / f"broker-{number}.log")
@@ -104,7 +101,7 @@ class Load:
 async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChild], spec: MakeSpec) -> None:
     leaving = children[0]
     endpoints = ",".join([str((await child.ready())["endpoint"]).removeprefix("http://") for child in children])
-    async with JournalClient(endpoints, patience=30) as client:
+    async with JournalClient(endpoints, patience=120) as client:
         names = [f"test/journal-{number}" for number in range(JOURNALS)]
         changes = []
         for number, name in enumerate(names):
@@ -118,16 +115,18 @@ async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChil
         await load.more(5)
         remembered = LeaseRecord.within(leaving.settings.data_dir).load()
         assert remembered is not None
-        began = time.monotonic()
         leaving.process.send_signal(signal.SIGTERM)
         await load.more(5)
-        assert await asyncio.to_thread(leaving.process.wait, 60) == 0
-        assert time.monotonic() - began < 4 * EXIT_SECONDS
+        assert await asyncio.to_thread(leaving.process.wait, 120) == 0
         async with EtcdCoordinator(leaving.settings.etcd) as coordinator:
             assert (await coordinator.lease_status(remembered[1])).remaining == 0
         spools = list((leaving.settings.data_dir / "spools").rglob("*.content"))
         assert [path for path in spools if path.stat().st_size] == [], "everything is in the store"
-        assert not leaving.events("fragments remain in local files; the next start stores them")
+        for given_up in (
+            "journals were not taken over in time",
+            "fragments remain in local files; the next start stores them",
+        ):
+            assert not leaving.events(given_up)
         leaving.start()
         await leaving.ready()
         await load.more(5)

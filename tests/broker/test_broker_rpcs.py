@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from coranto import labels
+from coranto.effects import SystemClock
 from coranto.errors import StoreDenied
 from coranto.fragments import Codec, sum_from_wire, sum_of
 from coranto.specs import validate
@@ -244,13 +245,32 @@ async def test_a_slow_client_is_cut_off(client: RawClient, spec: MakeSpec) -> No
     assert after.commit.begin == 0
 
 
-async def test_the_journals_maximum_rate_delays(client: RawClient, spec: MakeSpec) -> None:
+class _Sleeping(SystemClock):
+    """A clock that goes on while somebody sleeps, and not otherwise."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+        self._begun = super().monotonic()
+
+    def monotonic(self) -> float:
+        return self._begun + self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        await asyncio.sleep(0)
+
+
+async def test_the_journals_maximum_rate_delays(
+    broker: Running, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, client = broker
+    clock = _Sleeping()
+    monkeypatch.setattr(process.broker, "clock", clock)
     await create(client, spec(max_append_rate=200_000))
-    begun = asyncio.get_running_loop().time()
     response = await client.append(J, *[b"x" * 100_000] * 3)
     assert response.status == pb.OK
     assert (response.total_chunks, response.delayed_chunks) == (3, 1)
-    assert asyncio.get_running_loop().time() - begun > 0.3
+    assert clock.slept == pytest.approx(0.5)
 
 
 async def test_registers_change_with_content_only_and_are_checked(client: RawClient, spec: MakeSpec) -> None:

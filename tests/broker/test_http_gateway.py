@@ -154,6 +154,7 @@ async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(gat
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=1 << 10)
     writer.write(f"GET /{J} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
+    await eventually(lambda: sent._value.get() > 0)
     last = -1.0
     while sent._value.get() != last:  # Until it stands still: sockets' buffers are full.
         last = sent._value.get()
@@ -316,20 +317,26 @@ def bearer(capability: Capability, seconds: float = 60.0) -> dict[str, str]:
     return {"Authorization": f"Bearer {sign(claims, Keys.parse(KEY))}"}
 
 
-async def test_a_token_ends_a_long_poll_that_outlives_it(gateway_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_a_token_ends_a_long_poll_that_outlives_it(
+    gateway_settings: BrokerSettings, spec: MakeSpec, token_ends: list[asyncio.Timeout]
+) -> None:
     settings = gateway_settings.model_copy(update={"auth_keys": SecretStr(KEY)})
     async with BrokerProcess(settings) as process, aiohttp.ClientSession() as session:
         async with JournalClient(process.endpoint, auth=Keys.parse(KEY)) as client:
             await client.apply([pb.ApplyRequest.Change(upsert=spec())])
             await client.append(J, b"content")
         url = f"{process.http_endpoint}/{J}?block=true"
-        # It has expired four seconds ago, of five that clocks may be apart.
-        short = bearer(Capability.READ, -4.0)
-        async with session.get(url, headers=short) as response:
+        headers = bearer(Capability.READ)
+        token_ends.clear()
+        async with session.get(url, headers=headers) as response:
             assert await response.content.readexactly(7) == b"content"
+            token_ends.pop().reschedule(asyncio.get_running_loop().time())
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.read()
-        async with session.get(url + "&offset=-1", headers=bearer(Capability.READ, -4.0)) as response:
+        polling = asyncio.ensure_future(session.get(url + "&offset=-1", headers=headers))
+        await eventually(lambda: token_ends)
+        token_ends.pop().reschedule(asyncio.get_running_loop().time())
+        async with await polling as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
