@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.cluster import ClusterInfo, EmbeddedCluster
+from coranto.cluster import EmbeddedCluster
 from coranto.errors import ClusterError
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto.flights.data import load_flights
@@ -32,8 +32,12 @@ from dagster_coranto.instance import dagster_environment
 
 FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")
+_SECONDS = (SECOND, *(replace(SECOND, prefix=f"second-{n}/", table=f"{SECOND.table}_{n}") for n in (2, 3)))
+"""The second pass, again and again: where this process gets no time, a consumer may be done before it is killed."""
 _SECOND_TRANSACTIONS = 6
 """The second pass is cut into about so many, so that the kill comes between commits, wherever the data ends."""
+_LEASE_S = 30.0
+"""Of brokers: nobody is to take over from one because the machine stands still for a while."""
 _KILL_AFTER = 0.25
 _POLL_S = 0.1
 
@@ -67,28 +71,23 @@ class Demo:
         outcome = Outcome()
         flights = load_flights(self._limit)
         self._say(f"[bold]{len(flights):,} flights[/] that left New York in 2013; everything below {self._data_dir}")
-        with self._cluster() as info:
-            config = ClientConfig(info.endpoint, info.file_root)
+        with self.cluster() as config:
             self._say("\n[bold]1. First pass:[/] specs → flights/events → carrier_delays, flights/alerts")
             self._materialize(FIRST)
-            outcome.findings += [("first pass", f) for f in self._prove(config, FIRST, flights)]
+            outcome.findings += [("first pass", f) for f in self.prove(config, FIRST, flights)]
             self._say("\n[bold]2. Second pass[/], over fresh journals; its consumer is killed half-way")
-            self._materialize(SECOND, ["journal_specs", "flights/events"])
-            total = _total_bytes(config, SECOND)
-            second = replace(SECOND, max_transaction_bytes=max(1, total // _SECOND_TRANSACTIONS))
-            outcome.killed = self._consume_and_kill(second, total)
-            self._say(outcome.killed)
-            self._materialize(second)
-            outcome.findings += [("second pass", f) for f in self._prove(config, SECOND, flights)]
+            second, outcome.killed = self.second_pass(config)
+            outcome.findings += [("second pass", f) for f in self.prove(config, second, flights)]
         outcome.seconds = time.monotonic() - begun
         return outcome
 
     @contextmanager
-    def _cluster(self) -> Iterator[ClusterInfo]:
-        with EmbeddedCluster(self._data_dir, brokers=self._brokers) as cluster:
+    def cluster(self) -> Iterator[ClientConfig]:
+        """The cluster that all is done with."""
+        with EmbeddedCluster(self._data_dir, brokers=self._brokers, lease_seconds=_LEASE_S) as cluster:
             self._say(f"[bold]Cluster[/] of etcd and {self._brokers} broker(s) is up at {cluster.info.endpoint}")
             try:
-                yield cluster.info
+                yield ClientConfig(cluster.info.endpoint, cluster.info.file_root)
             finally:
                 for child in self._children:
                     _end(child)
@@ -111,14 +110,34 @@ class Demo:
                 "its events are above, and in `make ui`"
             )
 
-    def _prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[Finding]:
+    def second_pass(self, config: ClientConfig) -> tuple[Job, str]:
+        """Do a job over fresh journals whose consumer is killed half-way. Which job it was, and how that was killed.
+
+        Raises ClusterError.
+        """
+        for job in _SECONDS:
+            self._materialize(job, ["journal_specs", "flights/events"])
+            total = _total_bytes(config, job)
+            cut = replace(job, max_transaction_bytes=max(1, total // _SECOND_TRANSACTIONS))
+            killed = self._consume_and_kill(cut, total)
+            if killed:
+                self._say(killed)
+                self._materialize(cut)
+                return cut, killed
+            self._say("The consumer was done before it could be killed; once more, over fresh journals")
+        raise ClusterError(
+            f"{len(_SECONDS)} consumers were done before they could be killed; is this machine very busy?"
+        )
+
+    def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[Finding]:
+        """What a job that was done has come to, beside what the flights say."""
         return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
 
     def _consume_and_kill(self, job: Job, total: int) -> str:
-        """Start the second pass's consumer and `kill -9` it once it has committed some of the journals."""
+        """Start the consumer and `kill -9` it once it has committed some of the journals; empty when it was quicker."""
         store, shard = SqlStore(store_url(self._data_dir)), consumer_name(job)
         if _consumed(store, shard) >= total:
-            return "The second pass was finished by an earlier run (killed then); `--fresh` begins anew."
+            return "The second pass was finished by an earlier run; `--fresh` begins anew."
         child = self._start(job, ["carrier_delays", "flights/alerts"])
         while child.poll() is None:
             consumed = _consumed(store, shard)
@@ -130,9 +149,9 @@ class Demo:
                     f"committed; starting it again"
                 )
             time.sleep(_POLL_S)
-        raise ClusterError(
-            f"the consumer ended (exit code {child.returncode}) before it could be killed; its events are above"
-        )
+        if child.returncode != 0:
+            raise ClusterError(f"the consumer failed (exit code {child.returncode}); its events are above")
+        return ""
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False)
