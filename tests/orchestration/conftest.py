@@ -35,5 +35,5 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             environment.setenv(name, value)
         for name in ("CORANTO_ENDPOINT", "CORANTO_STORE_URL"):
             environment.delenv(name, raising=False)
-        with EmbeddedCluster(folder, etcd_fsync=False):
+        with EmbeddedCluster(folder, lease_seconds=60, etcd_fsync=False):
             yield folder

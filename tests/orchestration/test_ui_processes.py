@@ -15,7 +15,9 @@ import pytest
 
 from dagster_coranto.flights.ui import DagsterUi
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+
+PATIENCE_S = 180
 
 LAUNCH = """
 mutation Launch($what: ExecutionParams!) {
@@ -34,7 +36,7 @@ def launch(ui: DagsterUi, job: str) -> str:
     what = {"selector": selector, "mode": "default", "runConfigData": {}}
     body = json.dumps({"query": LAUNCH, "variables": {"what": what}}).encode()
     request = urllib.request.Request(f"{ui.url}/graphql", data=body, headers={"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         answer: dict[str, Any] = json.load(response)["data"]["launchPipelineExecution"]
     assert answer["__typename"] == "LaunchRunSuccess"
     return str(answer["run"]["runId"])
@@ -42,7 +44,7 @@ def launch(ui: DagsterUi, job: str) -> str:
 
 def await_status(run_id: str, *wanted: dg.DagsterRunStatus) -> dg.DagsterRunStatus:
     with dg.DagsterInstance.get() as instance:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             run = instance.get_run_by_id(run_id)
             if run is not None and (run.status in wanted or run.is_finished):
@@ -67,7 +69,7 @@ def test_closing_the_ui_ends_its_servers_and_the_runs_that_they_started(
     cluster_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    with DagsterUi(cluster_dir) as ui:
+    with DagsterUi(cluster_dir, stop_seconds=PATIENCE_S) as ui:
         # All flights: more than can be published before the UI is closed.
         run_id = launch(ui, "flights")
         assert await_status(run_id, dg.DagsterRunStatus.STARTED) is dg.DagsterRunStatus.STARTED

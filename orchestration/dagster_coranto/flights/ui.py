@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -20,8 +21,9 @@ from dagster_coranto.instance import dagster_environment
 
 _WORKSPACE = Path("workspace.yaml")
 _MODULE = "dagster_coranto.flights.definitions"
-_READY_SECONDS = 120.0
+_READY_SECONDS = 180.0
 _STOP_SECONDS = 20.0
+_KILL_SECONDS = 10.0
 _WATCH_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 
@@ -30,13 +32,17 @@ class DagsterUi:
     """The UI over the cluster below `data_dir`, from `start` to `close`; a context manager.
 
     `port` is taken when it is free, otherwise another one is; `url` says which. What the processes print goes to
-    `data_dir`/logs. The daemon, which runs sensors, is optional.
+    `data_dir`/logs. The daemon, which runs sensors, is optional. What does not end within `stop_seconds` of closing is
+    killed.
     """
 
-    def __init__(self, data_dir: Path, *, port: int = 0, daemon: bool = True) -> None:
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, daemon: bool = True, stop_seconds: float = _STOP_SECONDS
+    ) -> None:
         self._data_dir = data_dir.absolute()
         self._port = free_port(port)
         self._daemon = daemon
+        self._stop_seconds = stop_seconds
         self._children: list[ChildProcess] = []
 
     @property
@@ -68,12 +74,12 @@ class DagsterUi:
         groups = self.pids
         for group in groups:
             _signal(group, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_SECONDS
-        stop_all(self._children, _STOP_SECONDS)
-        while any(_signal(group, 0) for group in groups) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        deadline = time.monotonic() + self._stop_seconds
+        stop_all(self._children, self._stop_seconds)
+        _await_end(groups, deadline)
         for group in groups:
             _signal(group, signal.SIGKILL)
+        _await_end(groups, time.monotonic() + _KILL_SECONDS)
         self._children.clear()
 
     def __enter__(self) -> DagsterUi:
@@ -115,6 +121,12 @@ def _signal(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _await_end(groups: Sequence[int], deadline: float) -> None:
+    """Return when nothing is left of groups of processes, or at the deadline."""
+    while any(_signal(group, 0) for group in groups) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def _workspace() -> list[str]:
