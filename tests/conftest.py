@@ -16,7 +16,7 @@ LONG = (
     "orchestration/test_ui.py",
     "orchestration/test_flights_pipeline.py",
     "consumers/test_spark_consumer.py",
-    "system/test_consumer_chain.py",  # Counts its kills, and would come to fewer beside Spark.
+    "system/test_consumer_chain.py",
     "broker/test_broker_kill.py",
     "simulation/test_simulation.py",
     "system/test_crash_matrix_logs.py",

@@ -23,7 +23,7 @@ from .streams.run import run
 SEEDS = 7
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_groups_share_a_stream_and_transactions_on_several_keys_are_whole() -> None:
     total: Counter[str] = Counter()
     for seed in range(SEEDS):
