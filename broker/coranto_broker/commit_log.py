@@ -34,30 +34,15 @@ _PRESENT = struct.Struct("<qdqq")
 _FIXED = {MAGIC: _PRESENT, b"csp1": struct.Struct("<qd")}
 
 
-class Encoder:
-    """Makes the records of one spool, with one message for all of them: most of it stays as it was."""
-
-    def __init__(self, create_revision: int) -> None:
-        self._create_revision = create_revision
-        self._message = pb.ReplicateRequest()
-        self._proposal = self._message.proposal
-        self._registers: pb.LabelSet | None = None
-
-    def encode(self, committed: Committed, stamp: Stamp = UNSTAMPED) -> bytes:
-        """One record."""
-        registers = committed.registers
-        if registers is not self._registers:  # Nobody modifies them in place.
-            self._message.registers.CopyFrom(registers)
-            self._registers = registers
-        committed.fragment.fill(self._proposal)
-        fixed = _PRESENT.pack(self._create_revision, committed.first_append_time, stamp.synced, stamp.written)
-        payload = fixed + self._message.SerializeToString()
-        return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
-
-
 def encode(create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED) -> bytes:
-    """One record by itself."""
-    return Encoder(create_revision).encode(committed, stamp)
+    """One record."""
+    # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
+    message = pb.ReplicateRequest()
+    message.registers.CopyFrom(committed.registers)
+    committed.fragment.fill(message.proposal)
+    fixed = _PRESENT.pack(create_revision, committed.first_append_time, stamp.synced, stamp.written)
+    payload = fixed + message.SerializeToString()
+    return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,6 @@ class DurableSpool:
         self._log = log
         self._log_length = log.size() if log is not None else 0
         self._generation = generation
-        self._encoder = commit_log.Encoder(folder.create_revision)
         self._stamp = stamp
         self._watermark = watermark or Watermark()
         self._aside = Aside()
@@ -442,7 +441,7 @@ class DurableSpool:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        record = self._encoder.encode(committed, self._stamp)
+        record = commit_log.encode(self._folder.create_revision, committed, self._stamp)
         begin = committed.fragment.begin
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:

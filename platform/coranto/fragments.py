@@ -122,7 +122,7 @@ class Fragment:
         return wire
 
     def fill(self, wire: pb.Fragment) -> None:
-        """Set every field of a message, which may have been another fragment's."""
+        """Set every field of a message."""
         wire.journal = self.journal
         wire.begin = self.begin
         wire.end = self.end

@@ -15,6 +15,8 @@ from coranto_broker import commit_log
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool import Committed
 
+from .memory import grown
+
 RECORDS = [
     Committed(Fragment("a/journal", 7, 7 + n, sum_of(b"x" * n), Codec.GZIP), labels.label_set(count=str(n)), 12.5)
     for n in range(5)
@@ -65,3 +67,15 @@ def test_a_damaged_byte_ends_the_log_before_its_record(position: int, flip: int)
 @given(st.binary(max_size=200))
 def test_garbage_is_no_record(data: bytes) -> None:
     assert commit_log.decode(data).last is None
+
+
+def test_records_leave_no_memory_behind() -> None:
+    fragment = RECORDS[0].fragment
+    names = [f"writer-{k:03}" for k in range(64)]
+    records = [Committed(fragment, labels.label_set(dict.fromkeys(names, f"{n}" * 40)), 12.5) for n in range(2)]
+
+    def encode() -> None:
+        for number in range(4000):
+            commit_log.encode(42, records[number % 2])
+
+    assert grown(encode) < 8 << 20, "of 4,000 records of 4 KiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 from coranto.fragments import sum_words
 from coranto.wire import protocol_pb2 as pb
@@ -11,7 +12,7 @@ from coranto_broker.resolver import Resolution
 
 
 class Answers:
-    """Encodes responses, each with the same message: from one to the next little changes.
+    """Encodes responses.
 
     Headers, which are most of a response, are encoded once for each resolution. Encoded messages that follow one
     another are one message with the fields of both.
@@ -19,29 +20,32 @@ class Answers:
 
     def __init__(self) -> None:
         self._headers: dict[str, tuple[weakref.ref[Resolution], bytes]] = {}
-        self._message = pb.AppendResponse(commit=pb.Fragment(sum=pb.SHA1Sum()))
-        self._commit = self._message.commit
-        self._sum = self._commit.sum
-        self._registers: pb.LabelSet | None = None
 
     def encode(self, committed: Committed) -> bytes:
         """The response to an append that has committed."""
-        commit, digest, fragment, registers = self._commit, self._sum, committed.fragment, committed.registers
+        # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
+        response, fragment = pb.AppendResponse(), committed.fragment
+        commit = response.commit
+        digest = commit.sum
         commit.journal = fragment.journal
         commit.begin, commit.end = committed.begin, fragment.end
         commit.compression_codec = int(fragment.codec)  # type: ignore[assignment]
         digest.part1, digest.part2, digest.part3 = sum_words(committed.sum)
-        if registers is not self._registers:  # Nobody modifies them in place.
-            self._message.registers.CopyFrom(registers)
-            self._registers = registers
-        self._message.total_chunks = committed.chunks
+        response.registers.CopyFrom(committed.registers)
+        response.total_chunks = committed.chunks
         found = self._headers.get(fragment.journal)
         if found is None or found[0]() is not committed.resolution:
             found = self._encode_header(fragment.journal, committed.resolution)
-        return found[1] + self._message.SerializeToString()
+        return found[1] + response.SerializeToString()
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:
         # A resolution knows the whole key space as it was then.
         encoded = pb.AppendResponse(header=resolution.header).SerializeToString()
-        found = self._headers[journal] = weakref.ref(resolution), encoded
+        found = self._headers[journal] = weakref.ref(resolution, partial(self._forget, journal)), encoded
         return found
+
+    def _forget(self, journal: str, resolution: weakref.ref[Resolution]) -> None:
+        """The resolution is gone."""
+        found = self._headers.get(journal)
+        if found is not None and found[0] is resolution:
+            del self._headers[journal]

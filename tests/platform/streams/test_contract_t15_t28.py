@@ -324,8 +324,9 @@ async def test_t21_after_the_loss_of_all_brokers_nobody_holds_a_fence_and_no_pas
 
 async def test_t22_memory_is_flat_however_many_writers_come_and_go() -> None:
     """The count of the contract is `python -m tests.platform.streams.full_counts t22`."""
-    sizes = await come_and_go(600)
-    assert sizes[-1] - sizes[len(sizes) // 2] < 4 << 20
+    sizes = await come_and_go(600, most=64)
+    # 1.6 MiB is what the log of the spool takes, whose disk is memory here: 5 KiB each, until it is compacted.
+    assert sizes[-1] - sizes[len(sizes) // 2] < 3 << 20
     assert len(sizes) == 11
 
 
