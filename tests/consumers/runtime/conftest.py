@@ -195,12 +195,13 @@ class Consumer:
         offsets = {f"in/{name}": offset for name, offset in read_through.items()}
         async with asyncio.timeout(PATIENCE):
             while True:
+                state = process.keyspace.state
                 response: pc.StatResponse = await self.stub(process).Stat(
                     pc.StatRequest(shard=id, read_through=offsets)
                 )
                 if response.status != pc.NO_SHARD_PRIMARY:
                     return response
-                await process.keyspace.wait_for_change(process.keyspace.state)
+                await process.keyspace.wait_for_change(state)
 
     async def status(self, process: ConsumerProcess, *codes: str, id: str = "shard-sums") -> None:
         """Return once the shard's replicas have these statuses, by slot."""

@@ -236,8 +236,10 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
             assert await run_here("shards", "apply", "--specs", "-", input=LOCAL_SHARDS) == "create local-000\n"
             async with ShardClient(ClientConfig(process.endpoint)) as shards:
                 async with asyncio.timeout(120):
+                    state = process.keyspace.state
                     while not (await shards.list())[0].status:
-                        await process.keyspace.wait_for_change(process.keyspace.state)
+                        await process.keyspace.wait_for_change(state)
+                        state = process.keyspace.state
                 await shards.stat("local-000", {"numbers/part-000": head})
             recovered = await run_here("shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
             assert recovered.endswith(f"of recovery/local-000 into {tmp_path}/files\n")
