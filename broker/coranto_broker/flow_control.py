@@ -20,10 +20,14 @@ BURST_SECONDS = 1.0
 BANK_SECONDS = 10.0
 
 
-class AppendUnderflow(CorantoError):
-    """A client sent too slowly and its append was rolled back."""
+class RolledBack(CorantoError):
+    """An append was rolled back for certain, and its client may try again."""
 
     retriable = True
+
+
+class AppendUnderflow(RolledBack):
+    """A client sent too slowly and its append was rolled back."""
 
     def __init__(self, min_rate: int) -> None:
         super().__init__(

@@ -20,6 +20,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.flow_control import RolledBack
 from coranto_broker.pipeline import ReplicationFailed
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -105,6 +106,8 @@ class Peers:
             detail = f"{peer} answered {error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInput(detail) from error
+            if error.code() is grpc.StatusCode.ABORTED:  # No broker says so of an append that may have committed.
+                raise RolledBack(detail) from error
             raise Unavailable(detail) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()

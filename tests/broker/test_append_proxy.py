@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from coranto.cluster.processes import free_port
 from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.flow_control import RolledBack
 from coranto_broker.handlers.append import _proxy
+from coranto_broker.handlers.errors import code_of
 from coranto_broker.peers import Peers
 
 J = "a/journal"
@@ -21,8 +25,9 @@ J = "a/journal"
 class Primary:
     """Reads so many messages, or all when that is 0, and breaks off."""
 
-    def __init__(self, messages: int) -> None:
+    def __init__(self, messages: int, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         self._messages = messages
+        self._code = code
         self.received: list[pb.AppendRequest] = []
 
     async def append(self, request_iterator: Any, context: Any) -> pb.AppendResponse:
@@ -30,8 +35,23 @@ class Primary:
             self.received.append(request)
             if len(self.received) == self._messages:
                 break
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "broke off")
+        await context.abort(self._code, "broke off")
         raise AssertionError
+
+
+@asynccontextmanager
+async def _served(primary: Primary) -> AsyncIterator[int]:
+    server = grpc.aio.server()
+    append = grpc.stream_unary_rpc_method_handler(
+        primary.append, pb.AppendRequest.FromString, pb.AppendResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("protocol.Journal", {"Append": append}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
 
 
 async def _forward(port: int, *messages: pb.AppendRequest) -> pb.AppendResponse:
@@ -66,15 +86,8 @@ async def test_a_primary_that_is_gone_has_not_applied_it() -> None:
 @pytest.mark.parametrize("commits", [False, True])
 async def test_a_primary_that_breaks_off(commits: bool) -> None:
     """After the commit was sent nobody knows; before it, the append was not applied."""
-    server = grpc.aio.server()
     primary = Primary(0 if commits else 2)
-    append = grpc.stream_unary_rpc_method_handler(
-        primary.append, pb.AppendRequest.FromString, pb.AppendResponse.SerializeToString
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("protocol.Journal", {"Append": append}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
+    async with _served(primary) as port:
         content = [pb.AppendRequest(content=b"x")]
         if commits:
             with pytest.raises(Unavailable, match="broker zone#primary answered UNAVAILABLE: broke off"):
@@ -82,5 +95,10 @@ async def test_a_primary_that_breaks_off(commits: bool) -> None:
             assert len(primary.received) == 3
         else:
             assert (await _forward(port, *content)).status == pb.NO_JOURNAL_PRIMARY_BROKER
-    finally:
-        await server.stop(None)
+
+
+async def test_a_primary_that_rolled_it_back_is_believed_after_the_commit_too() -> None:
+    async with _served(Primary(0, grpc.StatusCode.ABORTED)) as port:
+        with pytest.raises(RolledBack, match="broker zone#primary answered ABORTED: broke off") as caught:
+            await _forward(port, pb.AppendRequest(content=b"x"), pb.AppendRequest())
+    assert code_of(caught.value) is grpc.StatusCode.ABORTED

@@ -24,7 +24,7 @@ from coranto.errors import (
 )
 from coranto_broker.authorization import TokenExpired
 from coranto_broker.content import Content
-from coranto_broker.flow_control import AppendUnderflow
+from coranto_broker.flow_control import RolledBack
 
 _log = structlog.get_logger(__name__)
 MessageT = TypeVar("MessageT")
@@ -49,7 +49,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (TokenExpired, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (AppendUnderflow, grpc.StatusCode.ABORTED),
+    (RolledBack, grpc.StatusCode.ABORTED),
     (StatusError, grpc.StatusCode.FAILED_PRECONDITION),
     (CorruptData, grpc.StatusCode.DATA_LOSS),
     (StoreError, grpc.StatusCode.UNAVAILABLE),
