@@ -11,6 +11,7 @@ import asyncio
 import bisect
 import contextlib
 import enum
+import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -190,7 +191,7 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def refuse(self) -> None:
         """Break all connections and refuse new ones, until `accept`."""
-        await self._proxy.close()
+        await self._proxy.refuse()
 
     async def accept(self) -> None:
         await self._proxy.listen()
@@ -510,18 +511,30 @@ class _Proxy:
     def __init__(self) -> None:
         self.upstream = 0
         self.port = 0
+        self._holder: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        if self._holder is None:
+            # It is bound and never listens, so that nobody else gets the port while connections are refused.
+            self._holder = socket.socket()
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._holder.bind(("127.0.0.1", 0))
+            self.port = self._holder.getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_port=True)
 
-    async def close(self) -> None:
+    async def refuse(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
         self.cut()
+
+    async def close(self) -> None:
+        await self.refuse()
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
 
     def cut(self) -> None:
         for writer in self._writers:

@@ -253,7 +253,8 @@ def secure_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureEtcd
     issued.cert_chain_pems[0].write_to_path(str(cert))
     issued.private_key_pem.write_to_path(str(key))
     tls = ClientTls(ca, cert, key)
-    port, peer = free_port(), free_port()
+    port = free_port()
+    peer = free_port(taken=[port])
     endpoint = f"https://127.0.0.1:{port}"
     command = [
         str(find_etcd()),
