@@ -100,8 +100,11 @@ def test_a_watch_shows_changes_and_who_serves(cluster: EmbeddedCluster, run: Run
     words = ["journals", "list", "--watch", "-o", "json", "-l", f"name:prefix={folder}/", "--endpoint"]
     with subprocess.Popen([*COMMAND, *words, cluster.info.endpoint], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        first = json.loads(process.stdout.readline())["journals"]
-        assert [entry["route"]["primary"] for entry in first] == [0, 0]
+        for line in process.stdout:  # A broker may be behind in what it knows of these, for a moment.
+            if [entry["route"]["primary"] for entry in json.loads(line)["journals"]] == [0, 0]:
+                break
+        else:
+            pytest.fail("the watch ended")
         tree = TREE.format(folder=folder).replace("part-001", "part-002").replace(f"{{name: {folder}/part-000}}, ", "")
         run("apply", "--specs", "-", input=tree.encode())
         for line in process.stdout:
