@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,13 @@ hypothesis.settings.load_profile("untimed")
 
 # Spark's programs here are short, and compiling them well takes twice the time of running them.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Processes that share the tests must not take ports from one another while a server that was killed is away.
+_PORTS_EACH = 300
+_run = zlib.crc32(os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid())).encode())
+_number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_first = 20_000 + (_run + _number) % (10_000 // _PORTS_EACH) * _PORTS_EACH
+os.environ["CORANTO_PORTS"] = f"{_first}-{_first + _PORTS_EACH - 1}"
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,7 +19,7 @@ from coranto.cluster.brokers import Restarts, port_of
 from coranto.cluster.info import CLUSTER_FILE, process_start
 from coranto.cluster.processes import ChildProcess, describe_exit, free_port, wait_ready
 from coranto.dirlock import DirectoryLock
-from coranto.errors import ClusterError, DirectoryInUse
+from coranto.errors import ClusterError, DirectoryInUse, InvalidInput
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -75,6 +75,18 @@ def test_ports_are_free_and_the_preferred_one_is_taken_when_it_can_be() -> None:
         listener.listen()
         assert free_port(port) != port
     assert [port_of(text) for text in ("127.0.0.1:80", "host", "", "host:x")] == [80, 0, 0, 0]
+
+
+def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = free_port()
+    monkeypatch.setenv("CORANTO_PORTS", f"{wanted}-{wanted}")
+    assert free_port() == wanted
+    with pytest.raises(ClusterError, match=f"between {wanted} and {wanted}"):
+        free_port(taken=[wanted])
+    for nonsense in ("20000", "20001-20000", "a-b", "0-10", "60000-65536"):
+        monkeypatch.setenv("CORANTO_PORTS", nonsense)
+        with pytest.raises(InvalidInput, match="no range of ports"):
+            free_port()
 
 
 def test_children_are_stopped_politely_then_by_force(tmp_path: Path) -> None:

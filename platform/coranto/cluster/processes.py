@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from coranto.errors import ClusterError
+from coranto.errors import ClusterError, InvalidInput
 
 _MAX_LOG_BYTES = 16 << 20
 _PORTS = range(20000, 30000)  # Below what systems give to outgoing connections.
+
+PORTS_VARIABLE = "CORANTO_PORTS"
+"""Names the ports that may be chosen, as `first-last`. Programs that start servers at once, and take them up again at
+their ports after a while, keep out of each other's way with ranges of their own."""
 
 # Asks the kernel to kill this process when its parent dies, then becomes the program. A process of its own instead of
 # `preexec_fn`, because code between fork and exec is not safe in a parent with threads. The parent may be gone already.
@@ -151,12 +155,25 @@ def wait_ready(
 
 
 def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
-    """A TCP port of the loopback interface that nobody listens on: `preferred` when that is possible."""
-    chooser = random.SystemRandom()
-    for port in (preferred, *(chooser.choice(_PORTS) for _ in range(200))):
+    """A TCP port of the loopback interface that nobody listens on: `preferred` when that is possible.
+
+    Raises ClusterError when there is none, and InvalidInput where $CORANTO_PORTS is no range.
+    """
+    chooser, ports = random.SystemRandom(), _ports()
+    for port in (preferred, *(chooser.choice(ports) for _ in range(200))):
         if port and port not in taken and _is_free(port):
             return port
-    raise ClusterError(f"found no free port between {_PORTS.start} and {_PORTS.stop}")
+    raise ClusterError(f"found no free port between {ports.start} and {ports.stop - 1}")
+
+
+def _ports() -> range:
+    given = os.environ.get(PORTS_VARIABLE, "")
+    if not given:
+        return _PORTS
+    first, _, last = given.partition("-")
+    if not (first.isdigit() and last.isdigit() and 0 < int(first) <= int(last) < 1 << 16):
+        raise InvalidInput(f"{given!r} is no range of ports such as 20000-20999", field=f"${PORTS_VARIABLE}")
+    return range(int(first), int(last) + 1)
 
 
 def _is_free(port: int) -> bool:
