@@ -15,19 +15,19 @@ from coranto_consumers.testing_chain.nemesis import HANDS
 from coranto_consumers.testing_chain.run import run_chain
 from coranto_consumers.testing_chain.verdict import differences
 
-SECONDS = 120
+SECONDS = 75
+KILLS = 8
+"""Of brokers, and of consumers. A machine that has nothing else to do comes to three times as many."""
 
 
 @pytest.mark.system
 @pytest.mark.integration
-@pytest.mark.timeout(420)
-async def test_sums_are_exact_after_two_minutes_of_kills(tmp_path: Path) -> None:
-    outcome = await run_chain(tmp_path, ChainOptions(seed=7), SECONDS)
+@pytest.mark.timeout(900)
+async def test_sums_are_exact_after_kills_of_all_kinds(tmp_path: Path) -> None:
+    outcome = await run_chain(tmp_path, ChainOptions(seed=7), SECONDS, kills=KILLS)
     assert outcome.problems == []
     assert outcome.harm.keys() == {harm.__name__ for hand in HANDS.values() for harm in hand}
-    # A machine that has nothing else to do comes to a kill every two seconds.
-    assert sum(outcome.kills.values()) >= SECONDS / 6
-    assert min(outcome.kills.values()) >= 6
+    assert min(outcome.kills.values()) >= KILLS
     verdict = outcome.verdict
     assert min(verdict.transactions.values()) > 0
     assert verdict.numbers > 1000

@@ -21,7 +21,10 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace, State
 from coranto.coordination.layout import Layout, MemberId
+from coranto.errors import Unavailable
 from coranto.messages import JsonLines
+from coranto.specs import ANY_REVISION
+from coranto.testing.applying import apply_specs
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.client import ShardClient
@@ -29,7 +32,7 @@ from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.testing import PostgresServer
 from coranto_consumers.testing_chain.applications import STORE_VARIABLE
 from coranto_consumers.testing_chain.model import ALERTS, STAGES, Expected, Stage, journal_specs
-from coranto_consumers.testing_chain.processes import CORANTO, Place, until
+from coranto_consumers.testing_chain.processes import CORANTO, SECONDS, Place, until
 from coranto_consumers.testing_chain.publishing import StreamPublisher
 
 PREFIX = "/gazette/cluster"
@@ -79,6 +82,11 @@ class Consumer:
                     self.failures.append(said)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every member is known to etcd, and so has begun its work."""
+        return all(place.is_running and self.knows(n, place.incarnation) for n, place in enumerate(self.members))
+
+    @property
     def is_serving(self) -> bool:
         """Whether every shard has a primary."""
         state = self.keyspace.state
@@ -122,6 +130,7 @@ class Chain:
         self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
         """Of the brokers."""
         self._etcd = EtcdServer(self.folder, fsync=False)
+        self._members_may_end = False
         self._ports: list[int] = []
         self._ending = asyncio.Event()
         self._exits = contextlib.AsyncExitStack()
@@ -167,12 +176,12 @@ class Chain:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    async def progress(self, seconds: float = 60.0) -> None:
+    async def progress(self, seconds: float = SECONDS) -> None:
         """Return once something has come out at the chain's end that is not there yet."""
         seen = len(self.alerts)
         await self.until(lambda: len(self.alerts) > seen, "alerts arrive", seconds)
 
-    async def until(self, condition: Any, what: str, seconds: float = 60.0) -> None:
+    async def until(self, condition: Any, what: str, seconds: float = SECONDS) -> None:
         """As `processes.until`, and tells the state of all in its error."""
 
         def checked() -> bool:
@@ -190,9 +199,9 @@ class Chain:
         self._ending.set()
         await self.until(lambda: all(task.done() for task in self._publishing), "publishers end")
 
-    async def stop_supervision(self) -> None:
-        """Start nothing again from now on."""
-        await _cancel(self._tasks[:1])
+    def let_members_end(self) -> None:
+        """Start no member again from now on."""
+        self._members_may_end = True
 
     def status(self) -> str:
         """For messages."""
@@ -222,7 +231,7 @@ class Chain:
         members = asyncio.create_task(self._start_members(starting_store))
         self._exits.push_async_callback(_cancel, [members])
         await asyncio.gather(*(broker.serving() for broker in self.brokers))
-        config = ClientConfig(self.endpoint, self.file_root)
+        config = ClientConfig(self.endpoint, self.file_root, patience=SECONDS)
         self.client = await self._exits.enter_async_context(JournalClient.of(config))
         await self._create_journals()
         await members
@@ -272,7 +281,7 @@ class Chain:
 
     async def _create_journals(self) -> None:
         specs = journal_specs(self.options.replication)
-        await self.client.apply([pb.ApplyRequest.Change(upsert=spec) for spec in specs])
+        await apply_specs(self.client, specs)
         await self.until(
             lambda: all(
                 len(state.assignments(spec.name)) == spec.replication and state.consistent(spec.name)
@@ -314,9 +323,17 @@ class Chain:
         return Place(f"{stage.name}-{number}", self.folder, self._environment, command, joined)
 
     async def _apply(self, consumer: Consumer) -> None:
-        endpoint = consumer.keyspace.state.members[0].spec.process_spec.endpoint
-        async with ShardClient(ClientConfig(endpoint)) as client:
-            await client.apply([pc.ApplyRequest.Change(upsert=spec) for spec in consumer.stage.specs()])
+        changes = [pc.ApplyRequest.Change(upsert=s, expect_mod_revision=ANY_REVISION) for s in consumer.stage.specs()]
+        is_applied = False
+        while not is_applied:
+            await self.until(lambda: consumer.keyspace.state.members, f"{consumer.stage.name} has members")
+            endpoint = consumer.keyspace.state.members[0].spec.process_spec.endpoint
+            async with ShardClient(ClientConfig(endpoint)) as client:
+                try:
+                    await client.apply(changes)
+                    is_applied = True
+                except Unavailable:
+                    await asyncio.sleep(0.1)  # It has just ended by itself, on a machine that stood still.
         await self.until(lambda: consumer.is_serving, f"the shards of {consumer.stage.name} are served")
 
     def _start_publishing(self) -> None:
@@ -338,7 +355,7 @@ class Chain:
     async def _supervise(self) -> None:
         """Start processes again that end by themselves, as those do whose lease runs out on a busy machine."""
         while True:
-            for place in self.places:
+            for place in self.brokers if self._members_may_end else self.places:
                 if not place.is_harmed and not place.is_running:
                     place.note_end()
                     place.spawn()

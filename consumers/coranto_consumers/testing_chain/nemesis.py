@@ -126,11 +126,19 @@ class Nemesis:
         members = (member for consumer in chain.consumers for member in consumer.members)
         return {"broker": sum(place.kills for place in chain.brokers), "consumer": sum(each.kills for each in members)}
 
-    async def run(self, seconds: float) -> None:
-        """Do harm for so long, and until every kind was done. Raises ClusterError when the chain does not get on."""
-        end = asyncio.get_running_loop().time() + seconds
+    async def run(self, seconds: float, kills: int = 0) -> None:
+        """Do harm for so long, until every kind was done, and so many processes of each kind were killed.
+
+        Raises ClusterError when the chain does not get on.
+        """
+        now = asyncio.get_running_loop().time
+        end = now() + seconds
+
+        def is_enough() -> bool:
+            return now() >= end and min(self.kills.values()) >= kills
+
         hands = [
-            asyncio.create_task(self._hand(random.Random(f"{self._chain.options.seed} {name}"), kinds, end))
+            asyncio.create_task(self._hand(random.Random(f"{self._chain.options.seed} {name}"), kinds, is_enough))
             for name, kinds in HANDS.items()
         ]
         try:
@@ -141,11 +149,11 @@ class Nemesis:
                 hand.cancel()
             await asyncio.gather(*hands, return_exceptions=True)
 
-    async def _hand(self, rng: random.Random, kinds: tuple[Harm, ...], end: float) -> None:
+    async def _hand(self, rng: random.Random, kinds: tuple[Harm, ...], is_enough: Callable[[], bool]) -> None:
         now = asyncio.get_running_loop().time
-        while now() < end:
+        while not is_enough():
             for harm in rng.sample(kinds, len(kinds)):
-                if now() >= end and self.done[harm.__name__]:
+                if is_enough() and self.done[harm.__name__]:
                     continue
                 begun = now()
                 await harm(self._chain, rng)
@@ -175,7 +183,12 @@ def a_member(chain: Chain, rng: random.Random) -> Place:
 
 async def _pause(chain: Chain, place: Place) -> None:
     consumer = next(each for each in chain.consumers if place in each.members)
-    number, incarnation = consumer.members.index(place), place.incarnation
+    number = consumer.members.index(place)
+    # One that has just been started again is no zombie when it goes on.
+    await chain.until(lambda: consumer.knows(number, place.incarnation), f"{place.name} is a member")
+    if place.is_harmed:
+        return  # Another hand has taken it meanwhile.
+    incarnation = place.incarnation
     place.pause()
     await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
     if consumer.stage.logged or chain.options.sql != "sqlite":  # It may have locked the file, and others wait for it.

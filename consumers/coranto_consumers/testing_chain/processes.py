@@ -13,14 +13,15 @@ from typing import Final
 from coranto.cluster.processes import ChildProcess, describe_exit
 from coranto.errors import ClusterError
 
-_SECONDS: Final = 60.0
+SECONDS: Final = 180.0
+"""How long anything is waited for that is sure to come, however slow the machine."""
 _POLL_SECONDS: Final = 0.02
 
 CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli import main; sys.exit(main())")
 """The `coranto` command."""
 
 
-async def until(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
+async def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
     """Return once the condition holds. Raises ClusterError, which says what was waited for."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -78,13 +79,13 @@ class Place:
     async def serving(self) -> None:
         """Return once the process is at work; one that ends by itself before that is started again."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + _SECONDS
+        end = loop.time() + SECONDS
         while not await self._serves(self.incarnation):
             if not self.is_running:
                 self.note_end()
                 self.spawn()
             if loop.time() > end:
-                raise ClusterError(f"{self.name} does not serve after {_SECONDS:g} s:\n{self.last_words()}")
+                raise ClusterError(f"{self.name} does not serve after {SECONDS:g} s:\n{self.last_words()}")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def start(self) -> None:

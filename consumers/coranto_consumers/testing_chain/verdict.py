@@ -62,8 +62,11 @@ async def conclude(chain: Chain) -> Verdict:
     expected = chain.expected
     await chain.until(lambda: chain.streams_done >= len(expected), "the last number of every stream has come through")
     settled = asyncio.get_running_loop().time() - begun
-    await chain.until(lambda: all(consumer.is_serving for consumer in chain.consumers), "all shards are served")
-    await chain.stop_supervision()
+    await chain.until(
+        lambda: all(consumer.is_serving and consumer.is_complete for consumer in chain.consumers),
+        "all shards are served, and all members there",
+    )
+    chain.let_members_end()
     problems = await _stop_consumers(chain)
     alerts = {stream: each.alerts for stream, each in expected.items()}
     problems += differences("alerts, by readers that followed them", alerts, of_stream(chain.alerts))
@@ -109,13 +112,13 @@ def _difference(expected: list[Any], found: list[Any]) -> str:
 
 
 async def _stop_consumers(chain: Chain) -> list[str]:
-    # One that has just ended by itself, its lease being lost, has no say in this.
     members = [member for consumer in chain.consumers for member in consumer.members if member.is_running]
     codes = await asyncio.gather(*(member.stop() for member in members))
     problems = [
         f"{member.name} ended with {code} on SIGTERM:\n{member.last_words()}"
         for member, code in zip(members, codes, strict=True)
-        if code
+        # One that was about to end by itself, its lease being lost, has no say in this.
+        if code and not (code == 1 and "lease.lost" in member.last_words(lines=100))
     ]
     problems += [failure for consumer in chain.consumers for failure in consumer.failures]
     for member in members:
