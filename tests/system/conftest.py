@@ -20,9 +20,12 @@ from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Clock, JsonLines, Sequencer, TransactionBuilder, iter_messages, new_producer_id
 from coranto.messages import read_committed as committed_of
+from coranto.testing.applying import apply_specs
 from coranto.wire import protocol_pb2 as pb
 
-PATIENCE_S = 60
+PATIENCE_S = 180
+LEASE_S = 60
+"""No broker is to lose its lease because the machine stands still: what it does just then has no known outcome."""
 AT_ONCE = 6
 
 
@@ -96,7 +99,7 @@ class Matrix:
         self.etcd = etcd
 
     async def create(self, *journals: str, content_type: str = JSON_LINES) -> None:
-        await self.client.apply([pb.ApplyRequest.Change(upsert=_spec(name, content_type)) for name in journals])
+        await apply_specs(self.client, [_spec(name, content_type) for name in journals])
 
     async def publish(self, journal: str, *numbers: int) -> int:
         """Publish a transaction, and return the journal's head behind it."""
@@ -142,7 +145,7 @@ def _spec(name: str, content_type: str) -> pb.JournalSpec:
 
 @pytest.fixture(scope="session")
 def matrix_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), etcd_fsync=False) as cluster:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         yield cluster
 
 

@@ -174,14 +174,14 @@ class Counting(Application[Any]):
 
 
 async def work(job: dict[str, Any], control: Control) -> None:
-    client = LogClient(job["endpoint"], patience=30)
+    client = LogClient(job["endpoint"], patience=180)
     client.control, client.log = control, job["log"]
     coordinator = StoppingCoordinator(job["etcd"])
     coordinator.control = control
     coordinator.hint_clock = hint_clock = HintClock()
     keys = HintKeys(job["hints"], job["cell"], 1)
     guard = KeyValue(job["assignment"], create_revision=job["assigned"])
-    spec = shard_spec(job["cell"], [job["input"]], max_seconds=10)
+    spec = shard_spec(job["cell"], [job["input"]], max_seconds=60)
     control.say("restoring")
     if job.get("at_takeover"):
         control.arm()

@@ -19,13 +19,14 @@ from coranto.messages import Clock, JsonLines, RendezvousMapping, SyncPublisher,
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 JOURNALS = ("kill/part-000", "kill/part-001")
 KILLS = 3
 TRANSACTIONS_BETWEEN_KILLS = 12
 MESSAGES_PER_TRANSACTION = 25
-PATIENCE_S = 90
+PATIENCE_S = 180
+LEASE_S = 60
 
 
 def spec(name: str) -> pb.JournalSpec:
@@ -51,7 +52,7 @@ class Publisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with SyncJournalClient(self._endpoint) as client:
+            with SyncJournalClient(self._endpoint, patience=PATIENCE_S) as client:
                 self._publish(client)
         except BaseException as error:  # noqa: BLE001 - handed to the test, which raises it
             self.error = error
@@ -96,9 +97,9 @@ class Publisher(threading.Thread):
 
 
 async def test_every_acknowledged_message_is_there_exactly_once(tmp_path: Path) -> None:
-    with EmbeddedCluster(tmp_path / "cluster", etcd_fsync=False) as cluster:
+    with EmbeddedCluster(tmp_path / "cluster", lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         info = cluster.info
-        with SyncJournalClient(info.endpoint) as client:
+        with SyncJournalClient(info.endpoint, patience=PATIENCE_S) as client:
             client.apply([pb.ApplyRequest.Change(upsert=spec(name)) for name in JOURNALS])
             registers = label_set({"owner": "test"})
             client.append(JOURNALS[0], b'{"number": -1}\n', union_registers=registers)

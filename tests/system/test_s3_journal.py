@@ -16,9 +16,10 @@ from coranto.stores import StoreRegistry
 from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
 
-pytestmark = [pytest.mark.integration, pytest.mark.system]
+pytestmark = [pytest.mark.integration, pytest.mark.system, pytest.mark.timeout(900)]
 
 BUCKET = "journals"
+LEASE_S = 60
 PIECES = [f"{number:05}".encode() * 2000 for number in range(16)]
 CONTENT = b"".join(PIECES)
 
@@ -43,7 +44,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(server: S3Server, data_dir: Path) -> AsyncIterator[JournalClient]:
-    with EmbeddedCluster(data_dir, environment=ANY_KEY.environment, etcd_fsync=False) as cluster:
+    with EmbeddedCluster(data_dir, lease_seconds=LEASE_S, environment=ANY_KEY.environment, etcd_fsync=False) as cluster:
         async with JournalClient.of(ClientConfig(cluster.info.endpoint)) as client:
             yield client
 
@@ -59,7 +60,7 @@ def spec_of(name: str, store: str, codec: pb.CompressionCodec.ValueType) -> pb.J
 
 async def persisted_up_to(client: JournalClient, journal: str) -> int:
     """Return the end of what is persisted, once only the spool that is being written is not."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while True:
             fragments = [info.fragment for info in await client.fragments(journal)]
             waiting = [each for each in fragments if not each.backing_store]
@@ -113,7 +114,8 @@ async def test_a_broker_without_spools_serves_what_the_store_has(
         await client.append(journal, piece)
     end = await persisted_up_to(client, journal)
     # Another cluster that knows nothing but the store: its broker lists it, and goes on behind what is there.
-    with EmbeddedCluster(tmp_path / "other", environment=ANY_KEY.environment, etcd_fsync=False) as other:
+    environment = ANY_KEY.environment
+    with EmbeddedCluster(tmp_path / "other", lease_seconds=LEASE_S, environment=environment, etcd_fsync=False) as other:
         async with JournalClient.of(ClientConfig(other.info.endpoint)) as successor:
             await successor.apply([pb.ApplyRequest.Change(upsert=spec_of(journal, store, pb.ZSTANDARD))])
             result = await successor.append(journal, b"more", offset=end)

@@ -28,14 +28,15 @@ from ..simulation.streams.follower import check_delivered
 from ..simulation.streams.history import Attempt, History, Outcome, Unit
 from ..simulation.streams.segments import Segment, parse
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 STREAM = "kill/stream"
 WORKER = Path(__file__).with_name("streams_worker.py")
 WRITERS = 2
 UNITS = 150
 PAUSE_S = 0.03
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
+LEASE_S = 60
 
 
 class Acknowledged:
@@ -189,7 +190,7 @@ async def test_no_transaction_is_partial_doubled_or_out_of_order_through_kills(t
     }
 
     acknowledged = Acknowledged(history)
-    with EmbeddedCluster(tmp_path, brokers=3, etcd_fsync=False) as cluster:
+    with EmbeddedCluster(tmp_path, brokers=3, lease_seconds=LEASE_S, etcd_fsync=False) as cluster:
         endpoint = ",".join(cluster.info.endpoints)
         async with JournalClient(endpoint, patience=PATIENCE_S) as client:
             streams = Streams(client)
