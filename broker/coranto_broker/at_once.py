@@ -17,7 +17,7 @@ from coranto.fragments import Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions, spool
-from coranto_broker.group_commit import Whole
+from coranto_broker.group_commit import Whole, is_plain
 from coranto_broker.pipeline import Pipeline, Standing
 from coranto_broker.resolver import Resolution, Resolver
 
@@ -36,6 +36,18 @@ class Committed(NamedTuple):
     def length(self) -> int:
         """Bytes of its content."""
         return self.fragment.end - self.begin
+
+
+class Candidate(NamedTuple):
+    """An append that may commit at once.
+
+    `after` is what it makes of the registers as they were when it began, `before`. None: that is not known, nor whether
+    it is well-formed.
+    """
+
+    resolution: Resolution
+    before: pb.LabelSet
+    after: pb.LabelSet | None
 
 
 class Environment(Protocol):
@@ -61,26 +73,27 @@ class Environment(Protocol):
 _PLAIN: Final = pb.AppendRequest()
 
 
-def candidate(environment: Environment, request: pb.AppendRequest) -> Resolution | None:
-    """The resolution with which an append that was just begun may commit at once, as far as can be told by now.
+def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate | None:
+    """What an append that was just begun is to commit at once with, if it may as far as can be told by now.
 
     Its journal exists, so that the name is valid for sure.
     """
-    if request.offset or request.suspend or request.min_etcd_revision or request.HasField("header"):
+    if request.offset or request.suspend or request.HasField("header"):
         return None
-    resolution = environment.resolver.known(request.journal)
+    resolution = environment.resolver.known(request.journal, request.min_etcd_revision)
     if resolution is None or resolution.replica is None or resolution.replica.pipeline.at_rest is None:
         return None
-    return resolution
+    before = resolution.replica.pipeline.at_rest.spool.registers
+    after = before if is_plain(request) else preconditions.foresee(request, before)
+    return Candidate(resolution, before, after)
 
 
-def commit(
-    environment: Environment, resolution: Resolution, request: pb.AppendRequest, whole: Whole
-) -> Committed | None:
-    """Commit the append of a `candidate`, whose sender may append to every journal, or do nothing (None).
+def commit(environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole) -> Committed | None:
+    """Commit the append of a candidate, whose sender may append to every journal, or do nothing (None).
 
-    Raises ReplicationFailed when it cannot be written.
+    It is well-formed. Raises ReplicationFailed when it cannot be written.
     """
+    resolution = candidate.resolution
     content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)
     if not content or pipeline is None or not environment.resolver.is_current(resolution):
         return None
@@ -100,9 +113,11 @@ def commit(
             return None
     if standing.store and not environment.is_healthy(standing.store):
         return None
-    if not preconditions.registers_match(request, before.registers):
-        return None
-    registers = preconditions.next_registers(before.registers, request)
+    registers = candidate.after
+    if registers is None or before.registers is not candidate.before:  # Nobody modifies them in place.
+        if not preconditions.registers_match(request, before.registers):
+            return None
+        registers = preconditions.next_registers(before.registers, request)
     after = pipeline.commit(content, registers)
     environment.grouped(1)
     digest = hashlib.sha1(content, usedforsecurity=False).digest()

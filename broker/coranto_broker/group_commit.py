@@ -127,7 +127,7 @@ class Course:
 
 def is_plain(request: pb.AppendRequest) -> bool:
     """Whether an append names a journal, and says nothing else about what it may do to it."""
-    return len(request.ListFields()) == (2 if request.do_not_proxy else 1)
+    return len(request.ListFields()) == 1 + request.do_not_proxy + (request.min_etcd_revision != 0)
 
 
 class Resolved(Protocol):

@@ -145,6 +145,38 @@ def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragme
     return empty_at(current, max(roll_to, current.end), Codec(fragment_spec.compression_codec))
 
 
+def foresee(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
+    """What becomes of registers by an append that checks some of them by name and value, and replaces one's value.
+
+    That is what writers of streams do all the time, so all of it is one pass: the append is well-formed, the registers
+    are as it asks, and what it makes of them is returned. None for anything else, which may be right as well.
+    """
+    check, replacements = request.check_registers, request.union_registers.labels
+    if len(replacements) != 1 or check.exclude.labels or request.content or request.HasField("subtract_registers"):
+        return None
+    new = replacements[0]
+    replaced, place, last = new.name, -1, ""
+    asked = iter(check.include.labels)
+    wanted = next(asked, None)
+    for index, label in enumerate(registers.labels):
+        name = label.name
+        if name == last:
+            return None  # It has several values.
+        last = name
+        if wanted is not None and name == wanted.name:
+            if wanted.value and wanted.value != label.value:
+                return None
+            wanted = next(asked, None)
+        if name == replaced:
+            place = index
+    if wanted is not None or place < 0 or new.prefix or not labels.is_plain_value(new.value):
+        return None
+    result = pb.LabelSet()
+    result.CopyFrom(registers)
+    result.labels[place].value = new.value
+    return result
+
+
 def next_registers(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.LabelSet:
     """The journal's registers once the append commits: subtract first, then union, which wins over what is there."""
     if request.HasField("subtract_registers"):

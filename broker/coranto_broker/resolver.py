@@ -152,11 +152,14 @@ class Resolver:
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
 
-    def known(self, journal: str) -> Resolution | None:
+    def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
         """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.
 
-        Not for a name with metadata. If this broker is not the primary, it is what those are told who may be proxied.
+        None, too, where it would have to wait for `min_revision`. Not for a name with metadata. If this broker is not
+        the primary, it is what those are told who may be proxied.
         """
+        if min_revision > self._keyspace.known_revision:
+            return None
         found = self._cache.get((journal, True, True))
         return found if found is not None and found.state is self._keyspace.state else None
 

@@ -170,6 +170,11 @@ def _is_plain_name(name: str) -> bool:
     return _PLAIN_NAME(name) is not None
 
 
+def is_plain_value(value: str) -> bool:
+    """Whether a label may have this value, and it is ASCII."""
+    return _PLAIN_VALUE(value) is not None
+
+
 def _validate_order(previous: pb.Label, label: pb.Label) -> None:
     if previous.name == label.name:
         if previous.value >= label.value:

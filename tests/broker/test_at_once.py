@@ -99,7 +99,6 @@ async def test_what_asks_for_more_goes_through_the_state_machine(
         ({"offset": len(content)}, 0, pb.OK),
         ({"offset": len(content) - 1}, 0, pb.WRONG_APPEND_OFFSET),
         ({"suspend": pb.AppendRequest.SUSPEND_NO_RESUME}, 0, pb.OK),
-        ({"min_etcd_revision": 1}, 0, pb.OK),
         ({"check_registers": labels.label_selector(include={"author": "me"})}, 1, pb.REGISTER_MISMATCH),
     ]
     for parameters, asked, status in cases:
@@ -112,6 +111,47 @@ async def test_what_asks_for_more_goes_through_the_state_machine(
         same = labels.label_selector(include={"author": "you"})
         assert (await client.append(J, b"z", check_registers=same, do_not_proxy=True)).registers == response.registers
     assert await client.content(J) == content + b"z"
+
+
+async def test_a_revision_that_is_known_is_no_reason_to_wait(
+    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
+) -> None:
+    process, client = broker
+    content = await begun(client, spec())
+    revision = (await client.listing())[0].header.etcd.revision
+    with commits.expected(1):
+        assert (await client.append(J, b"x", min_etcd_revision=revision)).status == pb.OK
+    known = process.broker.keyspace.known_revision
+    assert process.broker.resolver.known(J, known) is not None
+    assert process.broker.resolver.known(J, known + 1) is None
+    assert await client.content(J) == content + b"x"
+
+
+async def test_registers_that_changed_since_an_append_began_are_looked_at_again(
+    broker: tuple[BrokerProcess, RawClient], spec: MakeSpec, commits: Commits
+) -> None:
+    process, client = broker
+    await begun(client, spec())
+    await client.append(J, b"x", union_registers=labels.label_set(author="me", epoch="1"))
+    replica = process.broker.resolver.local_replicas[0]
+    advance: dict[str, object] = {
+        "check_registers": labels.label_selector(include={"epoch": "1"}),
+        "union_registers": labels.label_set(epoch="2"),
+    }
+    first, second, third = (client.stub.Append() for _ in range(3))
+    for call in (first, second):
+        await call.write(pb.AppendRequest(journal=J, **advance))  # type: ignore[arg-type]
+    await third.write(pb.AppendRequest(journal=J, union_registers=labels.label_set(author="you")))
+    for call in (first, second, third):
+        await call.write(pb.AppendRequest(content=b"y"))
+    await eventually(lambda: replica.line.coming == 3)
+    with commits.expected(2, asked=3):
+        for call, status in ((third, pb.OK), (first, pb.OK), (second, pb.REGISTER_MISMATCH)):
+            await call.write(pb.AppendRequest())
+            await call.done_writing()
+            response = await call
+            assert response.status == status
+            assert response.registers == labels.label_set(author="you", epoch="1" if call is third else "2")
 
 
 async def test_a_fragment_that_is_long_enough_is_completed_first(

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from coranto import labels
+from coranto.errors import InvalidInput
 from coranto.fragments import ZERO_SUM, Codec, Fragment
+from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.preconditions import Known, Verdict, may_have_content, next_registers, propose
+from coranto_broker.preconditions import (
+    Known,
+    Verdict,
+    foresee,
+    may_have_content,
+    next_registers,
+    propose,
+    registers_match,
+)
 from coranto_broker.preconditions import check as check_known
 from coranto_broker.spool import Committed
 
@@ -139,6 +151,59 @@ def test_union_wins_over_what_is_there_and_over_subtraction() -> None:
     )
     assert changed == labels.label_set(author="she")
     assert next_registers(registers, request()) == registers
+
+
+LABELS = st.builds(
+    pb.Label, name=st.sampled_from(["aa", "bb", "cc", "x y"]), value=st.sampled_from(["", "1", "2", "é", "no way"])
+)
+SETS = st.lists(LABELS, max_size=4).map(lambda found: pb.LabelSet(labels=found))
+
+
+def is_well_formed(message: pb.LabelSet | pb.AppendRequest) -> bool:
+    try:
+        labels.validate_label_set(message) if isinstance(message, pb.LabelSet) else validate(message)
+    except InvalidInput:
+        return False
+    return True
+
+
+@given(SETS.filter(is_well_formed), SETS, st.none() | SETS, SETS, st.booleans(), st.booleans())
+@example(labels.label_set(aa="1"), labels.label_set(aa="1"), None, labels.label_set(aa="2"), False, False)
+@example(pb.LabelSet(), pb.LabelSet(), None, labels.label_set(aa="2"), False, False)
+def test_what_is_foreseen_is_what_becomes_of_registers(
+    registers: pb.LabelSet,
+    include: pb.LabelSet,
+    exclude: pb.LabelSet | None,
+    union: pb.LabelSet,
+    subtracts: bool,
+    prefix: bool,
+) -> None:
+    for label in union.labels:
+        label.prefix = prefix
+    asked = request(check_registers=pb.LabelSelector(include=include, exclude=exclude), union_registers=union)
+    if subtracts:
+        asked.subtract_registers.CopyFrom(labels.label_set(bb="1"))
+    before = registers.SerializeToString()
+    foreseen = foresee(asked, registers)
+    assert registers.SerializeToString() == before
+    if foreseen is not None:
+        validate(asked)
+        assert registers_match(asked, registers)
+        assert foreseen == next_registers(registers, asked)
+
+
+def test_an_entry_that_is_advanced_is_foreseen() -> None:
+    registers = labels.label_set({"coranto.dev/held": "1", "entry": "one", "other": "two"})
+    asked = request(
+        check_registers=labels.label_selector(include={"coranto.dev/held": "", "entry": "one"}),
+        union_registers=labels.label_set(entry="next"),
+    )
+    assert foresee(asked, registers) == labels.label_set({"coranto.dev/held": "1", "entry": "next", "other": "two"})
+    asked.union_registers.labels[0].value = "é"  # Right, but for others to tell.
+    assert foresee(asked, registers) is None
+    asked.union_registers.labels[0].value = "next"
+    asked.content = b"beside parameters"
+    assert foresee(asked, registers) is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from coranto_broker.append_states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import FlowControl
-from coranto_broker.group_commit import Whole, is_plain
+from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Source, concerns, require_readable
 from coranto_broker.handlers.receiving import Inbox, Watchdog
@@ -44,8 +44,8 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
     request = await context.read()
     if not isinstance(request, pb.AppendRequest):
         _refuse_first(request)
-    resolution = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
-    if resolution is None or not is_plain(request):
+    candidate = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
+    if candidate is None or candidate.after is None:
         validate(request)
         if not request.journal:
             _refuse_first(request)
@@ -54,17 +54,17 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
     state = State.ACQUIRE_PIPELINE
     whole: Whole | None = None
     try:
-        if resolution is not None:
-            line = resolution.require_replica.line
+        if candidate is not None:
+            line = candidate.resolution.require_replica.line
             whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
-            committed = at_once.commit(broker, resolution, request, whole) if whole is not None else None
+            committed = at_once.commit(broker, candidate, request, whole) if whole is not None else None
             if committed is not None:
                 state = State.FINISHED
                 _count(broker, committed.length, begun)
                 return answers.encode(committed)
         fsm = AppendFsm(broker, request, claims)
         try:
-            if resolution is not None:
+            if candidate is not None:
                 fsm.whole = whole
             elif await fsm.run(until=State.ACQUIRE_PIPELINE):
                 assert fsm.resolution is not None
