@@ -205,7 +205,7 @@ async def test_a_body_that_is_cut_off_appends_nothing(gateway: Gateway, body: by
 async def test_a_body_that_comes_too_slowly_is_given_up(gateway: Gateway) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b"the first bytes"
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     put = await gateway.put(body())
     assert put.status == 408
