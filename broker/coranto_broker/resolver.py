@@ -147,7 +147,10 @@ class Resolver:
         cached = self._cache.get(key)
         # Once we have stopped nobody clears the cache, and an append that waits for a change would wait in vain.
         if cached is None or cached.state is not self._keyspace.state:
-            cached = self._cache[key] = self._resolve(*key)
+            cached = self._resolve(*key)
+            if cached.item is None:
+                return cached  # There is no end of names that no journal has.
+            self._cache[key] = cached
             if cached.status == pb.OK and cached.is_local:  # Then it does not matter whether it might be proxied.
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached

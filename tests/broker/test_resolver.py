@@ -304,3 +304,10 @@ async def test_flags_hold_until_the_spec_says_others(cluster: Cluster, resolver:
     assert not resolver.flags_hold(resolution)
     cluster.delete(LAYOUT.item_key(J))
     assert resolver.flags_hold(resolution), "a journal that is deleted has none"
+
+
+async def test_nothing_is_kept_of_names_that_no_journal_has(resolver: Resolver) -> None:
+    for number in range(10):
+        for options in (PRIMARY, ANY, STRICT_PRIMARY, STRICT_ANY):
+            assert (await resolver.resolve(f"no/journal-{number}", **options)).status == pb.JOURNAL_NOT_FOUND
+    assert resolver._cache == {}
