@@ -102,8 +102,10 @@ class Broker:
                     cwd=self._cluster.folder,
                     environment=self._cluster.environment,
                 )
-            while self.is_running and not await asyncio.to_thread(serves, self.own_endpoint):
-                pass
+            while self.is_running:
+                if await asyncio.to_thread(serves, self.own_endpoint):
+                    break
+                await asyncio.sleep(0.02)
             await until(lambda: self.is_member or not self.is_running, f"{self.name} is a member")
             if self.is_running:
                 return
