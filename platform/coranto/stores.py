@@ -368,8 +368,11 @@ def _environment(url: StoreUrl, *names: str) -> list[str]:
     return [os.environ[name] for name in names]
 
 
+MAX_OPEN_STORES: Final = 256
+
+
 class StoreRegistry:
-    """The stores in use, each opened once."""
+    """The stores in use, each opened once, but that the first goes where there are more than MAX_OPEN_STORES."""
 
     def __init__(self, file_root: Path | None = None) -> None:
         self.file_root = file_root
@@ -379,7 +382,10 @@ class StoreRegistry:
         """The store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
         store = self._stores.get(url)
         if store is None:
-            store = self._stores[url] = open_store(url, file_root=self.file_root)
+            store = open_store(url, file_root=self.file_root)
+            while len(self._stores) >= MAX_OPEN_STORES:
+                self._stores.pop(next(iter(self._stores)), None)
+            self._stores[url] = store
         return store
 
 

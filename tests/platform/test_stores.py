@@ -18,7 +18,7 @@ import structlog
 from coranto.codecs import compress
 from coranto.errors import CorruptFragment, FragmentNotFound, InvalidInput, StoreDenied, StoreError
 from coranto.fragments import Codec
-from coranto.stores import FragmentStore, StoreRegistry, open_store, verified_content
+from coranto.stores import MAX_OPEN_STORES, FragmentStore, StoreRegistry, open_store, verified_content
 from coranto.testing.fragments import CONTENT, fragment_of, listed, put
 
 URL = "file:///fragments/"
@@ -194,6 +194,14 @@ def test_registry_opens_each_store_once(tmp_path: Path) -> None:
     assert registry.get("file:///other/") is not registry.get(URL)
     with pytest.raises(InvalidInput):
         registry.get("nonsense")
+
+
+def test_registry_does_not_grow_without_end(tmp_path: Path) -> None:
+    registry = StoreRegistry(tmp_path)
+    opened = [registry.get(f"file:///{number}/") for number in range(MAX_OPEN_STORES + 1)]
+    assert len(registry._stores) == MAX_OPEN_STORES
+    assert registry.get(f"file:///{MAX_OPEN_STORES}/") is opened[-1]
+    assert registry.get("file:///0/") is not opened[0], "it made room"
 
 
 # ------------------------------------------------------------------------------------------------------------- clouds
