@@ -101,7 +101,7 @@ class Broker:
         self._used_folders: set[Path] = set()
         self._spools = settings.data_dir / "spools"
         self._leftovers = Leftovers(self._spools, disk, clock, self, self.in_sync, self.persister)
-        self._health = StoreHealth(stores, clock, self.spawn, self.metrics.store_probed)
+        self._health = StoreHealth(stores, clock, self.spawn, self.metrics.store_probed, self.metrics.store_forgotten)
         self._retention = Retention(
             stores,
             clock,

@@ -83,6 +83,10 @@ class Metrics:
         """Note what the probe of a fragment store found."""
         self.stores_healthy.labels(url).set(healthy)
 
+    def store_forgotten(self, url: str) -> None:
+        """Nothing is known of a fragment store any more."""
+        self.stores_healthy.remove(url)
+
     def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
         """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""
         ProcessCollector(registry=self.registry)

@@ -2,7 +2,7 @@
 be.
 
 `StoreHealth` keeps an eye on the stores of the journals that are appended to. A store is probed when it is first asked
-for, then every half hour, and sooner after a failure.
+for, then every half hour, and sooner after a failure, until nobody has asked for it in FORGET_SECONDS.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from coranto_broker.ownership import Invalidated, Signal
 PROBE_SECONDS = 60.0
 HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
+FORGET_SECONDS = 2 * 60 * 60.0
 PATIENCE = 5
 """Failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
@@ -76,18 +77,26 @@ class StoreHealth:
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         on_probe: Callable[[str, bool], None] = lambda url, healthy: None,
+        on_forget: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """`spawn` runs the probing of a store in the background; `on_probe` hears what each probe found."""
+        """`spawn` runs the probing of a store in the background; `on_probe` hears what each probe found.
+
+        `on_forget` hears of stores that are probed no more.
+        """
         self._stores = stores
         self._clock = clock
         self._spawn = spawn
         self._on_probe = on_probe
+        self._on_forget = on_forget
         self._watched: dict[str, _Watched] = {}
 
     def is_healthy(self, url: str) -> bool:
         """Whether `problem` would return at once that there is none."""
         watched = self._watched.get(url)
-        return watched is not None and watched.problem == ""
+        if watched is None:
+            return False
+        watched.unasked = 0.0
+        return watched.problem == ""
 
     async def problem(self, url: str, until: Signal | None = None) -> str:
         """What is wrong with a store, empty when it is healthy.
@@ -98,6 +107,7 @@ class StoreHealth:
         if watched is None:
             watched = self._watched[url] = _Watched()
             self._spawn(self._watch(url, watched))
+        watched.unasked = 0.0
         failures = 0
         while watched.problem != "":
             if watched.problem is not None:
@@ -108,7 +118,7 @@ class StoreHealth:
         return ""
 
     async def _watch(self, url: str, watched: _Watched) -> None:
-        while True:
+        while watched.unasked < FORGET_SECONDS:
             try:
                 await probe(self._stores.get(url))
                 watched.done("")
@@ -117,9 +127,11 @@ class StoreHealth:
                 watched.done(str(error))
             self._on_probe(url, not watched.failures)
             failures = watched.failures
-            await self._clock.sleep(
-                BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS
-            )
+            pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS
+            await self._clock.sleep(pause)
+            watched.unasked = 0.0 if watched.is_awaited else watched.unasked + pause
+        del self._watched[url]
+        self._on_forget(url)
 
 
 class _Watched:
@@ -128,7 +140,14 @@ class _Watched:
     def __init__(self) -> None:
         self.problem: str | None = None
         self.failures = 0
+        self.unasked = 0.0
+        """Seconds, at least, since somebody asked."""
         self._waiters: set[asyncio.Future[object]] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the next probe."""
+        return bool(self._waiters)
 
     def done(self, problem: str) -> None:
         self.problem = problem

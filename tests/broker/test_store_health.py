@@ -15,7 +15,7 @@ from coranto.errors import StoreError
 from coranto.stores import StoreRegistry, open_store
 from coranto.testing.clocks import HurriedClock
 from coranto_broker.ownership import Invalidated, Signal
-from coranto_broker.store_probe import PATIENCE, StoreHealth, probe, probe_delete
+from coranto_broker.store_probe import FORGET_SECONDS, PATIENCE, StoreHealth, probe, probe_delete
 
 URL = "file:///frags/"
 
@@ -27,8 +27,13 @@ class Health:
         self.clock = HurriedClock()
         self.tasks: list[asyncio.Task[None]] = []
         self.probes: list[tuple[str, bool]] = []
+        self.forgotten: list[str] = []
         self.health = StoreHealth(
-            StoreRegistry(root), self.clock, self._spawn, lambda url, healthy: self.probes.append((url, healthy))
+            StoreRegistry(root),
+            self.clock,
+            self._spawn,
+            lambda url, healthy: self.probes.append((url, healthy)),
+            self.forgotten.append,
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -51,6 +56,19 @@ async def test_a_store_that_works_is_healthy(health: Health) -> None:
     assert await health.health.problem(URL) == ""
     assert await health.health.problem(URL) == ""
     assert len(health.tasks) == 1
+
+
+async def test_a_store_that_nobody_asks_for_is_probed_no_more(tmp_path: Path) -> None:
+    health = Health(tmp_path)
+    assert await health.health.problem(URL) == ""
+    await asyncio.wait_for(asyncio.gather(*health.tasks), 60)
+    assert health.forgotten == [URL]
+    assert health.clock.slept == FORGET_SECONDS
+    assert not health.health.is_healthy(URL)
+    assert await health.health.problem(URL) == "", "it is probed anew"
+    assert len(health.tasks) == 2
+    await asyncio.wait_for(asyncio.gather(*health.tasks), 60)
+    assert health.health._watched == {}
 
 
 async def test_a_store_that_never_works_is_given_up_after_some_probes(health: Health, tmp_path: Path) -> None:
