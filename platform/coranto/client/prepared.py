@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 
 from coranto.client.appender import MAX_MESSAGE_BYTES, Appender
@@ -42,9 +41,11 @@ class PreparedAppend:
     def begin(self) -> None:
         """Open the call, so that it is on its way while content is made. What is in its way is left to `commit`."""
         append = self._appender()
-        with contextlib.suppress(CorantoError):
+        try:
             append.begin()
-            self._begun = append
+        except CorantoError:
+            return
+        self._begun = append
 
     def abort(self) -> None:
         """Give up what was begun, unless `commit` goes on with it."""
