@@ -85,14 +85,15 @@ class _Partial(Generic[M]):
         self.begin = begin  # Of the first pending message, -1 without one.
         self.newest = newest
         self.top = last_ack  # The largest clock that is decided, or pending and known.
-        self.held: deque[Envelope[M]] = deque()  # The pending messages that are in the ring.
+        self.held: deque[Envelope[M]] | None = None
+        """The pending messages that are in the ring. Most producers have none, and an empty deque is large."""
         self.generation = 0  # Counts up as `held` is emptied, so that older entries of the ring are known for stale.
 
     def decide(self, clock: int) -> None:
         self.last_ack = self.top = clock
         self.begin = -1
         self.newest = 0
-        self.held.clear()
+        self.held = None
         self.generation += 1
 
     def state(self) -> ProducerState:
@@ -213,10 +214,12 @@ class Sequencer(Generic[M]):
             partial.begin = envelope.begin
             self._open_since_checkpoint.add((envelope.journal, envelope.producer))
         partial.top = envelope.clock
+        if partial.held is None:
+            partial.held = deque()
         partial.held.append(envelope)
         if len(self._ring) == self._ring_size:
             oldest, generation = self._ring.popleft()
-            if oldest.generation == generation:
+            if oldest.generation == generation and oldest.held is not None:
                 oldest.held.popleft()
         self._ring.append((partial, partial.generation))
         return outcome
@@ -307,6 +310,8 @@ class Sequencer(Generic[M]):
             self._partial = partial if envelope.flags == _ACK else None
             self._offsets[envelope.journal] = handed.offset
         elif partial is not None and self._replay_end is None:
+            if partial.held is None:
+                partial.held = deque()
             partial.held.appendleft(envelope)
 
     def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:

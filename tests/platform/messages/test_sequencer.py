@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from coranto.errors import InvalidInput
@@ -315,3 +317,40 @@ def test_read_committed_leaves_acknowledgements_out() -> None:
     ]
     sequencer = Sequencer[JsonObject]()
     assert [message.begin for message in read_committed(feed.rows, sequencer, feed.replay)] == [0, 20, 30]
+
+
+def test_the_last_message_of_a_replay_that_has_ended_can_be_put_back() -> None:
+    before = Feed()
+    before.queue(A, 1, CONTINUE)
+    feed = Feed(sequencer=Sequencer(before.sequencer.checkpoint()))
+    feed.rows = before.rows
+    feed.queue(A, 2, ACK)
+    wanted = feed.sequencer.replay_range
+    assert wanted is not None
+    assert [feed.sequencer.replay(row) for row in feed.replay(wanted)] == [True]
+    feed.sequencer.end_replay()
+    feed.sequencer.put_back()
+    assert feed.drain() == [1, 2]
+
+
+def test_a_producer_that_has_nothing_pending_takes_little_memory() -> None:
+    """Transactions over several keys have a producer each, and one is known for a day."""
+
+    def known(count: int) -> int:
+        """Bytes of a sequencer that has seen so many."""
+        tracemalloc.start()
+        try:
+            sequencer = Sequencer[JsonObject]()
+            for number in range(count):
+                producer = ProducerId(number.to_bytes(6))
+                for row, flags in enumerate((CONTINUE, ACK)):
+                    begin = 20 * number + 10 * row
+                    sequencer.queue(Envelope("j", begin, begin + 10, producer, 100 + row, flags, b"{}", LINES))
+                while sequencer.step() is not None:
+                    pass
+            del sequencer._ring  # It is bounded by itself.
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    assert (known(2000) - known(1000)) / 1000 < 500
