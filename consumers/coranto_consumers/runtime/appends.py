@@ -101,6 +101,8 @@ class OrderedAppends:
                 raise
         finally:
             lane.sender = None
+            if lane.failure is None:
+                del self._lanes[journal]
 
     def _fail(self, lane: _Lane, pieces: Iterable[_Piece], failure: Exception) -> None:
         lane.failure = lane.failure or failure

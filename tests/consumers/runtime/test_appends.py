@@ -52,6 +52,14 @@ async def test_each_piece_is_told_where_it_ends_and_small_ones_go_together(broke
     assert all(end.done() for end in ends)
 
 
+async def test_nothing_is_kept_of_journals_that_have_all_they_were_given(brokers):
+    appends = OrderedAppends(brokers.append)
+    await asyncio.gather(*(appends.add(f"journal-{number}", b"1") for number in range(10)))
+    await asyncio.sleep(0)
+    assert appends._lanes == {}
+    assert await appends.add("journal-1", b"2") == 2
+
+
 async def test_what_waits_for_a_commit_holds_up_its_journal_only(brokers):
     appends = OrderedAppends(brokers.append)
     committed = asyncio.get_running_loop().create_future()
