@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,15 @@ class Consumer:
 
     def _stop_replica(self, replica: ShardReplica) -> None:
         _log.info("stopping shard", shard=replica.spec.id)
-        task = asyncio.create_task(replica.stop(), name=f"stop {replica.spec.id}")
+        task = asyncio.create_task(self._ended(replica, replica.stop()), name=f"stop {replica.spec.id}")
         self._stopping.add(task)
         task.add_done_callback(self._stopped)
+
+    async def _ended(self, replica: ShardReplica, stopping: Coroutine[Any, Any, None]) -> None:
+        await stopping
+        shard = replica.spec.id
+        if all(other.spec.id != shard for other in self.resolver.replicas):
+            self.metrics.forget(shard)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         self._stopping.discard(task)

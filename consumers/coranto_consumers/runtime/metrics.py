@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
+from typing import Final
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from coranto_consumers.runtime.transaction import Times
+
+PHASES: Final = ("consuming", "stalled", "committing", "acknowledging")
 
 
 class ConsumerMetrics:
     """Counters of one process, by shard, in a registry of its own."""
 
     def __init__(self) -> None:
+        self._journals: defaultdict[str, set[str]] = defaultdict(set)
         self.registry = CollectorRegistry()
         self._transactions = Counter(
             "coranto_shard_transactions", "Completed transactions.", ["shard"], registry=self.registry
@@ -23,7 +30,7 @@ class ConsumerMetrics:
         )
         self._phases = Counter(
             "coranto_shard_phase_seconds",
-            "Time of completed transactions: consuming, stalled, committing, acknowledging.",
+            f"Time of completed transactions: {', '.join(PHASES)}.",
             ["shard", "phase"],
             registry=self.registry,
         )
@@ -54,18 +61,25 @@ class ConsumerMetrics:
         self._transactions.labels(shard).inc()
         self._messages.labels(shard).inc(times.messages)
         self._bytes.labels(shard).inc(times.bytes)
-        for phase, begin, end in (
-            ("consuming", times.began, times.stalled),
-            ("stalled", times.stalled, times.commit_began),
-            ("committing", times.commit_began, times.committed),
-            ("acknowledging", times.committed, times.acknowledged),
-        ):
+        reached = (times.began, times.stalled, times.commit_began, times.committed, times.acknowledged)
+        for phase, begin, end in zip(PHASES, reached[:-1], reached[1:], strict=True):
             self._phases.labels(shard, phase).inc(max(0.0, end - begin))
 
     def read_through(self, shard: str, offsets: dict[str, int]) -> None:
+        self._journals[shard].update(offsets)
         for journal, offset in offsets.items():
             self._read_through.labels(shard, journal).set(offset)
 
     def forget(self, shard: str) -> None:
         """The shard is not this process's any longer."""
-        self.status.remove(shard)
+        for family in (self._transactions, self._messages, self._bytes, self.status, self.restarts, self.resets):
+            _remove(family, shard)
+        for phase in PHASES:
+            _remove(self._phases, shard, phase)
+        for journal in self._journals.pop(shard, ()):
+            _remove(self._read_through, shard, journal)
+
+
+def _remove(family: Counter | Gauge, *labels: str) -> None:
+    with contextlib.suppress(KeyError):  # Nothing was counted.
+        family.remove(*labels)

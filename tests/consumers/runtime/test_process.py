@@ -346,6 +346,15 @@ async def test_metrics_tell_of_shards(journals, consumer, sums):
     assert 'coranto_shard_messages_total{shard="shard-sums"} 3.0' in text
     assert f'coranto_shard_read_through{{journal="in/one",shard="shard-sums"}} {float(head)}' in text
 
+    await consumer.apply(process, shard_spec("shard-other", ["in/two"]))
+    await consumer.status(process, "PRIMARY", id="shard-other")
+    delete = pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=-1)
+    assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[delete]))).status == pc.OK
+    async with asyncio.timeout(60):
+        while 'shard="shard-sums"' in (text := await asyncio.to_thread(scrape)):
+            pass
+    assert 'coranto_shard_status{shard="shard-other"} 300.0' in text
+
 
 async def test_two_shards_share_a_store(journals, consumer, sums):
     assert isinstance(sums.database, SqlStore)
