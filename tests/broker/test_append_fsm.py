@@ -22,7 +22,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync
 from coranto_broker.append_fsm import _HANDLERS, AppendFsm
 from coranto_broker.append_states import TERMINAL, TRANSITIONS, State
-from coranto_broker.flow_control import FlowControl
+from coranto_broker.flow_control import FlowControl, RolledBack
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
 from coranto_broker.in_sync import Epoch, Record, Stamp
@@ -430,6 +430,7 @@ async def test_a_failed_synchronization_ends_the_append_and_the_pipeline(world: 
     fsm = await world.append(b"abc")
     assert (fsm.state, world.peers[0].closed_send) == (State.ERROR, True)
     assert "connection refused" in str(fsm.error)
+    assert isinstance(fsm.error, RolledBack)  # Its content was not proposed, and its client may know.
     assert await world.is_free()
     assert (await world.append(b"abc")).state is State.FINISHED
 
@@ -720,6 +721,7 @@ async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_be
     fsm = await world.append(b"def")
     assert fsm.state is State.ERROR
     assert "it died" in str(fsm.error)
+    assert not isinstance(fsm.error, RolledBack)  # It may be part of the journal.
     world.peers = [Peer()]
     again = await world.append(b"ghi")
     assert again.state is State.FINISHED
