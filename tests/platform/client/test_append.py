@@ -191,6 +191,22 @@ async def test_nothing_listens(client: JournalClient, broker: FakeBroker, journa
     assert broker.endpoint in str(caught.value)
 
 
+async def test_to_connect_may_take_more_than_a_moment(
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.refuse()
+    serve = broker._proxy._serve
+
+    async def serve_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.7)  # As on a machine that does much else.
+        await serve(reader, writer)
+
+    monkeypatch.setattr(broker._proxy, "_serve", serve_late)
+    await broker.accept()
+    await client.append(NAME, b"content", patience=0)
+    assert journal.content == b"content"
+
+
 async def test_a_connection_that_breaks_before_the_commit_applies_nothing(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
