@@ -182,7 +182,10 @@ class Dispatcher:
         if way.routed:
             self._routes.forget(way.journal)
         if code is grpc.StatusCode.UNAVAILABLE and (way.routed or self.has_choice):
-            self._avoided[way.connection.target] = self._clock.monotonic() + _AVOID_SECONDS
+            now = self._clock.monotonic()
+            # Brokers come and go: those that nobody asks about any more are not to be remembered for ever.
+            self._avoided = {target: until for target, until in self._avoided.items() if now < until}
+            self._avoided[way.connection.target] = now + _AVOID_SECONDS
 
     # -- Connections -------------------------------------------------------------------------------------------------
 

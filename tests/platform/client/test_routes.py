@@ -7,6 +7,7 @@ import contextlib
 import pickle
 from collections.abc import AsyncIterator, Sequence
 
+import grpc
 import pytest
 import structlog
 
@@ -153,6 +154,19 @@ def test_a_route_to_no_endpoint_is_not_taken(endpoint: str) -> None:
 
 def test_without_a_cache_all_goes_to_the_endpoint() -> None:
     assert way_along(ClientConfig("127.0.0.1:1", route_cache=0), "http://127.0.0.1:2") == "127.0.0.1:1"
+
+
+async def test_brokers_that_were_avoided_once_are_forgotten() -> None:
+    clock = HurriedClock()
+    dispatcher = Dispatcher(ClientConfig("127.0.0.1:1"), clock)
+    for number in range(10):
+        dispatcher.answered(
+            dispatcher.to_seed(JOURNAL), pb.OK, header(f"http://127.0.0.1:{number + 2}", revision=number)
+        )
+        dispatcher.failed(dispatcher.to_primary(JOURNAL), grpc.StatusCode.UNAVAILABLE)
+        await clock.sleep(10.0)
+    assert len(dispatcher._avoided) == 1
+    await dispatcher.close()
 
 
 async def test_connections_are_bounded() -> None:
