@@ -13,6 +13,7 @@ import grpc.aio
 
 from coranto.auth import Capability
 from coranto.call_tokens import CallTokens, Metadata
+from coranto.client.channels import Channels
 from coranto.client.config import ClientTls, parse_endpoint, require_private
 from coranto.client.connection import channel_credentials
 from coranto.effects import Bytes
@@ -58,7 +59,7 @@ class Peers:
         self._zone = zone
         self._tokens = tokens
         self._tls = tls or ClientTls()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(self._open)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
         """A stub of the broker that `header` names; of any member of its Route when it names none."""
@@ -74,10 +75,7 @@ class Peers:
         """A stub of the broker at an endpoint. Raises Unavailable when it is empty: that broker is gone."""
         if not endpoint:
             raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            channel = self._channels[endpoint] = self._open(endpoint)
-        stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(channel)
+        stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
         return stub
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
@@ -116,9 +114,7 @@ class Peers:
             raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        await self._channels.close()
 
 
 class PeerStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc.aio
 
+from coranto.client.channels import Channels
 from coranto.client.config import ClientTls, parse_endpoint
 from coranto.client.connection import channel_credentials
 from coranto.errors import Unavailable
@@ -28,23 +29,19 @@ class ShardPeers:
     def __init__(self, tls: ClientTls | None = None) -> None:
         """`tls` is for `https` endpoints."""
         self._tls = tls or ClientTls()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(self._open)
 
     def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
         """A stub of the process at an endpoint. Raises Unavailable when that is empty: the process is gone."""
         if not endpoint:
             raise Unavailable("the process to ask is no longer there; try again shortly")
-        channel = self._channels.get(endpoint)
-        if channel is None:
-            target = parse_endpoint(endpoint)
-            channel = self._channels[endpoint] = (
-                grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
-                if target.secure
-                else grpc.aio.insecure_channel(target.address, options=_OPTIONS)
-            )
-        return pc_grpc.ShardStub(channel)
+        return pc_grpc.ShardStub(self._channels.get(endpoint))
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        target = parse_endpoint(endpoint)
+        if target.secure:
+            return grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
+        return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        await self._channels.close()

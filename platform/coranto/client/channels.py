@@ -1,0 +1,47 @@
+"""Channels to others of a cluster, who come and go, and with them their endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import grpc.aio
+
+MAX_CHANNELS: Final = 256
+_DRAIN_SECONDS: Final = 3600.0
+
+
+class Channels:
+    """A channel for each endpoint; of more than MAX_CHANNELS, the one that was not asked for longest is closed."""
+
+    def __init__(self, open: Callable[[str], grpc.aio.Channel]) -> None:
+        """`open` opens a channel to an endpoint."""
+        self._open = open
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._draining: set[asyncio.Task[None]] = set()
+
+    def get(self, endpoint: str) -> grpc.aio.Channel:
+        """The channel to an endpoint. Raises what opening one does."""
+        channel = self._channels.get(endpoint)
+        if channel is None:
+            channel = self._channels[endpoint] = self._open(endpoint)
+            while len(self._channels) > MAX_CHANNELS:
+                _, unused = self._channels.popitem(last=False)
+                # Calls that are under way there go on.
+                task = asyncio.ensure_future(unused.close(_DRAIN_SECONDS))
+                self._draining.add(task)
+                task.add_done_callback(self._draining.discard)
+        else:
+            self._channels.move_to_end(endpoint)
+        return channel
+
+    async def close(self) -> None:
+        """Close all channels, and end the calls on them."""
+        channels, self._channels = self._channels, OrderedDict()
+        for draining in self._draining:
+            draining.cancel()
+        await asyncio.gather(
+            *self._draining, *(channel.close(None) for channel in channels.values()), return_exceptions=True
+        )
