@@ -126,8 +126,8 @@ class Nemesis:
         members = (member for consumer in chain.consumers for member in consumer.members)
         return {"broker": sum(place.kills for place in chain.brokers), "consumer": sum(each.kills for each in members)}
 
-    async def run(self, seconds: float, kills: int = 0) -> None:
-        """Do harm for so long, until every kind was done, and so many processes of each kind were killed.
+    async def run(self, seconds: float, *, kills: int = 0, alerts: int = 0) -> None:
+        """Do harm for so long, until every kind was done, so many processes of each kind were killed, and alerts came.
 
         Raises ClusterError when the chain does not get on.
         """
@@ -135,7 +135,7 @@ class Nemesis:
         end = now() + seconds
 
         def is_enough() -> bool:
-            return now() >= end and min(self.kills.values()) >= kills
+            return now() >= end and min(self.kills.values()) >= kills and len(self._chain.alerts) >= alerts
 
         hands = [
             asyncio.create_task(self._hand(random.Random(f"{self._chain.options.seed} {name}"), kinds, is_enough))

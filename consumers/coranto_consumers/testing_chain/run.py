@@ -39,17 +39,17 @@ class Outcome:
         return "\n  ".join(lines)
 
 
-async def run_chain(folder: Path, options: ChainOptions, seconds: float, *, kills: int = 0) -> Outcome:
-    """Start a chain in `folder`, do harm for so long and until there were so many kills of each kind, and judge.
+async def run_chain(folder: Path, options: ChainOptions, seconds: float, *, kills: int = 0, alerts: int = 0) -> Outcome:
+    """Start a chain in `folder`, do harm for so long, and judge. In the main thread.
 
-    In the main thread.
+    Harm goes on until there were so many kills of each kind, and so many alerts.
 
     Raises ClusterError when the chain does not get on, during harm or after it.
     """
     async with Chain(folder, options) as chain:
         nemesis = Nemesis(chain)
         with progress("Harming", int(seconds), unit="s") as report:
-            harming = asyncio.create_task(nemesis.run(seconds, kills))
+            harming = asyncio.create_task(nemesis.run(seconds, kills=kills, alerts=alerts))
             try:
                 while not harming.done():
                     await asyncio.wait([harming], timeout=1.0)
