@@ -246,7 +246,11 @@ class MultiKeyWriter(Generic[E]):
                 since = self._clock.monotonic()
             gate = await self._decisions.gate()
         assert gate.token is not None
-        self._look = _Look(gate.token, await self._streams.describe(self.stream), gate.end)
+        stream = await self._streams.describe(self.stream)
+        there = {segment.journal for segment in stream.segments.values()}
+        self._held &= there
+        self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
+        self._look = _Look(gate.token, stream, gate.end)
         return self._look
 
     async def _attempt(self, txn: str, look: _Look, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:

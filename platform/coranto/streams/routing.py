@@ -68,6 +68,9 @@ class Routing:
                 self._superseded.append(writer)
                 writer.leave()
         self._superseded.sort(key=lambda writer: writer.segment.number)
+        # Of segments that were truncated away nobody asks any more.
+        self._sealed = {number: known for number, known in self._sealed.items() if number in stream.segments}
+        self._shared.ends = {number: end for number, end in self._shared.ends.items() if number in stream.segments}
 
     async def cancel(self, error: WriteError) -> None:
         while waiting := [writer for writer in self.writers if not writer.is_closed]:
