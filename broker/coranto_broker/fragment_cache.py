@@ -30,6 +30,8 @@ from coranto.stores import FragmentStore, StoreRegistry
 LITTLE_BYTES = 1 << 20
 LITTLE_TOTAL_BYTES = 64 << 20
 """Memory for fragments of up to LITTLE_BYTES."""
+ENTRY_BYTES = 2048
+"""Memory that one of them takes besides, about: of the smallest ones it would else be ten times as much as there is."""
 
 FETCHES = 4
 """Fragments that are fetched at the same time."""
@@ -67,7 +69,8 @@ class FragmentCache:
         store = self._stores.get(fragment.backing_store)
         little = fragment.length <= self._little_bytes
         shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
-        entry = shelf.borrow(key, fragment.length, lambda: fetch(store, fragment))
+        size = fragment.length + (ENTRY_BYTES if little else 0)
+        entry = shelf.borrow(key, size, lambda: fetch(store, fragment))
         try:
             # A reader that goes away does not take the fetch from the others.
             yield await asyncio.shield(entry.fetching)

@@ -16,7 +16,7 @@ from coranto.errors import CorruptFragment, FragmentNotFound, Unavailable
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.stores import StoreRegistry
 from coranto_broker import fragment_cache
-from coranto_broker.fragment_cache import LITTLE_BYTES, FragmentCache
+from coranto_broker.fragment_cache import ENTRY_BYTES, LITTLE_BYTES, FragmentCache
 
 MIB = 1 << 20
 
@@ -78,6 +78,18 @@ async def test_a_large_fragment_is_served_from_a_file(shop: Shop, tmp_path: Path
     async with cache.open(fragment), cache.open(fragment):
         assert shop.fetched == 1
     assert list((tmp_path / "cache").iterdir()) == [], "the files have no names"
+    await cache.close()
+
+
+async def test_what_the_least_fragments_take_besides_counts(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragment_cache, "LITTLE_TOTAL_BYTES", 10 * ENTRY_BYTES)
+    cache = FragmentCache(shop.stores, tmp_path / "cache", MIB)
+    for begin in range(20):
+        async with cache.open(await shop.put(b"x", Codec.NONE, begin=begin)) as found:
+            assert found.read_at(0, 10) == b"x"
+    assert len(cache._little._entries) == 9
     await cache.close()
 
 
