@@ -34,7 +34,8 @@ async def coordinator(etcd: EtcdServer) -> AsyncIterator[EtcdCoordinator]:
 
 @pytest.fixture
 def layout() -> Layout:
-    return Layout(f"/test/{next(_numbers)}")
+    # No test's prefix begins with another's, nor does what stands next to it: "/test/2" and "0" would be "/test/20".
+    return Layout(f"/test/{next(_numbers)}/own")
 
 
 @pytest.fixture
