@@ -340,8 +340,9 @@ class Target:
                 code: grpc.StatusCode | None = await call.code()
         except TimeoutError:
             call.cancel()
-            code = None
-        await reading
+            reading.cancel()  # What waits for the call's headers to be sent does not hear that it was cancelled.
+            await asyncio.wait((reading,))
+            return Outcome(None, "", tuple(responses))
         details = await call.details() or ""
         if code is Code.INTERNAL and details == "Internal error from Core":
             code = None  # gRPC's client, when it still sends to a call that the broker has ended already.
