@@ -34,11 +34,11 @@ FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")
 _SECONDS = (SECOND, *(replace(SECOND, prefix=f"second-{n}/", table=f"{SECOND.table}_{n}") for n in (2, 3)))
 """The second pass, again and again: where this process gets no time, a consumer may be done before it is killed."""
-_SECOND_TRANSACTIONS = 6
+_SECOND_TRANSACTIONS = 4
 """The second pass is cut into about so many, so that the kill comes between commits, wherever the data ends."""
 _LEASE_S = 30.0
 """Of brokers: nobody is to take over from one because the machine stands still for a while."""
-_KILL_AFTER = 0.25
+_KILL_AFTER = 0.2
 _POLL_S = 0.1
 
 
