@@ -16,6 +16,7 @@ from coranto.effects import SystemClock
 from coranto.errors import Fenced, Unavailable
 from coranto.messages import Checkpoint
 from coranto_consumers.recoverylog.hint_store import HintKeys
+from coranto_consumers.recoverylog.recorder import Recorder
 from coranto_consumers.recoverylog.standby import HINTS_EVERY_S, LogStandby
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import running_shard, shard_spec
@@ -113,6 +114,7 @@ class _Stopping(Store):
 
     control: Control
     hint_clock: HintClock
+    recording: Recorder
 
     async def start_commit(
         self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
@@ -127,7 +129,10 @@ class _Stopping(Store):
 
     async def _hinted(self, commit: Awaitable[None]) -> None:
         await commit
-        await self.hint_clock.written.wait()
+        written = asyncio.ensure_future(self.hint_clock.written.wait())
+        while not written.done() and not self.recording.has_failed:  # Then no hints are tried to be written.
+            await asyncio.wait((written,), timeout=0.05)
+        written.cancel()
 
 
 class StoppingJson(_Stopping, JsonFileStore[dict[str, int]]):
@@ -154,7 +159,7 @@ class Counting(Application[Any]):
     def new_store(self, shard: Any) -> StoppingJson | StoppingSqlite:
         is_json = self._job["kind"] == "json"
         store = StoppingJson(shard.recorder, {}) if is_json else StoppingSqlite(shard.recorder, SCHEMA)
-        store.control, store.hint_clock = self._control, self._hint_clock
+        store.control, store.hint_clock, store.recording = self._control, self._hint_clock, shard.recorder
         return store
 
     def consume_message(self, shard: Any, store: Any, message: Any, publisher: Any) -> None:
