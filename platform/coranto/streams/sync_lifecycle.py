@@ -7,7 +7,6 @@ blocking clients of the process share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from coranto import labels
 from coranto.client.client import JournalClient
@@ -17,8 +16,6 @@ from coranto.streams.lifecycle import Streams
 from coranto.streams.model import Segment, Stream, StreamCut
 from coranto.streams.scaling import Change, ScalingPolicy
 from coranto.wire import protocol_pb2 as pb
-
-T = TypeVar("T")
 
 
 class SyncStreams(Blocking):
