@@ -14,7 +14,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 export DAGSTER_DG_UPDATE_CHECK_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto clean
+.PHONY: help setup java browser mariadb demo ui up test check unit lint format types imports bench proto faces clean
 
 help: ## Show these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -52,10 +52,11 @@ check: lint types imports ## Everything but the tests
 unit: setup ## Only the fast tests
 	@$(BIN)/python -m pytest -m "not integration and not system and not browser"
 
-lint: $(STAMP) ## Ruff, and whether the generated stubs are current
+lint: $(STAMP) ## Ruff, and whether generated code is current
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/generate_proto.py --check
+	@$(BIN)/python tools/generate_blocking.py --check
 
 format: $(STAMP) ## Let ruff fix and format
 	@$(BIN)/ruff check --fix .
@@ -72,6 +73,9 @@ bench: setup ## Measure, print ratios and write benchmarks/results/*.json
 
 proto: $(STAMP) ## Generate the protobuf and gRPC stubs
 	@$(BIN)/python tools/generate_proto.py
+
+faces: $(STAMP) ## Generate the blocking faces of asynchronous classes
+	@$(BIN)/python tools/generate_blocking.py
 
 clean: ## Remove the virtual environment, caches and the demo's data
 	rm -rf $(VENV) .coranto .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

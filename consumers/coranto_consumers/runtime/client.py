@@ -37,6 +37,10 @@ class ShardClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
         await self._peers.close()
 
     async def list(self, selector: str = "") -> Sequence[pc.ListResponse.Shard]:

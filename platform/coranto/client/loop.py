@@ -11,9 +11,9 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -110,8 +110,38 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     return _shared.get().run(work)
 
 
+class Face:
+    """Base of the generated blocking faces: runs asynchronous work on the loop of this process."""
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return run_blocking(work)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Call a function on the loop."""
+        return self._run(_called(function))
+
+    def _iterate(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """Iterate over an asynchronous iterator, item by item; no time-out of `_run` applies. Close it when leaving."""
+        loop, items = shared_loop(), make()
+        end = object()
+        try:
+            while (item := loop.run(_next(items, end))) is not end:
+                yield cast(T, item)
+        finally:
+            if isinstance(items, AsyncGenerator):
+                loop.run(items.aclose())
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return function()
+
+
+async def _next(items: AsyncIterator[T], end: object) -> T | object:
+    return await anext(items, end)
+
+
 class Blocking:
-    """What a blocking face is besides its methods: a block, which closes it when it is left."""
+    """Base of blocking objects that are closed when their `with` block is left."""
 
     def __enter__(self) -> Self:
         return self

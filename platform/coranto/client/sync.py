@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import functools
 import os
 import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -25,18 +22,18 @@ from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
-from coranto.client.loop import Blocking, LoopThread, run_blocking, shared_loop
-from coranto.client.values import AppendConditions, AppendResult, Chunk, FragmentInfo, Listing, Suspend
-from coranto.errors import AppendOutcomeUnknown, CorantoError, Unavailable
+from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
+from coranto.client.handover import BoundedCalls, HandingFace, read_ahead
+from coranto.client.loop import Blocking, run_blocking, shared_loop
+from coranto.client.values import AppendResult, Chunk, Suspend
+from coranto.errors import AppendOutcomeUnknown, Unavailable
 from coranto.wire import protocol_pb2 as pb
 
 T = TypeVar("T")
 
-_AHEAD_BYTES = 8 << 20
 
-
-class SyncJournalClient(Blocking):
-    """A blocking client with the methods of `JournalClient`, which see for what they mean and raise.
+class SyncJournalClient(JournalClientFace, Blocking):
+    """A blocking client. `JournalClient` says what each method guarantees and raises.
 
     May be used by several threads, and pickled: its copy connects anew. So does a forked child, provided that its
     parent had not connected yet (as with Spark's workers); where it had, the child is told so by an error.
@@ -84,23 +81,6 @@ class SyncJournalClient(Blocking):
                 self._pid = 0
                 run_blocking(self._client.close())
 
-    # -- The methods of JournalClient ------------------------------------------------------------------------------
-
-    def list(self, selector: str | pb.LabelSelector = "") -> Listing:
-        return self._run(self._here.list(selector))
-
-    def watch(self, selector: str | pb.LabelSelector = "") -> Iterator[Listing]:
-        """As `JournalClient.watch`; `timeout` does not bound it. Close the iterator when leaving it."""
-        loop, snapshots = shared_loop(), self._here.watch(selector)
-        try:
-            while (listing := loop.run(_next(snapshots))) is not None:
-                yield listing
-        finally:
-            loop.run(snapshots.aclose())
-
-    def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
-        return self._run(self._here.apply(changes))
-
     def append(
         self,
         journal: str,
@@ -113,8 +93,10 @@ class SyncJournalClient(Blocking):
         suspend: Suspend = Suspend.RESUME,
         retry_unknown: bool = False,
         patience: float | None = None,
+        min_etcd_revision: int = 0,
     ) -> AppendResult:
-        work = self._here.append(
+        """Append content in one transaction. As `JournalClient.append`, but that content is not an iterator."""
+        work = self._inner.append(
             journal,
             content,
             offset=offset,
@@ -124,6 +106,7 @@ class SyncJournalClient(Blocking):
             suspend=suspend,
             retry_unknown=retry_unknown,
             patience=patience,
+            min_etcd_revision=min_etcd_revision,
         )
         return self._run(work, changes=f"append to {journal}")
 
@@ -136,8 +119,15 @@ class SyncJournalClient(Blocking):
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> SyncAppender:
-        conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
-        return SyncAppender(shared_loop(), self._here, journal, conditions)
+        """Begin an append whose content is written piece by piece."""
+        appender = self._inner.appender(
+            journal,
+            offset=offset,
+            check_registers=check_registers,
+            union_registers=union_registers,
+            subtract_registers=subtract_registers,
+        )
+        return SyncAppender(appender)
 
     def read(
         self,
@@ -151,7 +141,7 @@ class SyncJournalClient(Blocking):
         fail_on_jump: bool = False,
     ) -> Iterator[Chunk]:
         """As `JournalClient.read`. Up to 8 MiB is read ahead. Close the iterator when leaving it early."""
-        chunks = self._here.read(
+        chunks = self._inner.read(
             journal,
             offset,
             end_offset=end_offset,
@@ -160,28 +150,7 @@ class SyncJournalClient(Blocking):
             direct=direct,
             fail_on_jump=fail_on_jump,
         )
-        return _pull(shared_loop(), chunks, f"read of {journal}", self.timeout)
-
-    def read_all(self, journal: str, begin: int, end: int) -> bytes:
-        return self._run(self._here.read_all(journal, begin, end))
-
-    def head(self, journal: str) -> int:
-        return self._run(self._here.head(journal))
-
-    def fragments(
-        self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0
-    ) -> Sequence[FragmentInfo]:
-        return self._run(
-            self._here.fragments(
-                journal,
-                begin_mod_time=begin_mod_time,
-                end_mod_time=end_mod_time,
-                signature_seconds=signature_seconds,
-            )
-        )
-
-    def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
-        self._run(self._here.store_health(url, check_delete=check_delete, check_delete_prefix=check_delete_prefix))
+        return read_ahead(shared_loop(), chunks, f"read of {journal}", self.timeout)
 
     def append_service(
         self,
@@ -192,7 +161,7 @@ class SyncJournalClient(Blocking):
         patience: float = SERVICE_PATIENCE,
     ) -> SyncAppendService:
         """A batching append service. Use as a context manager."""
-        client = self._here
+        client = self._inner
 
         async def make() -> AppendService:
             return AppendService(
@@ -203,12 +172,12 @@ class SyncJournalClient(Blocking):
                 patience=patience,
             )
 
-        return SyncAppendService(shared_loop(), self._run(make()), pending_bytes)
+        return SyncAppendService(self._run(make()), pending_bytes)
 
     # -- Running them ----------------------------------------------------------------------------------------------
 
     @property
-    def _here(self) -> JournalClient:
+    def _inner(self) -> JournalClient:
         """The client of this process."""
         with self._lock:
             if self._pid != os.getpid():
@@ -234,22 +203,15 @@ async def _timed(work: Coroutine[Any, Any, T], timeout: float | None, changes: s
         raise Unavailable(f"no answer within {timeout} s") from error
 
 
-async def _next(snapshots: AsyncGenerator[Listing]) -> Listing | None:
-    return await anext(snapshots, None)
-
-
-class SyncAppender:
+class SyncAppender(AppenderFace):
     """A blocking `Appender`. Use as `with client.appender(journal) as append:`; leaving without a commit rolls back."""
 
-    def __init__(self, loop: LoopThread, client: JournalClient, journal: str, conditions: AppendConditions) -> None:
-        self._loop = loop
-        self._appender: Appender = client.appender(
-            journal,
-            offset=conditions.offset,
-            check_registers=conditions.check_registers,
-            union_registers=conditions.union_registers,
-            subtract_registers=conditions.subtract_registers,
-        )
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+
+    @property
+    def _inner(self) -> Appender:
+        return self._appender
 
     def __enter__(self) -> SyncAppender:
         return self
@@ -259,38 +221,20 @@ class SyncAppender:
     ) -> None:
         self.abort()
 
-    @property
-    def length(self) -> int:
-        return self._appender.length
 
-    def write(self, content: bytes) -> None:
-        self._loop.run(self._appender.write(content))
-
-    def commit(self) -> AppendResult:
-        return self._loop.run(self._appender.commit())
-
-    def abort(self) -> None:
-        self._loop.run(_abort(self._appender))
-
-
-async def _abort(appender: Appender) -> None:
-    appender.abort()
-
-
-class SyncAppendService:
+class SyncAppendService(AppendServiceFace, HandingFace):
     """A blocking `AppendService`. Leaving the `with` block flushes, or drops what is pending after an exception.
 
     May be used by several threads. Handing over content does not wait for the loop's thread, only for room.
     """
 
-    def __init__(self, loop: LoopThread, service: AppendService, pending_bytes: int) -> None:
-        self._loop = loop
+    def __init__(self, service: AppendService, pending_bytes: int) -> None:
         self._service = service
-        self._capacity = pending_bytes
-        self._room = threading.Condition()
-        self._pending_bytes = 0
-        self._handed: deque[tuple[str, bytes, concurrent.futures.Future[Appended]]] = deque()
-        self._awake = False
+        self._calls = BoundedCalls(pending_bytes)
+
+    @property
+    def _inner(self) -> AppendService:
+        return self._service
 
     def __enter__(self) -> SyncAppendService:
         return self
@@ -301,134 +245,16 @@ class SyncAppendService:
         if error is None:
             self.flush()
         else:
-            self._loop.run(self._cancel())
+            self.cancel()
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
         """Take in content, blocking while too much is pending, and return a future of its commit."""
-        done: concurrent.futures.Future[Appended] = concurrent.futures.Future()
-        # Content that was taken in is not recalled by cancelling its future.
-        done.set_running_or_notify_cancel()
-        with self._room:
-            while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
-                self._room.wait()
-            self._pending_bytes += len(content)
-            self._handed.append((journal, content, done))
-            wake = not self._awake
-            self._awake = True
-        if wake:
-            self._loop.call(self._take_over)
-        return done
+        return self._hand(lambda: self._service.append_nowait(journal, content), len(content))
 
     def flush(self) -> None:
         """Return once everything taken in is committed. Raises the first failure of a journal that is not reset."""
-        self._loop.run(self._flush())
+        self._run_after_calls(self._service.flush)
 
-    def reset(self, journal: str) -> None:
-        """Accept appends to a journal again after a failure that its callers have dealt with."""
-        self._loop.run(self._reset(journal))
-
-    # -- On the loop's thread --------------------------------------------------------------------------------------
-
-    def _take_over(self) -> None:
-        with self._room:
-            handed, self._handed, self._awake = self._handed, deque(), False
-        for journal, content, done in handed:
-            self._service.append_nowait(journal, content).add_done_callback(
-                functools.partial(self._settle, len(content), done)
-            )
-
-    def _settle(
-        self, size: int, done: concurrent.futures.Future[Appended], committed: asyncio.Future[Appended]
-    ) -> None:
-        with self._room:
-            self._pending_bytes -= size
-            self._room.notify_all()
-        if committed.cancelled():
-            done.set_exception(concurrent.futures.CancelledError())
-        elif error := committed.exception():
-            done.set_exception(error)
-        else:
-            done.set_result(committed.result())
-
-    async def _flush(self) -> None:
-        self._take_over()
-        await self._service.flush()
-
-    async def _cancel(self) -> None:
-        self._take_over()
-        await self._service.cancel()
-
-    async def _reset(self, journal: str) -> None:
-        self._service.reset(journal)
-
-
-class _Handover:
-    """Chunks on their way from the loop's thread to the one that iterates, at most about 8 MiB of them.
-
-    The iterating thread takes all that is there at once, so that the cost of waking it is shared by many chunks.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._ready = threading.Condition()
-        self._chunks: deque[Chunk] = deque()
-        self._bytes = 0
-        self._error: BaseException | None = None
-        self._ended = False
-        self._room = asyncio.Event()
-        self._waits_for_room = False
-
-    async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
-        error: BaseException | None = None
-        try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    await self._put(chunk)
-        except CorantoError as caught:
-            error = caught
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            with self._ready:
-                self._error, self._ended = error, True
-                self._ready.notify()
-
-    async def _put(self, chunk: Chunk) -> None:
-        with self._ready:
-            self._chunks.append(chunk)
-            self._bytes += len(chunk.content)
-            self._ready.notify()
-            full = self._waits_for_room = self._bytes >= _AHEAD_BYTES
-            self._room.clear()
-        if full:
-            await self._room.wait()
-
-    def take(self, timeout: float | None) -> deque[Chunk]:
-        """All chunks that are there, waiting for one; none at the end. Raises what ended the read."""
-        with self._ready:
-            if not self._ready.wait_for(lambda: self._chunks or self._ended, timeout):
-                raise TimeoutError
-            taken, self._chunks, self._bytes = self._chunks, deque(), 0
-            if self._waits_for_room:
-                self._waits_for_room = False
-                self._loop.call_soon_threadsafe(self._room.set)
-            if not taken and self._error is not None:
-                raise self._error
-            return taken
-
-
-async def _handover() -> _Handover:
-    return _Handover(asyncio.get_running_loop())
-
-
-def _pull(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, timeout: float | None) -> Iterator[Chunk]:
-    handover = loop.run(_handover())
-    filling = loop.submit(handover.fill(chunks))
-    try:
-        while taken := handover.take(timeout):
-            yield from taken
-    except TimeoutError as error:
-        raise Unavailable(f"{subject}: nothing came within {timeout} s") from error
-    finally:
-        filling.cancel()
+    def cancel(self) -> None:
+        """Drop what is pending. The outcome of appends under way is unknown."""
+        self._run_after_calls(self._service.cancel)

@@ -16,8 +16,13 @@ from coranto.streams.registers import Fence
 from coranto.streams.scaling import Merge, ScalingPolicy, Split
 from coranto.streams.state import StateSynchronizer
 from coranto.streams.sync_lifecycle import SyncStreams
-from coranto.streams.sync_reader import SyncGroupReader, SyncReaderGroup, SyncStreamReader
-from coranto.streams.sync_writer import SyncStreamWriter, SyncTransaction
+from coranto.streams.sync_reader import SyncGroupReader, SyncReaderGroup, SyncStateSynchronizer, SyncStreamReader
+from coranto.streams.sync_writer import (
+    SyncMultiKeyTransaction,
+    SyncMultiKeyWriter,
+    SyncStreamWriter,
+    SyncTransaction,
+)
 from coranto.streams.transactions import Transaction, TransactionState
 from coranto.streams.units import CommitResult, EventPosition
 from coranto.streams.watermarks import TimeWindow
@@ -54,7 +59,10 @@ __all__ = [
     "StreamWriter",
     "Streams",
     "SyncGroupReader",
+    "SyncMultiKeyTransaction",
+    "SyncMultiKeyWriter",
     "SyncReaderGroup",
+    "SyncStateSynchronizer",
     "SyncStreamReader",
     "SyncStreamWriter",
     "SyncStreams",

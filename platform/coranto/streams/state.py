@@ -57,6 +57,8 @@ REVISION_LABEL: Final = "coranto.dev/revision"
 SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
+DEFAULT_PATIENCE: Final = 60.0
+"""Seconds for which a call goes on trying."""
 
 _log = structlog.get_logger(__name__)
 
@@ -137,7 +139,7 @@ class StateSynchronizer(Generic[S, U]):
         model: StateModel[S, U],
         *,
         snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
-        patience: float = 60.0,
+        patience: float = DEFAULT_PATIENCE,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:

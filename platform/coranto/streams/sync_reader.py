@@ -1,66 +1,70 @@
-"""Reading streams from code that blocks, such as scripts, Dagster assets and notebooks.
+"""Read streams from code that blocks, such as scripts, Dagster assets and notebooks.
 
-The readers of `reader` and `groups` with the same methods; what they mean and raise is said there. They work on the
-event loop that all blocking clients of the process share. Use each one from one thread at a time.
+Use each reader from one thread at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from coranto.client.client import JournalClient
-from coranto.client.loop import Blocking, run_blocking
+from coranto.client.loop import Blocking, Face, run_blocking
 from coranto.client.sync import SyncJournalClient
 from coranto.messages.framing import Framing
 from coranto.streams.delivery import DEFAULT_READ_AHEAD, Event, StreamTransaction
+from coranto.streams.generated.faces import (
+    GroupReaderFace,
+    ReaderGroupFace,
+    StateSynchronizerFace,
+    StreamReaderFace,
+)
 from coranto.streams.group_reader import DEFAULT_BEAT, DEFAULT_TIMEOUT, GroupReader
-from coranto.streams.group_state import Checkpoint, GroupState
 from coranto.streams.groups import ReaderGroup
 from coranto.streams.positions import StreamPosition
 from coranto.streams.reader import StreamReader
-from coranto.streams.watermarks import TimeWindow
+from coranto.streams.state import DEFAULT_PATIENCE, DEFAULT_SNAPSHOT_EVERY, StateModel, StateSynchronizer
 
 E = TypeVar("E")
+S = TypeVar("S")
 T = TypeVar("T")
+U = TypeVar("U")
 
 
-class _SyncReading(Generic[E]):
-    """What blocking readers share. `timeout` bounds the wait for each event or transaction, in seconds."""
+class _SyncReading(Face, Generic[E]):
+    """Iteration of blocking readers. `_timeout` bounds the wait for each event or transaction, in seconds."""
 
-    def __init__(self, client: JournalClient, reader: StreamReader[E] | GroupReader[E], timeout: float | None) -> None:
-        self._client = client
-        self._reader = reader
-        self._timeout = timeout
+    _timeout: float | None
+
+    @property
+    @abstractmethod
+    def _inner(self) -> StreamReader[E] | GroupReader[E]:
+        """The asynchronous reader."""
 
     def __iter__(self) -> Iterator[Event[E]]:
         return self
 
     def __next__(self) -> Event[E]:
         """The next event. Raises TimeoutError, with nothing taken, and what the asynchronous reader raises."""
-        event = run_blocking(_next(self._reader, self._timeout))
+        event = run_blocking(_next(self._inner, self._timeout))
         if event is None:
             raise StopIteration
         return event
 
     def transactions(self) -> Iterator[StreamTransaction[E]]:
         """The rest by transaction, each one whole. Raises as `next` does."""
-        while (transaction := run_blocking(_bounded(self._reader.next_transaction(), self._timeout))) is not None:
+        while (transaction := self.next_transaction()) is not None:
             yield transaction
 
-    def position(self) -> StreamPosition:
-        async def position() -> StreamPosition:
-            return self._reader.position()
-
-        return run_blocking(position())
-
-    def time_window(self) -> TimeWindow:
-        return run_blocking(self._reader.time_window())
+    def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, None at the end. Raises as `next` does."""
+        return run_blocking(_bounded(self._inner.next_transaction(), self._timeout))
 
 
-class SyncStreamReader(_SyncReading[E], Blocking):
+class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
     """`StreamReader` for code that blocks: `with SyncStreamReader(client, "name") as reader:`."""
 
     def __init__(
@@ -76,9 +80,10 @@ class SyncStreamReader(_SyncReading[E], Blocking):
         read_ahead: int = DEFAULT_READ_AHEAD,
         timeout: float | None = None,
     ) -> None:
-        own = JournalClient.of(client.config)
-        reader = StreamReader(
-            own,
+        self._timeout = timeout
+        self._client = JournalClient.of(client.config)
+        self._reader: StreamReader[E] = StreamReader(
+            self._client,
             stream,
             format=format,
             begin=begin,
@@ -87,29 +92,32 @@ class SyncStreamReader(_SyncReading[E], Blocking):
             skip_truncated=skip_truncated,
             read_ahead=read_ahead,
         )
-        super().__init__(own, reader, timeout)
-        self._stream_reader = reader
+
+    @property
+    def _inner(self) -> StreamReader[E]:
+        return self._reader
 
     def close(self) -> None:
         async def close() -> None:
-            await self._stream_reader.close()
+            await self._reader.close()
             await self._client.close()
 
         run_blocking(close())
 
-    def cut(self) -> Mapping[int, int]:
-        return self.position()
 
-
-class SyncGroupReader(_SyncReading[E]):
+class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
     """`GroupReader` for code that blocks: `with group.reader("name") as reader:`."""
 
-    def __init__(self, client: JournalClient, reader: GroupReader[E], timeout: float | None) -> None:
-        super().__init__(client, reader, timeout)
-        self._group_reader = reader
+    def __init__(self, reader: GroupReader[E], timeout: float | None) -> None:
+        self._reader = reader
+        self._timeout = timeout
+
+    @property
+    def _inner(self) -> GroupReader[E]:
+        return self._reader
 
     def __enter__(self) -> Self:
-        run_blocking(self._group_reader.open())
+        self.open()
         return self
 
     def __exit__(
@@ -117,29 +125,20 @@ class SyncGroupReader(_SyncReading[E]):
     ) -> None:
         self.close(consumed=kind is None)
 
-    def close(self, *, consumed: bool = True) -> None:
-        run_blocking(self._group_reader.close(consumed=consumed))
 
-    @property
-    def is_finished(self) -> bool:
-        return self._group_reader.is_finished
-
-    def commit(self) -> StreamPosition:
-        return run_blocking(self._group_reader.commit())
-
-
-class SyncReaderGroup(Blocking):
+class SyncReaderGroup(ReaderGroupFace, Blocking):
     """`ReaderGroup` for code that blocks. Close it when its readers are closed."""
 
     def __init__(self, client: SyncJournalClient, stream: str, name: str) -> None:
         self._client = JournalClient.of(client.config)
         self._group = ReaderGroup(self._client, stream, name)
 
+    @property
+    def _inner(self) -> ReaderGroup:
+        return self._group
+
     def close(self) -> None:
         run_blocking(self._client.close())
-
-    def create(self, begin: Mapping[int, int] | None = None) -> bool:
-        return run_blocking(self._group.create(begin))
 
     def reader(
         self,
@@ -173,32 +172,36 @@ class SyncReaderGroup(Blocking):
             skip_truncated=skip_truncated,
             read_ahead=read_ahead,
         )
-        return SyncGroupReader(self._client, made, timeout)
-
-    def state(self) -> GroupState:
-        return run_blocking(self._group.state())
-
-    def begin_checkpoint(self, name: str) -> None:
-        run_blocking(self._group.begin_checkpoint(name))
+        return SyncGroupReader(made, timeout)
 
     def initiate_checkpoint(self, name: str, *, timeout: float | None = None) -> StreamPosition:
         """As `ReaderGroup.initiate_checkpoint`; raises TimeoutError after `timeout` seconds, and it goes on."""
         return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
 
-    def checkpoint(self, name: str | None = None) -> Checkpoint | None:
-        return run_blocking(self._group.checkpoint(name))
 
-    def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        run_blocking(self._group.reader_offline(reader, position))
+class SyncStateSynchronizer(StateSynchronizerFace[S, U], Blocking):
+    """`StateSynchronizer` for code that blocks. `update` calls its function on another thread than its caller's."""
 
-    def reset(self, begin: Mapping[int, int] | None = None) -> None:
-        run_blocking(self._group.reset(begin))
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        journal: str,
+        model: StateModel[S, U],
+        *,
+        snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
+        patience: float = DEFAULT_PATIENCE,
+    ) -> None:
+        self._client = JournalClient.of(client.config)
+        self._synchronizer = StateSynchronizer(
+            self._client, journal, model, snapshot_every=snapshot_every, patience=patience
+        )
 
-    def release(self, cut: Mapping[int, int]) -> None:
-        run_blocking(self._group.release(cut))
+    @property
+    def _inner(self) -> StateSynchronizer[S, U]:
+        return self._synchronizer
 
-    def released_cut(self) -> Mapping[int, int] | None:
-        return run_blocking(self._group.released_cut())
+    def close(self) -> None:
+        run_blocking(self._client.close())
 
 
 async def _bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:

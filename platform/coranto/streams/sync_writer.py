@@ -1,27 +1,26 @@
-"""Writing streams from code that blocks, such as scripts, Dagster assets and Spark tasks.
-
-`SyncStreamWriter` has the methods of `StreamWriter`, which see for what they mean and raise. It works on the event loop
-that all blocking clients of the process share.
-"""
+"""Write streams from code that blocks, such as scripts, Dagster assets and Spark tasks."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from coranto.client.client import JournalClient
-from coranto.client.loop import Blocking, run_blocking, shared_loop
+from coranto.client.handover import BoundedCalls
+from coranto.client.loop import Blocking, Face
 from coranto.client.sync import SyncJournalClient
 from coranto.streams.events import EventFormat
+from coranto.streams.generated.faces import (
+    MultiKeyTransactionFace,
+    MultiKeyWriterFace,
+    StreamWriterFace,
+    TransactionFace,
+)
 from coranto.streams.metrics import WriterMetrics
+from coranto.streams.multi import MAX_MULTI_KEY_BYTES, MultiKeyTransaction, MultiKeyWriter
 from coranto.streams.registers import Fence
-from coranto.streams.transactions import Transaction, TransactionState
-from coranto.streams.units import CommitResult, EventPosition
+from coranto.streams.transactions import Transaction
 from coranto.streams.writer import (
     CLOSE_SECONDS,
     DEFAULT_BATCH_BYTES,
@@ -40,7 +39,7 @@ MAX_PENDING_EVENTS: Final = 10_000
 """A call waits while as many events are not settled."""
 
 
-class SyncStreamWriter(Blocking, Generic[E]):
+class SyncStreamWriter(StreamWriterFace[E], Blocking):
     """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. May be used by several threads.
 
     Handing over an event waits for room only, not for the loop's thread.
@@ -75,40 +74,19 @@ class SyncStreamWriter(Blocking, Generic[E]):
             patience=patience,
             metrics=metrics,
         )
-        self._room = threading.Condition()
-        self._pending = 0
-        self._handed: deque[Callable[[], None]] = deque()
-        self._awake = False
+        self._calls = BoundedCalls(MAX_PENDING_EVENTS)
+
+    @property
+    def _inner(self) -> StreamWriter[E]:
+        return self._writer
 
     def __enter__(self) -> Self:
-        run_blocking(self._writer.open())
+        self.open()
         return self
 
     @property
     def metrics(self) -> WriterMetrics:
         return self._writer.metrics
-
-    def write_event(
-        self, key: str, event: E, *, sequence: int | None = None
-    ) -> concurrent.futures.Future[EventPosition]:
-        """As `StreamWriter.write_event`; what that raises is raised by the future, too."""
-        return self._hand(lambda: self._writer.write_event(key, event, sequence=sequence))
-
-    def write_events(
-        self,
-        key: str,
-        events: Sequence[E],
-        *,
-        sequence: int | None = None,
-        expected_offset: int | None = None,
-        fence: Fence | None = None,
-    ) -> concurrent.futures.Future[CommitResult]:
-        """As `StreamWriter.write_events`; what that raises is raised by the future, too."""
-        return self._hand(
-            lambda: self._writer.write_events(
-                key, events, sequence=sequence, expected_offset=expected_offset, fence=fence
-            )
-        )
 
     def transaction(
         self,
@@ -121,116 +99,109 @@ class SyncStreamWriter(Blocking, Generic[E]):
     ) -> SyncTransaction[E]:
         """A transaction: `with writer.transaction(key) as txn: txn.write(event)`."""
 
-        async def make() -> Transaction[E]:
-            return self._writer.transaction(
-                key, timeout=timeout, sequence=sequence, expected_offset=expected_offset, fence=fence
+        writer = self._writer
+        return SyncTransaction(
+            self._call(
+                lambda: writer.transaction(
+                    key, timeout=timeout, sequence=sequence, expected_offset=expected_offset, fence=fence
+                )
             )
-
-        return SyncTransaction(run_blocking(make()))
+        )
 
     def flush(self) -> None:
-        async def flush() -> None:
-            self._take_over()
-            await self._writer.flush()
-
-        run_blocking(flush())
-
-    def last_sequence(self, key: str) -> int:
-        return run_blocking(self._writer.last_sequence(key))
-
-    def raise_fence(self, key: str, name: str) -> Fence:
-        return run_blocking(self._writer.raise_fence(key, name))
+        """Return once everything that was written is durable; see `StreamWriter.flush`."""
+        self._run_after_calls(self._writer.flush)
 
     def note_time(self, time: float) -> None:
+        """Note the time of the events written so far, in seconds since the epoch; see `StreamWriter.note_time`."""
+
         async def note() -> None:
-            self._take_over()
             self._writer.note_time(time)
 
-        run_blocking(note())
+        self._run_after_calls(note)
 
     def close(self, deadline: float = CLOSE_SECONDS) -> None:
+        """Close the writer, giving what is under way `deadline` seconds; see `StreamWriter.close`."""
+
         async def close() -> None:
-            self._take_over()
             await self._writer.close(deadline)
             await self._client.close()
 
-        run_blocking(close())
-
-    # -- Handing over --------------------------------------------------------------------------------------------------
-
-    def _hand(self, write: Callable[[], asyncio.Future[T]]) -> concurrent.futures.Future[T]:
-        given: concurrent.futures.Future[T] = concurrent.futures.Future()
-        given.set_running_or_notify_cancel()  # What was given is not recalled by cancelling its future.
-
-        def begin() -> None:
-            try:
-                write().add_done_callback(settle)
-            except BaseException as error:  # noqa: BLE001 - it is the caller's, who waits in another thread
-                self._make_room()
-                given.set_exception(error)
-
-        def settle(done: asyncio.Future[T]) -> None:
-            self._make_room()
-            error = done.exception()
-            if error is not None:
-                given.set_exception(error)
-            else:
-                given.set_result(done.result())
-
-        with self._room:
-            while self._pending >= MAX_PENDING_EVENTS:
-                self._room.wait()
-            self._pending += 1
-            self._handed.append(begin)
-            wake, self._awake = not self._awake, True
-        if wake:
-            shared_loop().call(self._take_over)
-        return given
-
-    def _take_over(self) -> None:
-        with self._room:
-            handed, self._handed, self._awake = self._handed, deque(), False
-        for begin in handed:
-            begin()
-
-    def _make_room(self) -> None:
-        with self._room:
-            self._pending -= 1
-            self._room.notify()
+        self._run_after_calls(close)
 
 
-class SyncTransaction(Generic[E]):
-    """`Transaction` for code that blocks."""
+class _Scope(Face):
+    """A transaction's `with` block: commits when it is left, or aborts when it raises."""
 
-    def __init__(self, transaction: Transaction[E]) -> None:
-        self._transaction = transaction
+    @property
+    @abstractmethod
+    def _inner(self) -> Transaction[Any] | MultiKeyTransaction[Any]:
+        """The asynchronous transaction."""
 
     def __enter__(self) -> Self:
-        run_blocking(self._transaction.__aenter__())
+        self._run(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_blocking(self._transaction.__aexit__(kind, error, None))
+        self._run(self._inner.__aexit__(kind, error, None))
+
+
+class SyncTransaction(TransactionFace[E], _Scope):
+    """`Transaction` for code that blocks."""
+
+    def __init__(self, transaction: Transaction[E]) -> None:
+        self._transaction = transaction
 
     @property
-    def state(self) -> TransactionState:
-        return run_blocking(_call(lambda: self._transaction.state))
+    def _inner(self) -> Transaction[E]:
+        return self._transaction
+
+
+class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
+    """`MultiKeyWriter` for code that blocks: `with SyncMultiKeyWriter(client, "orders") as writer:`."""
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        stream: str,
+        *,
+        format: EventFormat[E] | None = None,
+        max_transaction_bytes: int = MAX_MULTI_KEY_BYTES,
+        patience: float = DEFAULT_PATIENCE,
+    ) -> None:
+        self._client = JournalClient.of(client.config)
+        self._writer: MultiKeyWriter[E] = MultiKeyWriter(
+            self._client, stream, format=format, max_transaction_bytes=max_transaction_bytes, patience=patience
+        )
 
     @property
-    def size(self) -> int:
-        return self._transaction.size
+    def _inner(self) -> MultiKeyWriter[E]:
+        return self._writer
 
-    def write(self, event: E) -> None:
-        run_blocking(_call(lambda: self._transaction.write(event)))
+    def __enter__(self) -> Self:
+        self.open()
+        return self
 
-    def commit(self) -> CommitResult:
-        return run_blocking(self._transaction.commit())
+    def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> SyncMultiKeyTransaction[E]:
+        """A transaction: `with writer.transaction() as txn: txn.write(key, event)`."""
+        return SyncMultiKeyTransaction(self._call(lambda: self._writer.transaction(timeout=timeout)))
 
-    def abort(self) -> None:
-        run_blocking(_call(self._transaction.abort))
+    def close(self) -> None:
+        async def close() -> None:
+            await self._writer.close()
+            await self._client.close()
+
+        self._run(close())
 
 
-async def _call(function: Callable[[], T]) -> T:
-    return function()
+class SyncMultiKeyTransaction(MultiKeyTransactionFace[E], _Scope):
+    """`MultiKeyTransaction` for code that blocks."""
+
+    def __init__(self, transaction: MultiKeyTransaction[E]) -> None:
+        self._transaction = transaction
+
+    @property
+    def _inner(self) -> MultiKeyTransaction[E]:
+        return self._transaction

@@ -25,6 +25,7 @@ from coranto_consumers.cli.loading import load_application
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.sync_client import SyncShardClient
 
 pytestmark = pytest.mark.integration
 
@@ -241,6 +242,12 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
                         await process.keyspace.wait_for_change(state)
                         state = process.keyspace.state
                 await shards.stat("local-000", {"numbers/part-000": head})
+
+            def list_blocking() -> list[str]:
+                with SyncShardClient(ClientConfig(process.endpoint)) as blocking:
+                    return [shard.spec.id for shard in blocking.list("id=local-000")]
+
+            assert await asyncio.to_thread(list_blocking) == ["local-000"]
             recovered = await run_here("shards", "recover", "local-000", "--dir", str(tmp_path / "files"))
             assert recovered.endswith(f"of recovery/local-000 into {tmp_path}/files\n")
             assert "123456" in (tmp_path / "files" / "state.json").read_text()

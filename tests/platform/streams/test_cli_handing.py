@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from coranto.cli.streams.handing import TOGETHER, Handing
+from coranto.cli.streams.handing import TOGETHER, EventFeed
 from coranto.client.loop import shared_loop
 from coranto.errors import CorantoError, InvalidInput
 from coranto.streams.units import EventPosition
@@ -44,12 +44,12 @@ class HeldWriter:
         self.open.clear()
 
 
-def handing(writer: HeldWriter, late: list[int]) -> Handing:
+def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
     def settle() -> None:
         late.append(1)
         shared_loop().call(writer.settle)
 
-    return Handing(cast("StreamWriter[Any]", writer), patience=0.02, late=settle)
+    return EventFeed(cast("StreamWriter[Any]", writer), patience=0.02, late=settle)
 
 
 def test_what_is_under_way_is_bounded_and_waiting_is_told() -> None:

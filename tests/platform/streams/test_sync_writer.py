@@ -11,7 +11,7 @@ import pytest
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
 from coranto.errors import InvalidInput, PreconditionFailed, TransactionStateError, WriterClosed
-from coranto.streams import Streams, SyncStreamWriter, TransactionState, default_template
+from coranto.streams import Streams, SyncMultiKeyWriter, SyncStreamWriter, TransactionState, default_template
 from coranto.streams.sync_reader import SyncStreamReader
 from coranto.testing import SyncCluster
 
@@ -76,3 +76,20 @@ def test_what_is_refused_is_raised_where_it_was_asked_for(client: SyncJournalCli
         assert writer.metrics.registry.get_sample_value("coranto_stream_transactions_open") == 0
     assert isinstance(writer.write_event("key", {}).exception(), WriterClosed)
     assert [event["n"] for event in read(client)] == [2]
+
+
+def test_a_transaction_on_several_keys_commits_or_leaves_nothing(client: SyncJournalClient) -> None:
+    with SyncMultiKeyWriter[Any](client, "s") as writer:
+        with writer.transaction() as txn:
+            txn.write("a", {"n": 1})
+            txn.write("b", {"n": 2})
+        assert txn.state is TransactionState.COMMITTED
+
+        def fail_within() -> None:
+            with writer.transaction() as txn:
+                txn.write("a", {"n": 3})
+                raise LookupError("the application fails")
+
+        with pytest.raises(LookupError):
+            fail_within()
+    assert sorted(event["n"] for event in read(client)) == [1, 2]

@@ -1,4 +1,4 @@
-"""Handing events from a command's own thread, which waits for input, to a stream's writer on its event loop.
+"""Feed events from a command's own thread, which waits for input, to a stream's writer on the event loop.
 
 An event costs a place in a queue, not a future that threads share: bulk input is written at nearly the writer's speed.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 import threading
 from asyncio import Future
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from coranto.client.loop import shared_loop
+from coranto.client.handover import CallQueue
 from coranto.errors import InvalidInput
 from coranto.streams.units import EventPosition
 from coranto.streams.writer import StreamWriter
@@ -21,8 +20,8 @@ TOGETHER: Final = 4096
 """Events that are under way at once."""
 
 
-class Handing:
-    """Hands events over, and counts those that become durable. `add` and `finish` are for one thread.
+class EventFeed:
+    """Feeds events to a writer, and counts those that become durable. `add` and `finish` are for one thread.
 
     `late` is called, once for each wait, when for `patience` seconds no event became durable that is waited for.
     """
@@ -34,21 +33,17 @@ class Handing:
         self._writer = writer
         self._patience = patience
         self._late = late
-        self._handed: deque[tuple[int, str, Any, int | None]] = deque()
-        self._awake = False  # Whether the loop will look at what was handed.
+        self._calls = CallQueue()
         self._settled = 0
         self._failure: tuple[int, BaseException] | None = None
         self._change = threading.Condition()
         self._awaited = False
 
     def add(self, key: str, event: Any, sequence: int | None) -> None:
-        """Hand an event over, once there is room. Raises what an earlier one failed with."""
+        """Feed an event, once there is room. Raises what an earlier one failed with."""
         self._check()
         self.given += 1
-        self._handed.append((self.given, key, event, sequence))
-        if not self._awake:
-            self._awake = True
-            shared_loop().call(self._take_over)
+        self._calls.put(functools.partial(self._write, self.given, key, event, sequence))
         if self.given - self._settled >= TOGETHER:
             self._await(TOGETHER // 2)
 
@@ -78,16 +73,13 @@ class Handing:
 
     # -- On the loop ---------------------------------------------------------------------------------------------------
 
-    def _take_over(self) -> None:
-        self._awake = False  # First: what is handed behind our back then wakes us again.
-        while self._handed:
-            number, key, event, sequence = self._handed.popleft()
-            try:
-                done = self._writer.write_event(key, event, sequence=sequence)
-            except Exception as error:  # noqa: BLE001 - it is raised in the other thread
-                self._fail(number, error)
-            else:
-                done.add_done_callback(functools.partial(self._settle, number))
+    def _write(self, number: int, key: str, event: Any, sequence: int | None) -> None:
+        try:
+            done = self._writer.write_event(key, event, sequence=sequence)
+        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+            self._fail(number, error)
+        else:
+            done.add_done_callback(functools.partial(self._settle, number))
 
     def _settle(self, number: int, done: Future[EventPosition]) -> None:
         error = done.exception()

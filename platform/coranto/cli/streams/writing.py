@@ -17,7 +17,7 @@ import typer
 from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
 from coranto.cli.output import note
-from coranto.cli.streams.handing import Handing
+from coranto.cli.streams.handing import EventFeed
 from coranto.client import JournalClient
 from coranto.client.loop import shared_loop
 from coranto.errors import CommitUnknown, InvalidInput, WriterExpired
@@ -84,7 +84,7 @@ def write(
         with SyncStreams(client) as streams:
             format: Any = format_of(streams.describe(name).content_type)
         parse = _parser(key, key_field, is_json=isinstance(format, JsonEvents))
-        handing: Handing | None = None
+        handing: EventFeed | None = None
         try:
             with _opened(file) as source, progress(f"Writing to {name}", unit="events") as report:
                 pairs = (
@@ -98,7 +98,7 @@ def write(
                 else:
                     own = JournalClient.of(client.config)
                     writer: StreamWriter[Any] = StreamWriter(own, name, format=format, writer_id=writer_id, fresh=fresh)
-                    handing = Handing(writer, patience=PATIENCE, late=lambda: _say_late(name, report))
+                    handing = EventFeed(writer, patience=PATIENCE, late=lambda: _say_late(name, report))
                     told = _write(own, writer, pairs, handing, report, numbered=writer_id is not None)
         except BaseException:
             if handing is not None and handing.given:
@@ -150,7 +150,7 @@ def _write(
     client: JournalClient,
     writer: StreamWriter[Any],
     pairs: Iterable[tuple[str, Any]],
-    handing: Handing,
+    handing: EventFeed,
     report: ProgressReport,
     *,
     numbered: bool,

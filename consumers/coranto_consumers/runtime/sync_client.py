@@ -1,0 +1,24 @@
+"""A client of `consumer.Shard` for code that blocks, such as Dagster assets and scripts."""
+
+from __future__ import annotations
+
+from coranto.client import ClientConfig
+from coranto.client.loop import Blocking
+from coranto_consumers.runtime.client import ShardClient
+from coranto_consumers.runtime.generated.faces import ShardClientFace
+
+
+class SyncShardClient(ShardClientFace, Blocking):
+    """`ShardClient` for code that blocks: `with SyncShardClient(config) as client:`."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._client = ShardClient(config)
+
+    @property
+    def _inner(self) -> ShardClient:
+        return self._client
+
+    def close(self) -> None:
+        """Close the connections. Using the client again connects anew."""
+        self._run(self._client.close())

@@ -1,0 +1,182 @@
+"""Hand work and results between threads that block and the event loop that serves them.
+
+`CallQueue` carries calls to the loop: one wake-up serves all calls that queue meanwhile. `BoundedCalls` also returns
+futures and bounds what is under way. `ReadAhead` carries chunks from the loop to the thread that iterates over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from coranto.client.loop import Face, LoopThread, shared_loop
+from coranto.client.values import Chunk
+from coranto.errors import CorantoError, Unavailable
+
+T = TypeVar("T")
+
+READ_AHEAD_BYTES = 8 << 20
+
+
+class CallQueue:
+    """Calls from any thread to the loop, in order. `put` never waits."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], object]] = deque()
+        self._awake = False  # Whether the loop will look at the queue.
+
+    def put(self, call: Callable[[], object]) -> None:
+        """Queue a call. It must not raise."""
+        self._calls.append(call)
+        if not self._awake:
+            self._awake = True
+            shared_loop().call(self.run)
+
+    def run(self) -> None:
+        """Make all calls that are queued. For the loop's thread."""
+        self._awake = False  # Before the first call, so that a call queued from now on wakes the loop again.
+        while self._calls:
+            self._calls.popleft()()
+
+
+class BoundedCalls(CallQueue):
+    """Calls whose results take time. At most `capacity` units of weight are under way, but one call always may be."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+        self._room = threading.Condition()
+        self._pending = 0
+
+    def hand(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
+        """Queue a call, waiting while too much is under way, and return a future of its result.
+
+        Cancelling that future does not recall the call. What the call raises, the future raises.
+        """
+        given: concurrent.futures.Future[T] = concurrent.futures.Future()
+        given.set_running_or_notify_cancel()
+        with self._room:
+            while self._pending and self._pending + weight > self._capacity:
+                self._room.wait()
+            self._pending += weight
+        self.put(functools.partial(self._begin, call, weight, given))
+        return given
+
+    def _begin(self, call: Callable[[], asyncio.Future[T]], weight: int, given: concurrent.futures.Future[T]) -> None:
+        try:
+            call().add_done_callback(functools.partial(self._settle, weight, given))
+        except BaseException as error:  # noqa: BLE001 - the thread that waits for the future gets it
+            self._make_room(weight)
+            given.set_exception(error)
+
+    def _settle(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
+        self._make_room(weight)
+        if done.cancelled():
+            given.set_exception(concurrent.futures.CancelledError())
+        elif error := done.exception():
+            given.set_exception(error)
+        else:
+            given.set_result(done.result())
+
+    def _make_room(self, weight: int) -> None:
+        with self._room:
+            self._pending -= weight
+            self._room.notify_all()
+
+
+class HandingFace(Face):
+    """Base of generated faces that return futures: their calls are handed to the loop in order."""
+
+    _calls: BoundedCalls
+
+    def _hand(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
+        return self._calls.hand(call, weight)
+
+    def _run_after_calls(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run work that has to see all calls handed before."""
+
+        async def run() -> None:
+            self._calls.run()
+            await work()
+
+        self._run(run())
+
+
+class ReadAhead:
+    """Chunks from the loop to the thread that iterates, at most about READ_AHEAD_BYTES of them.
+
+    The thread takes all that is there at once, so that many chunks share the cost of waking it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ready = threading.Condition()
+        self._chunks: deque[Chunk] = deque()
+        self._bytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._room = asyncio.Event()
+        self._waits_for_room = False
+
+    async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
+        """Put all chunks, waiting while there is no room. What ends them, `take` raises."""
+        error: BaseException | None = None
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    await self._put(chunk)
+        except CorantoError as caught:
+            error = caught
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            with self._ready:
+                self._error, self._ended = error, True
+                self._ready.notify()
+
+    async def _put(self, chunk: Chunk) -> None:
+        with self._ready:
+            self._chunks.append(chunk)
+            self._bytes += len(chunk.content)
+            self._ready.notify()
+            full = self._waits_for_room = self._bytes >= READ_AHEAD_BYTES
+            self._room.clear()
+        if full:
+            await self._room.wait()
+
+    def take(self, timeout: float | None) -> deque[Chunk]:
+        """All chunks that are there, waiting for one; none at the end. Raises TimeoutError, and what ended the read."""
+        with self._ready:
+            if not self._ready.wait_for(lambda: self._chunks or self._ended, timeout):
+                raise TimeoutError
+            taken, self._chunks, self._bytes = self._chunks, deque(), 0
+            if self._waits_for_room:
+                self._waits_for_room = False
+                self._loop.call_soon_threadsafe(self._room.set)
+            if not taken and self._error is not None:
+                raise self._error
+            return taken
+
+
+def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, timeout: float | None) -> Iterator[Chunk]:
+    """Iterate over chunks that the loop reads. Raises Unavailable when none comes within `timeout` seconds."""
+    ahead = loop.run(_made())
+    filling = loop.submit(ahead.fill(chunks))
+    try:
+        while taken := ahead.take(timeout):
+            yield from taken
+    except TimeoutError as error:
+        raise Unavailable(f"{subject}: nothing came within {timeout} s") from error
+    finally:
+        filling.cancel()
+
+
+async def _made() -> ReadAhead:
+    return ReadAhead(asyncio.get_running_loop())

@@ -1,0 +1,98 @@
+"""Every public asynchronous class has a blocking form, with the same methods and parameters."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import coranto.client
+import coranto.streams
+import coranto.testing
+from coranto_consumers.runtime.sync_client import SyncShardClient
+
+TOOL = Path(__file__).parents[2] / "tools" / "generate_blocking.py"
+PUBLIC = (coranto.client, coranto.streams, coranto.testing)
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_blocking", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+FACES = [face for faces in tool.FACES.values() for face in faces]
+BLOCKING = {name: getattr(module, name) for module in PUBLIC for name in module.__all__ if name.startswith("Sync")}
+BLOCKING["SyncShardClient"] = SyncShardClient
+DIFFERENCES = {
+    ("Cluster", "client"): {"name"},  # Blocking clients are told apart by their connections.
+    ("ReaderGroup", "reader"): {"miss_after"},  # `timeout` bounds the wait for each event.
+    ("ReaderGroup", "initiate_checkpoint"): {"timeout"},
+}
+"""Parameters that only one of the two forms has."""
+
+
+def asynchronous(name: str) -> type:
+    (face,) = (each for each in FACES if each.name == name)
+    found: type = getattr(importlib.import_module(face.module), name)
+    return found
+
+
+def is_asynchronous(member: Any) -> bool:
+    return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+
+
+def test_every_public_asynchronous_class_has_a_face() -> None:
+    public = {
+        name
+        for module in PUBLIC
+        for name in module.__all__
+        if inspect.isclass(found := getattr(module, name))
+        and any(is_asynchronous(member) for key, member in vars(found).items() if not key.startswith("_"))
+    }
+    assert public <= {face.name for face in FACES}
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.name)
+def test_a_blocking_class_has_every_method_with_the_same_parameters(face: Any) -> None:
+    blocking = BLOCKING[f"Sync{face.name}"]
+    for name, member in vars(asynchronous(face.name)).items():
+        if name.startswith("_") or face.without.get(name, tool.BY_HAND) != tool.BY_HAND:
+            continue
+        assert hasattr(blocking, name), f"{blocking.__name__} has no {name}"
+        if not inspect.isfunction(member):
+            continue
+        wanted = inspect.signature(member).parameters.keys()
+        present = inspect.signature(getattr(blocking, name)).parameters.keys()
+        assert present ^ wanted == DIFFERENCES.get((face.name, name), set()), name
+
+
+def test_the_generated_faces_are_current(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
+    assert tool.main() == 0, capsys.readouterr().err
+
+
+def test_the_check_finds_a_face_that_is_stale(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    less = tool.Face("coranto.client.appender", "Appender", {"begin": tool.INTERNAL, "abort": tool.INTERNAL})
+    monkeypatch.setattr(tool, "FACES", {"coranto.client.generated.faces": (less,)})
+    monkeypatch.setattr(sys, "argv", ["generate_blocking.py", "--check"])
+    assert tool.main() == 1
+    assert "make faces" in capsys.readouterr().err
+
+
+def test_a_face_that_leaves_out_what_there_is_not_is_refused() -> None:
+    with pytest.raises(SystemExit, match="Appender has no commits"):
+        tool.generated_class(tool.Face("coranto.client.appender", "Appender", {"commits": tool.INTERNAL}))

@@ -1,0 +1,335 @@
+"""Generate the blocking faces of asynchronous classes, or with `--check` say whether they are current.
+
+A face is an abstract class with one blocking method for each public method of the asynchronous class: same name,
+parameters, defaults and first paragraph of documentation. A hand-written subclass says how a face is built, and has
+what cannot be derived. Methods that a face leaves out are named in `FACES` with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_ROOTS = ("platform", "consumers")
+LOOP = "coranto.client.loop"
+HANDOVER = "coranto.client.handover"
+DOCUMENTATION_WIDTH = 104
+INTERNAL = "for other modules of this package"
+BY_HAND = "the subclass has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """One asynchronous class, and the methods of it that its face leaves out, with the reason for each."""
+
+    module: str
+    name: str
+    without: Mapping[str, str] = field(default_factory=dict)
+
+
+FACES: Mapping[str, tuple[Face, ...]] = {
+    "coranto.client.generated.faces": (
+        Face(
+            "coranto.client.client",
+            "JournalClient",
+            {
+                "append": BY_HAND,
+                "appender": BY_HAND,
+                "close": BY_HAND,
+                "of": BY_HAND,
+                "prepare": INTERNAL,
+                "read": BY_HAND,
+            },
+        ),
+        Face("coranto.client.appender", "Appender", {"begin": INTERNAL}),
+        Face(
+            "coranto.client.append_service",
+            "AppendService",
+            {"append": BY_HAND, "append_nowait": "`append` blocks", "flush": BY_HAND, "cancel": BY_HAND},
+        ),
+    ),
+    "coranto.streams.generated.faces": (
+        Face("coranto.streams.lifecycle", "Streams", {"ensure_part": INTERNAL}),
+        Face(
+            "coranto.streams.writer",
+            "StreamWriter",
+            {
+                "commit": INTERNAL,
+                "close": BY_HAND,
+                "drain": "callers that block are held up by each write",
+                "encode": INTERNAL,
+                "ended": INTERNAL,
+                "flush": BY_HAND,
+                "note_time": BY_HAND,
+                "now": INTERNAL,
+                "opened": INTERNAL,
+                "place": INTERNAL,
+                "transaction": BY_HAND,
+            },
+        ),
+        Face("coranto.streams.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}),
+        Face(
+            "coranto.streams.multi",
+            "MultiKeyWriter",
+            {"close": BY_HAND, "commit": INTERNAL, "encode": INTERNAL, "transaction": BY_HAND},
+        ),
+        Face("coranto.streams.multi", "MultiKeyTransaction"),
+        Face(
+            "coranto.streams.reader",
+            "StreamReader",
+            {"close": BY_HAND, "next_transaction": BY_HAND, "transactions": BY_HAND},
+        ),
+        Face(
+            "coranto.streams.group_reader",
+            "GroupReader",
+            {"next_transaction": BY_HAND, "transactions": BY_HAND},
+        ),
+        Face("coranto.streams.groups", "ReaderGroup", {"initiate_checkpoint": BY_HAND, "reader": BY_HAND}),
+        Face("coranto.streams.state", "StateSynchronizer"),
+    ),
+    "coranto.testing.generated.faces": (
+        Face("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
+    ),
+    "coranto_consumers.runtime.generated.faces": (
+        Face("coranto_consumers.runtime.client", "ShardClient", {"close": BY_HAND}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A public method or property of a class."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def is_property(self) -> bool:
+        return any(isinstance(each, ast.Name) and each.id == "property" for each in self.node.decorator_list)
+
+    @property
+    def returns(self) -> str:
+        assert self.node.returns is not None, f"{self.name} has no return type"
+        return ast.unparse(self.node.returns)
+
+
+def path_of(module: str) -> Path:
+    """The file of a module. Raises SystemExit when there is none."""
+    for root in SOURCE_ROOTS:
+        path = ROOT / root / f"{module.replace('.', '/')}.py"
+        if path.exists():
+            return path
+    raise SystemExit(f"module {module} has no file below {', '.join(SOURCE_ROOTS)}; correct FACES")
+
+
+def class_of(face: Face) -> tuple[ast.Module, ast.ClassDef]:
+    """The syntax of a face's asynchronous class, and of its module."""
+    tree = ast.parse(path_of(face.module).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == face.name:
+            return tree, node
+    raise SystemExit(f"{face.module} has no class {face.name}; correct FACES")
+
+
+def methods_of(node: ast.ClassDef) -> Iterator[Method]:
+    """Public methods, in their order."""
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
+            yield Method(each)
+
+
+def variables_of(node: ast.ClassDef) -> list[str]:
+    """Type variables of a generic class."""
+    for base in node.bases:
+        if isinstance(base, ast.Subscript) and ast.unparse(base.value) == "Generic":
+            inner = base.slice
+            return [ast.unparse(each) for each in (inner.elts if isinstance(inner, ast.Tuple) else [inner])]
+    return []
+
+
+def documentation(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The first paragraph of a docstring, as lines of a docstring; none where there is none."""
+    text = ast.get_docstring(node)
+    if not text:
+        return []
+    lines = textwrap.wrap(text.split("\n\n")[0], DOCUMENTATION_WIDTH)
+    return [f'"""{lines[0]}"""'] if len(lines) == 1 else [f'"""{lines[0]}', *lines[1:], '"""']
+
+
+def call_of(method: Method) -> str:
+    """The call of a method with the parameters it was given."""
+    arguments = method.node.args
+    given = [each.arg for each in (*arguments.posonlyargs, *arguments.args)[1:]]
+    if arguments.vararg is not None:
+        given.append(f"*{arguments.vararg.arg}")
+    given += [f"{each.arg}={each.arg}" for each in arguments.kwonlyargs]
+    return f"self._inner.{method.name}({', '.join(given)})"
+
+
+def generated_method(method: Method) -> list[str]:
+    """The lines of a blocking method."""
+    node, returns, call = method.node, method.returns, call_of(method)
+    body = documentation(node)
+    head: list[str] = []
+    inner = returns[returns.find("[") + 1 : -1]
+    if method.is_property:
+        head.append("@property")
+        body.append(f"return self._call(lambda: self._inner.{method.name})")
+    elif returns.startswith(("AsyncGenerator[", "AsyncIterator[")):
+        returns = f"Iterator[{inner}]"
+        body.append(f"return self._iterate(lambda: {call})")
+    elif _hands(method):
+        returns = f"concurrent.futures.Future[{inner}]"
+        body.append(f"return self._hand(lambda: {call})")
+    elif isinstance(node, ast.AsyncFunctionDef):
+        body.append(f"return self._run({call})")
+    else:
+        body.append(f"return self._call(lambda: {call})")
+    if returns == "None":
+        body[-1] = body[-1].removeprefix("return ")
+    head.append(f"def {method.name}({ast.unparse(node.args)}) -> {returns}:")
+    return [*head, *(f"    {line}" for line in body)]
+
+
+def _hands(method: Method) -> bool:
+    return method.returns.startswith("asyncio.Future[")
+
+
+def generated_class(face: Face) -> list[str]:
+    """The lines of a face."""
+    _, node = class_of(face)
+    variables = variables_of(node)
+    own = f"{face.name}[{', '.join(variables)}]" if variables else face.name
+    base = (
+        "HandingFace"
+        if any(_hands(method) for method in methods_of(node) if method.name not in face.without)
+        else "Face"
+    )
+    bases = f"{base}, Generic[{', '.join(variables)}]" if variables else base
+    lines = [
+        f"class {face.name}Face({bases}):",
+        f'    """Blocking forms of the methods of `{face.name}`; it says what each one guarantees and raises."""',
+        "",
+        "    @property",
+        "    @abstractmethod",
+        f"    def _inner(self) -> {own}:",
+        '        """The asynchronous object. Use it on the loop only."""',
+    ]
+    names = {method.name for method in methods_of(node)}
+    if stale := sorted(set(face.without) - names):
+        raise SystemExit(f"{face.name} has no {', '.join(stale)}; correct FACES")
+    for method in methods_of(node):
+        if method.name not in face.without:
+            lines += ["", *(f"    {line}" for line in generated_method(method))]
+    return lines
+
+
+def names_in(lines: Iterable[str]) -> set[str]:
+    """All names that generated code uses."""
+    tree = ast.parse("\n".join(lines))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def imports_of(face: Face, used: set[str]) -> tuple[set[str], set[str]]:
+    """Import statements for the used names of a face's module, and the type variables among them."""
+    tree, _ = class_of(face)
+    found: set[str] = set()
+    variables: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            for alias in node.names:
+                name = alias.asname or alias.name
+                if name in used:
+                    found.add(f"from {node.module} import {alias.name}" + (f" as {name}" if alias.asname else ""))
+        elif isinstance(node, ast.Import):
+            found |= {f"import {alias.name}" for alias in node.names if alias.name.split(".")[0] in used}
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.ClassDef):
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            name = node.name if isinstance(node, ast.ClassDef) else getattr(target, "id", "")
+            if name not in used:
+                continue
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar("):
+                variables.add(f"{name} = {ast.unparse(node.value)}")
+            else:
+                found.add(f"from {face.module} import {name}")
+    return found, variables
+
+
+def generated_module(faces: Iterable[Face]) -> str:
+    """The text of a module of faces, not formatted yet."""
+    body: list[str] = []
+    imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import HandingFace"}
+    variables: set[str] = set()
+    for face in faces:
+        lines = generated_class(face)
+        used = names_in(lines)
+        if "asyncio" in used:
+            used.discard("asyncio")
+        found, declared = imports_of(face, used)
+        imports |= found
+        variables |= declared
+        imports |= {f"from {origin} import {name}" for origin, name in _STANDARD if name in used}
+        if "concurrent" in used:
+            imports.add("import concurrent.futures")
+        body += ["", "", *lines]
+    if variables:
+        imports.add("from typing import TypeVar")
+    head = [
+        '"""Blocking faces of asynchronous classes. Generated by `tools/generate_blocking.py`; do not edit."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        *sorted(imports),
+        "",
+        *sorted(variables),
+    ]
+    return "\n".join([*head, *body, ""])
+
+
+_STANDARD = (("collections.abc", "Iterator"), ("typing", "Generic"))
+
+
+def formatted(text: str, path: Path) -> str:
+    """The text as the project's formatter leaves it."""
+    for arguments in (["check", "--fix-only", "--select=I,F401", "--quiet"], ["format", "--quiet"]):
+        command = [str(Path(sys.executable).parent / "ruff"), *arguments, f"--stdin-filename={path}", "-"]
+        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the committed faces, change nothing")
+    check = parser.parse_args().check
+    stale = []
+    for module, faces in FACES.items():
+        package = next(ROOT / root for root in SOURCE_ROOTS if (ROOT / root / module.split(".")[0]).is_dir())
+        path = package / f"{module.replace('.', '/')}.py"
+        fresh = formatted(generated_module(faces), path)
+        if check:
+            if not path.exists() or path.read_text() != fresh:
+                stale.append(str(path.relative_to(ROOT)))
+            continue
+        path.parent.mkdir(exist_ok=True)
+        init = path.parent / "__init__.py"
+        init.write_text('"""Generated code; see `tools/generate_blocking.py`."""\n')
+        path.write_text(fresh)
+        print(f"wrote {path.relative_to(ROOT)}")
+    if stale:
+        print(f"blocking faces are not current: {', '.join(stale)}; run `make faces`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
