@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.links import Link, Proxy
 from coranto.testing.faults.workload import Workload
+from coranto.testing.laboratory.processes import until
 
 
 class Echo:

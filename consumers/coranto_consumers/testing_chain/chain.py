@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from coranto.errors import Unavailable
 from coranto.messages import JsonLines
 from coranto.specs import ANY_REVISION
 from coranto.testing.applying import apply_specs
+from coranto.testing.laboratory.processes import CORANTO, SECONDS, ProcessSlot, broker_command, until
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.client import ShardClient
@@ -32,7 +32,6 @@ from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.testing import PostgresServer
 from coranto_consumers.testing_chain.applications import STORE_VARIABLE
 from coranto_consumers.testing_chain.model import ALERTS, STAGES, Expected, Stage, journal_specs
-from coranto_consumers.testing_chain.processes import CORANTO, SECONDS, Place, until
 from coranto_consumers.testing_chain.publishing import StreamPublisher
 
 PREFIX = "/gazette/cluster"
@@ -63,7 +62,7 @@ class Consumer:
 
     stage: Stage
     keyspace: KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
-    members: list[Place] = field(default_factory=list)
+    members: list[ProcessSlot] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     """Why shards were FAILED, at any time."""
 
@@ -117,7 +116,7 @@ class Chain:
     def __init__(self, folder: Path, options: ChainOptions) -> None:
         self.folder = folder.absolute()
         self.options = options
-        self.brokers: list[Place] = []
+        self.brokers: list[ProcessSlot] = []
         self.consumers: list[Consumer] = []
         self.publishers: list[StreamPublisher] = []
         self.alerts: list[dict[str, Any]] = []
@@ -150,7 +149,7 @@ class Chain:
         return self.folder / "fragments"
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ProcessSlot]:
         return [*self.brokers, *(member for consumer in self.consumers for member in consumer.members)]
 
     @property
@@ -265,19 +264,22 @@ class Chain:
         self._exits.push_async_callback(asyncio.to_thread, server.__exit__, None, None, None)
         self.store_url = await asyncio.to_thread(server.new_database)
 
-    def _broker(self, number: int) -> Place:
+    def _broker(self, number: int) -> ProcessSlot:
         name, port = f"broker-{number}", self._ports[number]
 
         def command(_: int) -> list[str]:
-            return [
-                *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
-                *("--etcd", self._etcd.endpoint, "--etcd-prefix", PREFIX),
-                *("--host", "127.0.0.1", "--port", str(port), "--zone", ZONES[number % len(ZONES)], "--id", name),
-                *("--data-dir", str(self.folder / name), "--file-root", str(self.file_root)),
-                *("--lease-seconds", f"{self.options.lease_seconds:g}", "--log-level", "info"),
-            ]
+            return broker_command(
+                etcd=self._etcd.endpoint,
+                prefix=PREFIX,
+                port=port,
+                zone=ZONES[number % len(ZONES)],
+                id=name,
+                data_dir=self.folder / name,
+                file_root=self.file_root,
+                lease_seconds=self.options.lease_seconds,
+            )
 
-        return Place(name, self.folder, dict, command, lambda _: asyncio.to_thread(serves, f"127.0.0.1:{port}"))
+        return ProcessSlot(name, self.folder, dict, command, lambda _: asyncio.to_thread(serves, f"127.0.0.1:{port}"))
 
     async def _create_journals(self) -> None:
         specs = journal_specs(self.options.replication)
@@ -303,7 +305,7 @@ class Chain:
     def _environment(self) -> dict[str, str]:
         return {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root)}
 
-    def _member(self, consumer: Consumer, number: int) -> Place:
+    def _member(self, consumer: Consumer, number: int) -> ProcessSlot:
         stage = consumer.stage
 
         def command(incarnation: int) -> list[str]:
@@ -320,7 +322,7 @@ class Chain:
             return consumer.knows(number, incarnation)
 
         (self.folder / "play").mkdir(exist_ok=True)
-        return Place(f"{stage.name}-{number}", self.folder, self._environment, command, joined)
+        return ProcessSlot(f"{stage.name}-{number}", self.folder, self._environment, command, joined)
 
     async def _apply(self, consumer: Consumer) -> None:
         changes = [pc.ApplyRequest.Change(upsert=s, expect_mod_revision=ANY_REVISION) for s in consumer.stage.specs()]

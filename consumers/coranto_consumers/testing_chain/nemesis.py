@@ -10,8 +10,8 @@ from typing import Final
 
 import structlog
 
+from coranto.testing.laboratory.processes import ProcessSlot
 from coranto_consumers.testing_chain.chain import Chain, Consumer
-from coranto_consumers.testing_chain.processes import Place
 
 _log = structlog.get_logger(__name__)
 
@@ -166,7 +166,7 @@ class Nemesis:
                     await asyncio.sleep(rng.uniform(0, _PAUSE_SECONDS))
 
 
-def primary_of(consumer: Consumer, shard: str) -> Place | None:
+def primary_of(consumer: Consumer, shard: str) -> ProcessSlot | None:
     """The member that has a shard, by what etcd knows; None when it is one that is gone."""
     for each in consumer.keyspace.state.assignments(shard)[:1]:
         for number, place in enumerate(consumer.members):
@@ -175,13 +175,13 @@ def primary_of(consumer: Consumer, shard: str) -> Place | None:
     return None
 
 
-def a_member(chain: Chain, rng: random.Random) -> Place:
+def a_member(chain: Chain, rng: random.Random) -> ProcessSlot:
     """A member of a consumer that the other hand has not in its grip."""
     members = [member for consumer in chain.consumers for member in consumer.members]
     return rng.choice([member for member in members if not member.is_harmed])
 
 
-async def _pause(chain: Chain, place: Place) -> None:
+async def _pause(chain: Chain, place: ProcessSlot) -> None:
     consumer = next(each for each in chain.consumers if place in each.members)
     number = consumer.members.index(place)
     # One that has just been started again is no zombie when it goes on.
@@ -198,7 +198,7 @@ async def _pause(chain: Chain, place: Place) -> None:
     await place.start()
 
 
-async def _restart(places: Sequence[Place]) -> None:
+async def _restart(places: Sequence[ProcessSlot]) -> None:
     """Kill processes at once, and start them again."""
     for place in places:
         place.is_harmed = True

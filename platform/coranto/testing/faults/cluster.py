@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,29 +12,19 @@ from types import TracebackType
 
 from coranto.cluster.brokers import serves
 from coranto.cluster.etcd_server import EtcdServer
-from coranto.cluster.processes import ChildProcess, free_port
+from coranto.cluster.processes import free_port
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import ClusterError
 from coranto.testing.faults.links import Link, Proxy
+from coranto.testing.laboratory.processes import ProcessSlot, broker_command, until
 from coranto.wire import protocol_pb2 as pb
 
 PREFIX = "/gazette/cluster"
 CLIENTS = "clients"
-_SECONDS = 180.0
 _STARTS = 5
-
-
-async def until(condition: Callable[[], bool], what: str, seconds: float = _SECONDS) -> None:
-    """Return once the condition holds. Raises ClusterError, which says what was waited for."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not condition():
-        if loop.time() > end:
-            raise ClusterError(f"after {seconds:g} s still not so: {what}")
-        await asyncio.sleep(0.02)
 
 
 class Broker:
@@ -55,10 +43,16 @@ class Broker:
         self._folder = cluster.folder / self.name
         self._port = free_port(taken=cluster.ports)
         cluster.ports.add(self._port)
-        self._process: ChildProcess | None = None
         self._to_me = Proxy(self._port, cluster.link_to(self.name), cluster.sockets / self.name)
         self.to_etcd = Link()
         self._etcd = Proxy(cluster.etcd_port, lambda _: self.to_etcd)
+        self._slot = ProcessSlot(
+            self.name,
+            cluster.folder,
+            lambda: cluster.environment,
+            self._command,
+            lambda _: asyncio.to_thread(serves, self.own_endpoint),
+        )
 
     @property
     def endpoint(self) -> str:
@@ -72,11 +66,11 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
+        return self._slot.pid
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.alive
+        return self._slot.is_running
 
     @property
     def is_member(self) -> bool:
@@ -95,23 +89,13 @@ class Broker:
             await self._etcd.start()
         for _ in range(_STARTS):
             if not self.is_running:
-                self._process = ChildProcess(
-                    self.name,
-                    self._command(),
-                    log=self._cluster.folder / "logs" / f"{self.name}.log",
-                    cwd=self._cluster.folder,
-                    environment=self._cluster.environment,
-                )
-            while self.is_running:
-                if await asyncio.to_thread(serves, self.own_endpoint):
-                    break
-                await asyncio.sleep(0.02)
+                self._slot.spawn()
+            await self._slot.serving()
             await until(lambda: self.is_member or not self.is_running, f"{self.name} is a member")
             if self.is_running:
                 return
             # On a machine that stands still its lease may run out as it starts.
-        assert self._process is not None
-        raise self._process.failure()
+        raise ClusterError(f"{self.name} ended {_STARTS} times before it was a member:\n{self.last_words()}")
 
     async def seize(self) -> None:
         """Nobody starts it again from now on, and nobody is about to."""
@@ -121,22 +105,23 @@ class Broker:
     async def kill(self) -> None:
         """SIGKILL."""
         await self.seize()
-        await self._end(signal.SIGKILL)
+        async with self._changing:
+            await self._slot.kill()
 
     async def stop(self) -> None:
         """SIGTERM, and return once it has left. It stays away."""
         async with self._changing:
             self.is_wanted = False
-        await self._end(signal.SIGTERM)
+            await self._slot.stop()
 
     async def pause(self) -> None:
         """SIGSTOP."""
         await self.seize()
-        self._signal(signal.SIGSTOP)
+        self._slot.pause()
 
     def resume(self) -> None:
         """SIGCONT."""
-        self._signal(signal.SIGCONT)
+        self._slot.resume()
 
     async def ended(self) -> None:
         """Return once its process has ended by itself."""
@@ -147,8 +132,7 @@ class Broker:
         await until(lambda: not self.is_member, f"etcd has given {self.name} up")
 
     async def close(self) -> None:
-        if self._process is not None and self._process.alive:
-            await asyncio.to_thread(self._process.kill)
+        await asyncio.to_thread(self._slot.close)
         await self._to_me.close()
         await self._etcd.close()
 
@@ -159,29 +143,20 @@ class Broker:
                 await self._start()
 
     def last_words(self) -> str:
-        return self._process.last_words(8) if self._process is not None else ""
+        return self._slot.last_words(8)
 
-    async def _end(self, number: signal.Signals) -> None:
-        async with self._changing:
-            if self._process is None:
-                return
-            self._process.signal(number)
-            if not await asyncio.to_thread(self._process.wait, _SECONDS):
-                raise ClusterError(f"{self.name} did not end by {number.name}:\n{self.last_words()}")
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.signal(number)
-
-    def _command(self) -> list[str]:
-        return [
-            *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
-            *("--etcd", self._etcd.endpoint, "--etcd-prefix", PREFIX),
-            *("--host", "127.0.0.1", "--port", str(self._port), "--advertise", self.endpoint),
-            *("--zone", self.zone, "--id", self.name, "--data-dir", str(self._folder)),
-            *("--file-root", str(self._cluster.folder / "fragments")),
-            *("--lease-seconds", f"{self._cluster.lease_seconds:g}", "--log-level", "info"),
-        ]
+    def _command(self, _: int) -> list[str]:
+        command = broker_command(
+            etcd=self._etcd.endpoint,
+            prefix=PREFIX,
+            port=self._port,
+            zone=self.zone,
+            id=self.name,
+            data_dir=self._folder,
+            file_root=self._cluster.folder / "fragments",
+            lease_seconds=self._cluster.lease_seconds,
+        )
+        return [*command, "--advertise", self.endpoint]
 
 
 class FaultyCluster:

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError
-from coranto.testing.faults.cluster import Broker, until
+from coranto.testing.faults.cluster import Broker
 from coranto.testing.faults.links import Link
 from coranto.testing.faults.run import FaultRun
+from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.history import Outcome
 
 Fault = Callable[[FaultRun], Awaitable[None]]

@@ -14,9 +14,10 @@ from types import TracebackType
 from coranto.client import JournalClient
 from coranto.stores import StoreRegistry
 from coranto.testing.applying import apply_specs
-from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.verdict import Verdict, conclude
 from coranto.testing.faults.workload import Workload
+from coranto.testing.laboratory.processes import until
 from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
 

@@ -11,8 +11,9 @@ from coranto.audit import audit_journal
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError, CorantoError
 from coranto.stores import StoreRegistry
-from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
+from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.checker import Final, check, unsettled_reads
 from coranto.testing.sim.history import Observation, Outcome
 

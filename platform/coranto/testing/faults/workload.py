@@ -15,7 +15,8 @@ from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismatch, StatusError
 from coranto.errors import Outcome as Certainty
 from coranto.labels import label_set
-from coranto.testing.faults.cluster import FaultyCluster, until
+from coranto.testing.faults.cluster import FaultyCluster
+from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.history import History, Kind, Observation, Operation, Outcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""Processes that are killed, paused and started again. Only what was started here is ever signalled, by its pid."""
+"""Processes that experiments kill, pause and start again. Only processes started here are signalled, by their pid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from coranto.cluster.processes import ChildProcess, describe_exit
 from coranto.errors import ClusterError
 
 SECONDS: Final = 180.0
-"""How long anything is waited for that is sure to come, however slow the machine."""
+"""Bound of each wait for something that is sure to come, however slow the machine."""
 _POLL_SECONDS: Final = 0.02
 
 CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli import main; sys.exit(main())")
 """The `coranto` command."""
+
+
+def broker_command(
+    *, etcd: str, prefix: str, port: int, zone: str, id: str, data_dir: Path, file_root: Path, lease_seconds: float
+) -> list[str]:
+    """The command of a broker process on a fixed port of this machine."""
+    return [
+        *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
+        *("--etcd", etcd, "--etcd-prefix", prefix, "--host", "127.0.0.1", "--port", str(port)),
+        *("--zone", zone, "--id", id, "--data-dir", str(data_dir), "--file-root", str(file_root)),
+        *("--lease-seconds", f"{lease_seconds:g}", "--log-level", "info"),
+    ]
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
@@ -31,10 +43,10 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = SECON
         await asyncio.sleep(_POLL_SECONDS)
 
 
-class Place:
-    """A process's place, whatever process fills it: each incarnation is started by `command(incarnation)`.
+class ProcessSlot:
+    """One process of an experiment, over all its restarts. `command(incarnation)` starts each incarnation.
 
-    `serves` tells whether an incarnation is at work.
+    `serves(incarnation)` tells whether an incarnation is ready.
     """
 
     def __init__(
@@ -49,10 +61,10 @@ class Place:
         self.log = folder / "logs" / f"{name}.log"
         self.incarnation = -1
         self.is_harmed = False
-        """Whether the nemesis has it, so that nobody else is to start it."""
+        """True while a fault holds it: nobody else starts it then."""
         self.kills = 0
         self.own_ends: list[str] = []
-        """How incarnations ended that nobody killed."""
+        """The ends of incarnations that nobody killed."""
         self._folder = folder
         self._environment = environment
         self._command = command
@@ -60,11 +72,16 @@ class Place:
         self._process: ChildProcess | None = None
 
     @property
+    def pid(self) -> int:
+        """Process id of the last incarnation; 0 before the first."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.alive
 
     def spawn(self) -> None:
-        """Start another incarnation. To be called in the main thread: the process dies with the thread."""
+        """Start another incarnation. Call it in the main thread: the process dies with the thread."""
         self.incarnation += 1
         # Without settings of other clusters.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
@@ -77,7 +94,7 @@ class Place:
         )
 
     async def serving(self) -> None:
-        """Return once the process is at work; one that ends by itself before that is started again."""
+        """Return once the process is ready. An incarnation that ends before that is followed by another."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SECONDS
         while not await self._serves(self.incarnation):
@@ -89,7 +106,7 @@ class Place:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def start(self) -> None:
-        """Start another incarnation, and return once it is at work."""
+        """Start another incarnation, and return once it is ready."""
         self.spawn()
         await self.serving()
         self.is_harmed = False
@@ -130,15 +147,17 @@ class Place:
         return process.exit_code
 
     def close(self) -> None:
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.alive:
             self._process.kill()
 
     def note_end(self) -> None:
-        """Remember how the process ended."""
+        """Record the end of the process in `own_ends`."""
         if self._process is not None:
             self.own_ends.append(describe_exit(self._process.exit_code))
 
     def last_words(self, lines: int = 20) -> str:
+        """The last lines of its log."""
         return self._process.last_words(lines) if self._process is not None else ""
 
     def _signal(self, number: signal.Signals) -> None:
