@@ -17,10 +17,10 @@ and `optimize` removes such cycles until there is none.
 
 The network has a node for each item, but a cycle is known by the members that it visits: an item takes part only by
 going from one member to another. So the search runs over members and one node more, the `hub`, which stands for source
-and sink. What one step costs depends only on how the item lies: whether it is where it was held, and whether its other
-replicas share one zone. Items that lie alike are one group, and a step from member to member looks for the cheapest
-group, and in it for an item that the target does not hold yet. That makes the search independent of the number of
-items, except to group them once.
+and sink. The cost of one step depends only on an item's position: whether it is where it was held, and whether its
+other replicas share one zone. Items in the same position are one group. A step from member to member looks for the
+cheapest group, and in it for an item that the target does not hold yet. That makes the search independent of the number
+of items, except to group them once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 _ANY = -1  # No zone: the other replicas do not share one, or it does not matter.
 
-_Lie = tuple[bool, bool, int]
+_Position = tuple[bool, bool, int]
 _Group = dict[tuple[int, ...], dict[int, None]]
 
 
@@ -142,10 +142,10 @@ class _Residual:
         self.single_weight = radix**2
         self.unplaced_weight = radix**3
         self.none = 4 * radix**4
-        # Items on each member, and items short of a replica (on the hub), by how they lie, and then by their members.
-        self.groups: list[dict[_Lie, _Group]] = [{} for _ in range(self.hub + 1)]
+        # Items on each member, and items short of a replica (on the hub), by position, then by their members.
+        self.groups: list[dict[_Position, _Group]] = [{} for _ in range(self.hub + 1)]
         # Those of them that are held by a member that they are not placed on, by that member.
-        self.returns: list[dict[int, dict[_Lie, dict[int, None]]]] = [{} for _ in range(self.hub + 1)]
+        self.returns: list[dict[int, dict[_Position, dict[int, None]]]] = [{} for _ in range(self.hub + 1)]
         for item in range(len(network.placed)):
             self._enter(item)
         self.edges: list[list[int]] = []
@@ -157,8 +157,8 @@ class _Residual:
 
     # --- groups --------------------------------------------------------------------------------------------------
 
-    def _lie(self, item: int, member: int) -> _Lie:
-        """How an item lies on a member that it may leave (or the hub, when it may get one replica more): whether the
+    def _position(self, item: int, member: int) -> _Position:
+        """An item's position on a member that it may leave (or the hub, when it may get one replica more): whether the
         member holds it, whether all replicas are in one zone, and which zone it must not go to."""
         network = self.network
         placed = network.placed[item]
@@ -178,27 +178,27 @@ class _Residual:
         members = tuple(sorted(self.network.placed[item]))
         homes = [member for member in self.network.held[item] if member not in members]
         for node in self._places(item):
-            lie = self._lie(item, node)
-            self.groups[node].setdefault(lie, {}).setdefault(members, {})[item] = None
+            position = self._position(item, node)
+            self.groups[node].setdefault(position, {}).setdefault(members, {})[item] = None
             for home in homes:
-                self.returns[node].setdefault(home, {}).setdefault(lie, {})[item] = None
+                self.returns[node].setdefault(home, {}).setdefault(position, {})[item] = None
 
     def _withdraw(self, item: int) -> None:
         members = tuple(sorted(self.network.placed[item]))
         homes = [member for member in self.network.held[item] if member not in members]
         for node in self._places(item):
-            lie = self._lie(item, node)
-            group = self.groups[node][lie]
+            position = self._position(item, node)
+            group = self.groups[node][position]
             del group[members][item]
             if not group[members]:
                 del group[members]
             if not group:
-                del self.groups[node][lie]
+                del self.groups[node][position]
             for home in homes:
                 returning = self.returns[node][home]
-                del returning[lie][item]
-                if not returning[lie]:
-                    del returning[lie]
+                del returning[position][item]
+                if not returning[position]:
+                    del returning[position]
 
     # --- edges ---------------------------------------------------------------------------------------------------
 
@@ -208,8 +208,8 @@ class _Residual:
         out, into = step.out, step.into
         if out == into:
             return 0
-        lie = self._lie(step.item, self.hub if out is None else out)
-        cost = -self.single_weight if lie[1] else 0
+        position = self._position(step.item, self.hub if out is None else out)
+        cost = -self.single_weight if position[1] else 0
         if out is None:
             cost -= self.unplaced_weight
         elif out not in network.held[step.item]:
@@ -219,7 +219,7 @@ class _Residual:
         else:
             if into not in network.held[step.item]:
                 cost += self.move_weight
-            if lie[2] == network.zones[into]:
+            if position[2] == network.zones[into]:
                 cost += self.single_weight
         return cost
 
@@ -229,14 +229,16 @@ class _Residual:
         edges: list[int] = [self.none] * (hub + 1)
         steps: list[_Step | None] = [None] * (hub + 1)
         out = None if node == hub else node
-        lies = sorted(self.groups[node])
+        positions = sorted(self.groups[node])
         by_zone: dict[int, list[tuple[int, _Group]]] = {}
         for target in range(hub):
             if target == node or not network.limits[target]:
                 continue
             zone = network.zones[target]
             if zone not in by_zone:
-                priced = [(self._group_cost(node, lie, zone), self.groups[node][lie]) for lie in lies]
+                priced = [
+                    (self._group_cost(node, position, zone), self.groups[node][position]) for position in positions
+                ]
                 by_zone[zone] = sorted(priced, key=lambda pair: pair[0])
             for cost, group in by_zone[zone]:
                 members = next((members for members in group if target not in members), None)
@@ -244,8 +246,8 @@ class _Residual:
                     edges[target], steps[target] = cost, _Step(next(iter(group[members])), out, target)
                     break
         for home, returning in self.returns[node].items():
-            for lie, items in returning.items():
-                cost = self._group_cost(node, lie, network.zones[home]) - self.move_weight
+            for position, items in returning.items():
+                cost = self._group_cost(node, position, network.zones[home]) - self.move_weight
                 if cost < edges[home]:
                     edges[home], steps[home] = cost, _Step(next(iter(items)), out, home)
         if node == hub:
@@ -255,19 +257,19 @@ class _Residual:
                     edges[member], steps[member] = given_back, None
         elif network.counts[node] < network.limits[node]:
             edges[hub] = self.over_weight if network.counts[node] >= network.shares[node] else 0
-        elif lies:
+        elif positions:
             # The member is full: another item loses the replica.
-            dropped = [(self._cost_of(step), step) for step in (self._drop(node, lie) for lie in lies)]
+            dropped = [(self._cost_of(step), step) for step in (self._drop(node, position) for position in positions)]
             edges[hub], steps[hub] = min(dropped, key=lambda pair: pair[0])
         return edges, steps
 
-    def _drop(self, node: int, lie: _Lie) -> _Step:
-        items = next(iter(self.groups[node][lie].values()))
+    def _drop(self, node: int, position: _Position) -> _Step:
+        items = next(iter(self.groups[node][position].values()))
         return _Step(next(iter(items)), node, None)
 
-    def _group_cost(self, node: int, lie: _Lie, zone: int) -> int:
-        """What it costs to take an item that lies like that to a member of the zone that does not hold it."""
-        held, single, avoided = lie
+    def _group_cost(self, node: int, position: _Position, zone: int) -> int:
+        """The cost of taking an item in that position to a member of the zone that does not hold it."""
+        held, single, avoided = position
         cost = self.move_weight
         if node == self.hub:
             cost -= self.unplaced_weight

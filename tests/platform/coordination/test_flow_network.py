@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import networkx
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -124,3 +128,49 @@ def test_what_is_best_is_left_as_it_is(network: FlowNetwork) -> None:
     placed = [list(members) for members in network.placed]
     network.optimize()
     assert network.placed == placed
+
+
+UNPLACED, SINGLE, OVER, MOVE = 10**12, 10**8, 10**4, 1
+"""Weights of an oracle network: no sum of a later one reaches an earlier one at the sizes tried here."""
+
+
+def cost_by_networkx(network: FlowNetwork) -> int:
+    """The least cost of the network that the module draws, by a general solver of minimum-cost flows."""
+    graph = networkx.MultiDiGraph()
+    wanted = sum(network.replication)
+    graph.add_node("source", demand=-wanted)
+    graph.add_node("sink", demand=wanted)
+    graph.add_edge("source", "sink", capacity=wanted, weight=UNPLACED)
+    for item, replication in enumerate(network.replication):
+        graph.add_edge("source", ("item", item), capacity=replication, weight=0)
+        for zone in set(network.zones):
+            free = replication - 1 if network.spreads(item) else replication
+            graph.add_edge(("item", item), ("zone", item, zone), capacity=free, weight=0)
+            graph.add_edge(("item", item), ("zone", item, zone), capacity=replication - free, weight=SINGLE)
+        for member, zone in enumerate(network.zones):
+            weight = 0 if member in network.held[item] else MOVE
+            graph.add_edge(("zone", item, zone), ("member", member), capacity=1, weight=weight)
+    for member, (limit, share) in enumerate(zip(network.limits, network.shares, strict=True)):
+        graph.add_edge(("member", member), "sink", capacity=min(share, limit), weight=0)
+        graph.add_edge(("member", member), "sink", capacity=max(0, limit - share), weight=OVER)
+    least, _ = networkx.network_simplex(graph)
+    assert isinstance(least, int)
+    return least
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_general_solver_of_flows_finds_no_placement_that_costs_less(seed: int) -> None:
+    rng = random.Random(seed)
+    members, items = rng.randint(3, 12), rng.randint(10, 60)
+    limits = [rng.choice((0, 5, 10, 30)) for _ in range(members)]
+    network = FlowNetwork(
+        [rng.randint(1, 3) for _ in range(items)],
+        [rng.sample(range(members), rng.randint(0, min(3, members))) for _ in range(items)],
+        [rng.randrange(rng.choice((1, 2, 3))) for _ in range(members)],
+        limits,
+        [min(limit, rng.randint(0, 12)) for limit in limits],
+    )
+    network.optimize()
+    cost = network.cost()
+    total = cost.unplaced * UNPLACED + cost.single_zoned * SINGLE + cost.over_share * OVER + cost.moves * MOVE
+    assert total == cost_by_networkx(network)
