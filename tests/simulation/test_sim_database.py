@@ -10,8 +10,9 @@ import pytest
 from coranto.errors import Fenced, SqlStoreError
 from coranto.messages import Checkpoint, Source
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process, SimLoop, simulated
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.network import Network
+from coranto.testing.sim.timeline import Process
 from tests.simulation.consumers.database import IDLE_SECONDS, NODE, DatabaseFaults, SimDatabase, SimSqlStore
 from tests.simulation.consumers.history import Entry
 

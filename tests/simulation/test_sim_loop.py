@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Deadlock, Killed, Process, SimLoop, simulated
+from coranto.testing.sim.loop import Deadlock, SimLoop, simulated
+from coranto.testing.sim.timeline import Killed, Process
 
 
 def trace_of(seed: int) -> list[tuple[float, int]]:

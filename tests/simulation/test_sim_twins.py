@@ -18,10 +18,11 @@ from coranto.fragments import Codec, Fragment, sum_of
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
-from coranto.testing.sim.loop import Killed, Process, SimLoop, simulated
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.network import Delays, Lane, Network
 from coranto.testing.sim.object_store import SimFragments, SimObjectStore, StoreFaults
 from coranto.testing.sim.rpc import Rpc
+from coranto.testing.sim.timeline import Killed, Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 

@@ -14,7 +14,7 @@ from coranto.stores import verified_content
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.history import Observation, Operation
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log, in_sync
 from coranto_broker.in_sync import Judgement, Record

@@ -28,10 +28,11 @@ from coranto.testing.sim.coverage import Coverage
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
 from coranto.testing.sim.history import History
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker

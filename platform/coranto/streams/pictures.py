@@ -1,4 +1,4 @@
-"""A stream's segments as people look at them: a table, a map of the keys over time, and both for notebooks.
+"""Pictures of a stream's segments: a table, a map of the keys over time, and both for notebooks.
 
 The map says which segment had which keys from which change of the stream's segments (epoch) on.
 """
@@ -9,13 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from coranto.streams.keys import KEY_SPACE, KeyRange
 from coranto.telemetry import amount
-
-if TYPE_CHECKING:
-    from coranto.streams.model import Segment, Stream
 
 COLUMNS: Final = ("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS")
 """What `segment_row` tells."""
@@ -24,6 +21,42 @@ _EPOCH_WIDTH: Final = 72
 _HEIGHT: Final = 240
 _TEXT_HEIGHT: Final = 12
 _ACTIVE, _ENDED = "#7fbf9f", "#d8d8d8"
+
+
+class Segment(Protocol):
+    """The part of `coranto.streams.model.Segment` that is drawn."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def journal(self) -> str: ...
+    @property
+    def range(self) -> KeyRange: ...
+    @property
+    def predecessors(self) -> frozenset[int]: ...
+    @property
+    def sealing(self) -> bool: ...
+    @property
+    def sealed_at(self) -> int | None: ...
+    @property
+    def begin(self) -> int: ...
+
+
+class Stream(Protocol):
+    """The part of `coranto.streams.model.Stream` that is drawn."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def is_sealed(self) -> bool: ...
+    @property
+    def segments(self) -> Mapping[int, Segment]: ...
+    def active(self) -> Sequence[Segment]: ...
+    def successors(self, number: int) -> Sequence[Segment]: ...
 
 
 def segment_row(stream: Stream, segment: Segment, heads: Mapping[int, int]) -> tuple[str, ...]:

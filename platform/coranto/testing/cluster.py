@@ -30,7 +30,8 @@ from coranto.testing.machines import LAYOUT, SERVICES, Machine, World
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.connection import SimConnection
 from coranto.testing.sim.loop import SimLoop
-from coranto.testing.sim.timeline import RealTimeline, Timeline
+from coranto.testing.sim.real_time import RealTimeline
+from coranto.testing.sim.timeline import Timeline
 from coranto.wire import protocol_pb2 as pb
 
 STORE_URL = "file:///fragments/"

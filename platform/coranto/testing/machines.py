@@ -21,11 +21,10 @@ from coranto.testing.sim import object_store
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
-from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Delays, Network
 from coranto.testing.sim.object_store import SimObjectStore, SimStores
 from coranto.testing.sim.rpc import Rpc
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Process, Timeline
 from coranto.wire import protocol_pb2 as pb
 
 LAYOUT = Layout("/gazette/cluster")

@@ -16,8 +16,9 @@ from coranto.effects import SystemClock
 from coranto.errors import LeaseLost
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
-from coranto.testing.sim.loop import Process, SimLoop, simulated
+from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.testing.sim.network import Network
+from coranto.testing.sim.timeline import Process
 
 MEMBER = MemberId("zone", "broker-1")
 WAIT_SECONDS = 120.0

@@ -24,9 +24,10 @@ from typing import TypeVar
 from coranto.errors import CommitOutcomeUnknown, Fenced, SqlStoreError
 from coranto.messages import Checkpoint
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.network import Lane, Network
 from coranto.testing.sim.rpc import GIVE_UP_SECONDS
+from coranto.testing.sim.timeline import Process
 from coranto_consumers.stores.base import Store
 
 from .history import Book, Entry

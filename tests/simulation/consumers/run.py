@@ -16,7 +16,8 @@ from coranto.client import JournalClient
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
-from coranto.testing.sim.loop import Process, simulated
+from coranto.testing.sim.loop import simulated
+from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
 from coranto_broker.simulation import audit, playing
 from coranto_broker.simulation.playing import Tell, play

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, event, select
 from sqlalchemy.exc import OperationalError
 
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto_consumers.stores import SqlShardStore, SqlStore
 
 from .database import DatabaseFaults

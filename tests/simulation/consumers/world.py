@@ -22,8 +22,9 @@ from coranto.messages import Flags, JsonLines, iter_messages
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
 from coranto.testing.sim.history import Observation
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import SimLoop
 from coranto.testing.sim.rpc import Rpc
+from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb

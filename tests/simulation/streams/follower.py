@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from coranto.streams.positions import StreamPosition
 from coranto.streams.reader import StreamReader
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
 from .anomalies import Anomaly

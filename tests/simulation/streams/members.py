@@ -14,7 +14,7 @@ from coranto.streams.group_reader import GroupReader
 from coranto.streams.groups import ReaderGroup
 from coranto.streams.positions import StreamPosition
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
 from .follower import parts_of

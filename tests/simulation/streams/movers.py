@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.errors import CorantoError
 from coranto.streams.multi import MultiKeyResult, MultiKeyWriter
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
 from .history import Attempt, Outcome, Unit

@@ -14,7 +14,7 @@ from coranto.streams.transactions import Transaction, TransactionState
 from coranto.streams.units import CommitResult, EventPosition
 from coranto.streams.writer import StreamWriter
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process
+from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
 from .history import Attempt, Outcome, Unit

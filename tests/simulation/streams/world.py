@@ -12,7 +12,8 @@ from coranto.streams.model import Stream, decode, segments_selector
 from coranto.streams.registers import Fence
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.connection import SimConnection
-from coranto.testing.sim.loop import Process, SimLoop
+from coranto.testing.sim.loop import SimLoop
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.world import World
 

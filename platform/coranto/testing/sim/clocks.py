@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from coranto.testing.sim.loop import Process
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Process, Timeline
 
 
 class SimClock:

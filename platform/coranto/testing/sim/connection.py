@@ -12,8 +12,8 @@ from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.effects import Clock
 from coranto.errors import CorantoError
-from coranto.testing.sim.loop import Process
 from coranto.testing.sim.rpc import Rpc
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 

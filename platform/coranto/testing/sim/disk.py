@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coranto.effects import Bytes
-from coranto.testing.sim.loop import Killed, Process
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Killed, Process, Timeline
 
 _SETTLED_SECONDS = 5.0
 """Removed and renamed files are so on the disk after this time."""

@@ -33,9 +33,8 @@ from coranto.coordination.etcd import (
 )
 from coranto.errors import CoordinationError, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Lane, Network, TimedOut
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Process, Timeline
 
 NODE = "etcd"
 TIMEOUT_SECONDS = 10.0

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from coranto.testing.sim.timeline import Timeline, process_of_context
+from coranto.testing.sim.timeline import process_of_context
 
 T = TypeVar("T")
 
@@ -36,87 +36,8 @@ class Deadlock(Exception):
     """Nothing is ready and no timer is set, so nothing will ever happen again."""
 
 
-class Killed(asyncio.CancelledError):
-    """Raised by an effect of a process that is dead. Nobody handles it; the process's task ends."""
-
-
-class Process:
-    """Tasks that share a fate. `start` work in it; it lives until `kill`."""
-
-    def __init__(self, timeline: Timeline, name: str) -> None:
-        self.name = name
-        self.timeline = timeline
-        self.alive = True
-        self.paused = False
-        self.on_death: list[Callable[[], None]] = []
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._stalled: list[asyncio.Handle] = []
-        self._context = contextvars.Context()
-        self._context.run(process_of_context.set, self)
-
-    def __repr__(self) -> str:
-        return f"<process {self.name}>"
-
-    @property
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """Its tasks that have not ended."""
-        return list(self._tasks)
-
-    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Run a coroutine as a task of this process."""
-        return self.timeline.start_task(work, name=name, context=self._context.copy())
-
-    def check_alive(self) -> None:
-        """Raises Killed when it is not."""
-        if not self.alive:
-            raise Killed
-
-    def kill(self) -> None:
-        """End it at once: none of its effects reaches the world any more."""
-        if not self.alive:
-            return
-        self.alive = False
-        self.resume()
-        hooks, self.on_death = self.on_death, []
-        for hook in hooks:
-            hook()
-        for task in list(self._tasks):
-            task.cancel()
-
-    def pause(self) -> None:
-        self.paused = self.alive
-
-    def resume(self) -> None:
-        self.paused = False
-        stalled, self._stalled = self._stalled, []
-        self.timeline.take_up(stalled)
-
-    def add_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks[task] = None
-        task.add_done_callback(self._drop_task)
-        if not self.alive:
-            task.cancel()
-
-    def stall(self, handle: asyncio.Handle) -> None:
-        self._stalled.append(handle)
-
-    def _drop_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if task.cancelled():
-            return
-        if not self.alive:
-            task.exception()  # What goes wrong in a dead process is nobody's concern.
-        else:
-            self.timeline.task_ended(task)
-
-
 _NOWHERE = contextvars.Context()
 """The context of what belongs to no process: networks, services, timers of the world."""
-
-
-def current_process() -> Process | None:
-    """The process whose code is running, if any."""
-    return process_of_context.get()
 
 
 class SimFuture(asyncio.Future[Any]):

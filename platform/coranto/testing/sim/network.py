@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coranto.testing.sim.loop import Process
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Process, Timeline
 
 T = TypeVar("T")
 

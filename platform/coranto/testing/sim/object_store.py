@@ -16,8 +16,8 @@ from typing import TypeVar
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
 from coranto.stores import Content, FragmentStore, StoreRegistry
-from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Network, TimedOut
+from coranto.testing.sim.timeline import Process
 
 NODE = "store"
 _TIMEOUT_SECONDS = 30.0

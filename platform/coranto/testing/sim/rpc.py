@@ -19,9 +19,8 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from coranto.testing.sim.loop import Process, current_process
 from coranto.testing.sim.network import Endpoints, Lane, Network
-from coranto.testing.sim.timeline import Timeline
+from coranto.testing.sim.timeline import Process, Timeline, current_process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb

@@ -1,19 +1,15 @@
-"""What the twins of the outside world need of an event loop: virtual time, or that of an ordinary loop.
+"""Processes of a made-up world, and the timeline on which they and all twins run.
 
-`coranto.testing.sim.loop.SimLoop` is a timeline of its own, in virtual time; `RealTimeline` is one on the loop that
-runs already, so that the same twins serve in a notebook.
+`coranto.testing.sim.loop.SimLoop` is a timeline in virtual time. `coranto.testing.sim.real_time.RealTimeline` is one in
+real time, on a loop that runs already, so that the same twins serve in a notebook.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from coranto.testing.sim.loop import Process
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -60,81 +56,80 @@ class Timeline(Protocol):
         ...
 
 
-class RealTimeline:
-    """The time of an ordinary event loop. `close` it on that loop.
+class Killed(asyncio.CancelledError):
+    """Raised by an effect of a process that is dead. Nobody handles it; the process's task ends."""
 
-    Tasks that a process's tasks start have to join that process, so a task factory stands in front of the loop's own
-    meanwhile.
-    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.epoch = time.time() - loop.time()
-        self._loop = loop
-        self._numbers = 0
-        self._closed = False
-        self._nowhere = contextvars.Context()
-        self._timers: dict[int, asyncio.Handle] = {}
-        self._before: Any = loop.get_task_factory()
-        loop.set_task_factory(self._make_task)
-        self._installed: Any = loop.get_task_factory()
+class Process:
+    """Tasks that share a fate. `start` work in it; it lives until `kill`."""
 
-    def time(self) -> float:
-        return self._loop.time()
+    def __init__(self, timeline: Timeline, name: str) -> None:
+        self.name = name
+        self.timeline = timeline
+        self.alive = True
+        self.paused = False
+        self.on_death: list[Callable[[], None]] = []
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._stalled: list[asyncio.Handle] = []
+        self._context = contextvars.Context()
+        self._context.run(process_of_context.set, self)
 
-    def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
-        if self._closed:
+    def __repr__(self) -> str:
+        return f"<process {self.name}>"
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Its tasks that have not ended."""
+        return list(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run a coroutine as a task of this process."""
+        return self.timeline.start_task(work, name=name, context=self._context.copy())
+
+    def check_alive(self) -> None:
+        """Raises Killed when it is not."""
+        if not self.alive:
+            raise Killed
+
+    def kill(self) -> None:
+        """End it at once: none of its effects reaches the world any more."""
+        if not self.alive:
             return
-        number, context = self.number(), self._nowhere.copy()
-        if seconds <= 0:
-            # In the order in which they were asked for, which timers of one instant do not keep.
-            timer = self._loop.call_soon(self._due, number, action, arguments, context=context)
+        self.alive = False
+        self.resume()
+        hooks, self.on_death = self.on_death, []
+        for hook in hooks:
+            hook()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def pause(self) -> None:
+        self.paused = self.alive
+
+    def resume(self) -> None:
+        self.paused = False
+        stalled, self._stalled = self._stalled, []
+        self.timeline.take_up(stalled)
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._drop_task)
+        if not self.alive:
+            task.cancel()
+
+    def stall(self, handle: asyncio.Handle) -> None:
+        self._stalled.append(handle)
+
+    def _drop_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        if not self.alive:
+            task.exception()  # What goes wrong in a dead process is nobody's concern.
         else:
-            timer = self._loop.call_later(seconds, self._due, number, action, arguments, context=context)
-        self._timers[number] = timer
+            self.timeline.task_ended(task)
 
-    def note(self, what: str) -> None:
-        """No two runs in real time are alike."""
 
-    def number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return self._loop.create_future()
-
-    def start_task(
-        self, work: Coroutine[Any, Any, T], *, name: str | None, context: contextvars.Context
-    ) -> asyncio.Task[T]:
-        return self._loop.create_task(work, name=name, context=context)
-
-    def task_ended(self, task: asyncio.Task[Any]) -> None:
-        """The loop itself reports exceptions that nobody asks for."""
-
-    def take_up(self, handles: list[asyncio.Handle]) -> None:
-        if handles:
-            raise NotImplementedError("an ordinary event loop cannot pause processes")
-
-    def close(self) -> None:
-        """Forget what is still to happen, and give the loop its own task factory back."""
-        self._closed = True
-        timers, self._timers = self._timers, {}
-        for timer in timers.values():
-            timer.cancel()
-        # Where another factory was put in front of ours since, ours stays and only passes on.
-        if self._loop.get_task_factory() is self._installed:
-            self._loop.set_task_factory(self._before)
-
-    def _due(self, number: int, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        self._timers.pop(number, None)
-        action(*arguments)
-
-    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
-        if self._before is not None:
-            task = self._before(loop, work, **options)
-        else:
-            task = asyncio.Task(work, loop=loop, **options)
-        context: contextvars.Context | None = options.get("context")
-        process = context.get(process_of_context) if context is not None else process_of_context.get()
-        if process is not None and process.timeline is self:
-            process.add_task(task)
-        return task
+def current_process() -> Process | None:
+    """The process whose code is running, if any."""
+    return process_of_context.get()
