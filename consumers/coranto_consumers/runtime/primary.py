@@ -19,9 +19,8 @@ from coranto import labels
 from coranto.client import AppendResult, Chunk, JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, JournalNotFound
-from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, ReplayRange
+from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, Pruning, ReplayRange
 from coranto.messages import Clock as MessageClock
-from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S
 from coranto.messages.framing import Decoder
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 from coranto.specs import duration_seconds
@@ -255,7 +254,7 @@ class Primary:
         await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
         self._append_published()
         intents = self._publisher.ack_intents()
-        checkpoint = Checkpoint(self._intake.checkpoint(DEFAULT_PRUNE_HORIZON_S), intents)
+        checkpoint = Checkpoint(self._intake.checkpoint(Pruning(self._clock.now())), intents)
         # Nothing may commit before what it has published is there to be acknowledged, nor if that has failed.
         wait_for, self._published = self._published, []
         committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
