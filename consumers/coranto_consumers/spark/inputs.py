@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from coranto.client import ClientConfig
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.pruning import Pruning
+from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.discovery import earliest
 from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
@@ -50,6 +51,7 @@ class InputReader:
         self._schema = schema
         self._max_partition_bytes = max_partition_bytes
         self._max_slices = _SLICES_PER_CORE * cores(spark)
+        self._skew: dict[str, SkewWatch] = {}
 
     @contextmanager
     def read(
@@ -78,6 +80,9 @@ class InputReader:
                     producers = _replaying(results[journal])
                     results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
             _warn_of_resets(results)
+            for journal, result in results.items():
+                watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
+                watch.look(result.source, pruning.now)
             chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
             with _persisted(parse_values(chosen, self._schema)) as parsed:
                 committed, messages = take_in(parsed, self._schema)

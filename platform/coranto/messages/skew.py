@@ -1,7 +1,7 @@
 """Telling of producers whose clocks are far off.
 
-Nothing is decided by it: no clock of a producer decides about another's state (`pruning.py`). But a producer whose clock
-is far off is remembered by bytes alone, the times of its messages mislead, and its machine needs somebody's attention.
+Nothing is decided by it: no clock of a producer decides about another's state (`pruning.py`). But a producer whose
+clock is far off is remembered by bytes alone, the times of its messages mislead, and its machine needs attention.
 """
 
 from __future__ import annotations
