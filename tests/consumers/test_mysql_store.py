@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
+from structlog.testing import capture_logs
 
 from coranto.errors import CommitOutcomeUnknown, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, Source
@@ -65,6 +66,35 @@ def numbers(store: SqlStore) -> list[int]:
 
 def insert(connection: Any, *found: int) -> None:
     connection.execute(NUMBERS.insert(), [{"n": n, "seen": 0} for n in found])
+
+
+@pytest.fixture
+def settings(mariadb: MariadbServer) -> Iterator[Callable[[int], None]]:
+    """Sets when the server syncs its log."""
+
+    def set_to(value: int) -> None:
+        mariadb.execute(f"SET GLOBAL innodb_flush_log_at_trx_commit = {value}")
+
+    yield set_to
+    set_to(0)
+
+
+@pytest.mark.parametrize("value", [0, 2])
+def test_a_server_that_may_lose_commits_is_refused_unless_that_is_asked_for(
+    url: str, settings: Callable[[int], None], value: int
+) -> None:
+    settings(value)
+    plain = url.removesuffix("?relaxed_durability=true")
+    with pytest.raises(InvalidInput, match=f"innodb_flush_log_at_trx_commit is {value}: set it to 1") as caught:
+        SqlStore(plain).raise_fence("shard")
+    assert "secret" not in str(caught.value)
+    with capture_logs() as logs:
+        assert SqlStore(url).raise_fence("shard").fence == 1
+    assert [entry["settings"] for entry in logs] == [[f"innodb_flush_log_at_trx_commit is {value}: set it to 1"]]
+    settings(1)
+    with capture_logs() as logs:
+        assert SqlStore(plain).raise_fence("shard").fence == 2
+    assert logs == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from coranto.client import Chunk
 from coranto.errors import CorruptData, CorruptMessage, OffsetJump
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto.messages.framing import JsonLines, iter_messages
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import Sequencer
 from coranto.messages.sequencer import read_committed as read_message_by_message
-from coranto.messages.uuids import Flags, ProducerId, format_uuid
+from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
 from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
 from coranto_consumers.spark.reading import read_blocks, read_lines
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, read_committed, read_sequenced
@@ -21,6 +22,7 @@ from coranto_consumers.spark.sequencing import read_end, sequence, windows_of
 
 FRAMING = JsonLines()
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+NOW = 1_900_000_000
 PRODUCERS = [ProducerId(bytes([1, 0, 0, 0, 0, n])) for n in range(3)]
 
 
@@ -48,7 +50,8 @@ class Memory:
 def histories(draw) -> bytes:
     """A journal: transactions and single messages of a few producers, duplicates, rollbacks, resets and bare lines."""
     rng = draw(st.randoms(use_true_random=False))
-    clocks = dict.fromkeys(PRODUCERS, 1000)
+    # One clock is centuries behind, one is right, and one is ahead by years.
+    clocks = dict(zip(PRODUCERS, (1000, clock_from_ns(NOW * 10**9), clock_from_ns(2 * NOW * 10**9)), strict=True))
     lines: list[bytes] = []
     for n in range(draw(st.integers(0, 40))):
         producer = rng.choice(PRODUCERS)
@@ -119,7 +122,7 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
     results = []
     for journal, source in sources.items():
         parts = {part: s for part, s in summaries.items() if part.journal == journal}
-        result = sequence(journal, source, parts, prune_horizon_s=0)
+        result = sequence(journal, source, parts, pruning=Pruning(NOW))
         if result.replay is not None:
             whole, producers = result.replay
             begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
@@ -127,7 +130,7 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
             replay = Plan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
             replayed, more = run(memory, replay)
             rows += more
-            result = sequence(journal, source, parts, replayed, producers, prune_horizon_s=0)
+            result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))
             assert result.replay is None
         results.append((journal, result))
     delivered = choose(rows, windows_of([result for _, result in results]))

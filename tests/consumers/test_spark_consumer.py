@@ -11,12 +11,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy import BigInteger, Column, Double, MetaData, String, Table, func, select
 from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
-from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput
+from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput, NotAllowed
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
 from coranto.messages.uuids import Clock, new_producer_id
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import (
     Add,
     Hooks,
@@ -306,6 +308,60 @@ def test_what_a_deleted_journal_had_pending_is_let_go(spark, world, sqlite_url):
     del world.broker.fake.journals[ALERTS[0]]
 
     assert consumer(spark, world, sqlite_url).run_until_caught_up().replayed_intents == len(ALERTS) - 1
+
+
+def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(spark, world, sqlite_url):
+    """Between the commit and the acknowledgements, and still at the next start."""
+    protected, writable = ALERTS
+
+    class Protect(Hooks):
+        def reached(self, step: Step) -> None:
+            if step is Step.COMMITTED:
+                world.broker.fake.journals[protected].spec.flags = pb.JournalSpec.O_RDONLY
+
+    def alerts_of(journal: str) -> int:
+        envelopes = iter_messages(JsonLines(), journal, [world.broker.content(journal)], 0)
+        return len(list(read_committed(envelopes, Sequencer(), lambda wanted: [])))
+
+    world.publish(40)
+    with pytest.raises(NotAllowed, match=protected):
+        consumer(spark, world, sqlite_url, hooks=Protect()).run_until_caught_up()
+    assert (alerts_of(protected), alerts_of(writable) > 0) == (0, True)
+
+    before = world.broker.head(writable)
+    with pytest.raises(NotAllowed, match=protected):
+        consumer(spark, world, sqlite_url).run_until_caught_up()
+    assert world.broker.head(writable) > before, "the acknowledgement is appended again"
+
+    world.broker.fake.journals[protected].spec.flags = 0
+    consumer(spark, world, sqlite_url).run_until_caught_up()
+    world.check(sqlite_url)
+
+
+def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
+    """A transaction stays open over many of the consumer's, and an append is repeated, beside a clock a day ahead."""
+    day = 25 * 3600 * 10**9
+    clock = Clock(lambda: time.time_ns() + day)
+    ahead = SyncPublisher(world.broker.write, producer=new_producer_id(os.urandom), clock=clock, framing=JsonLines())
+    slow, repeating = world.publisher(), world.publisher()
+    first = world.rows(12)
+    repeated = world.broker.head(SOURCES[0])
+    repeating.publish(SOURCES[0], first[0])
+    repeating.flush()
+    append = world.broker.content(SOURCES[0])[repeated:]
+    for row in first[1:11]:
+        slow.add(SOURCES[0], row)
+    slow.flush()
+    ahead.publish(SOURCES[0], first[11])
+    ahead.flush()
+    with capture_logs() as logs:
+        consumer(spark, world, sqlite_url).run_until_caught_up()
+    assert [each["journal"] for each in logs if "clock is far off" in each["event"]] == [SOURCES[0]]
+    world.broker.write(SOURCES[0], append)
+    slow.commit()
+    consumer(spark, world, sqlite_url).run_until_caught_up()
+    world.committed += first
+    world.check(sqlite_url)
 
 
 def test_a_journal_that_was_created_anew_is_noticed(spark, world, sqlite_url):

@@ -6,12 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, create_engine, func, inspect, select
+from sqlalchemy import Column, Connection, Integer, MetaData, Table, create_engine, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto_consumers.stores import SqlStore
+from coranto_consumers.testing import PostgresServer
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 
@@ -285,3 +286,39 @@ def test_a_new_file_of_sqlite_is_waited_for_while_another_writes_in_it(tmp_path:
 
     assert errors == []
     assert inspect(SqlStore(f"sqlite:///{tmp_path}/store.db").engine).has_table("numbers")
+
+
+@pytest.mark.integration
+def test_postgresql_waits_for_the_disk_whatever_its_settings_say(postgres: PostgresServer):
+    """A checkpoint that a crash takes back has its acknowledgements behind it already."""
+    url = postgres.new_database()
+    name = SqlStore(url).engine.url.database
+    postgres.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    found = []
+
+    def commit(connection: Connection) -> None:
+        found.append(connection.execute(text("SHOW synchronous_commit")).scalar_one())
+        connection.commit()
+
+    store = SqlStore(url, commit=commit)
+    store.create_tables(NUMBERS)
+    with store.engine.connect() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar_one() == "off"
+    fence, _ = store.raise_fence("shard")
+    commit_number(store, fence, 1, 10)
+    with store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(text("SET LOCAL synchronous_commit = off"))
+        transaction.commit(checkpoint(20))
+    with store.transaction("shard", fence) as transaction:
+        transaction.connection.execute(text("SET LOCAL synchronous_commit = remote_write"))
+        transaction.commit(checkpoint(30))
+    assert found == ["on", "on", "remote_write"]
+
+
+@pytest.mark.integration
+def test_a_postgresql_that_syncs_nothing_is_refused_unless_that_is_asked_for(postgres: PostgresServer):
+    url = postgres.new_database()
+    with pytest.raises(InvalidInput, match=r"fsync is off: set it to on\. Add relaxed_durability=true") as caught:
+        SqlStore(url.partition("?")[0]).raise_fence("shard")
+    assert "secret" not in str(caught.value)
+    assert SqlStore(url).raise_fence("shard").fence == 1

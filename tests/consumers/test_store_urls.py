@@ -55,6 +55,15 @@ def test_options_of_a_session_that_stores_set_themselves_are_refused(option):
     assert "hunter2" not in str(caught.value)
 
 
+def test_relaxed_durability_is_asked_for_by_one_word():
+    parsed = parse_store_url("postgresql://u:p@db/name?relaxed_durability=true&application_name=x")
+    assert parsed.query == {"relaxed_durability": "true", "application_name": "x"}
+    store = SqlStore("postgresql://u:p@db/name?relaxed_durability=true&application_name=x")
+    assert store.engine.url.query == {"application_name": "x"}
+    with pytest.raises(InvalidInput, match="relaxed_durability is not 'true'"):
+        parse_store_url("postgresql://u:p@db/name?relaxed_durability=no")
+
+
 def test_passwords_are_not_shown():
     store = SqlStore("postgresql://u:hunter2@db/name")
 

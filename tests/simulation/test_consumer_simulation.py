@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coranto.messages import Checkpoint, Envelope, Sequencer, Source
+from coranto.messages import Checkpoint, Envelope, ProducerId, ProducerState, Pruning, Sequencer, Source
 from coranto_consumers.recoverylog import Recorder
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.intake import Intake
@@ -32,6 +33,7 @@ INTERESTING = {
     "a consumer lost its lease or etcd",
     "a message was delivered again",
     "a producer repeated an append",
+    "a producer's clock was off by a day or more",
     "a producer's transaction was abandoned",
     "a producer's transaction was committed",
     "a producer's transaction was rolled back",
@@ -181,13 +183,38 @@ def test_a_store_that_confirms_too_early_is_caught(monkeypatch: pytest.MonkeyPat
 def test_checkpoints_without_producers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Intake.checkpoint
 
-    def forgetful(self: Intake[Any], prune_horizon_s: float) -> dict[str, Source]:
-        return {journal: Source(source.read_through) for journal, source in real(self, prune_horizon_s).items()}
+    def forgetful(self: Intake[Any], pruning: Pruning) -> dict[str, Source]:
+        return {journal: Source(source.read_through) for journal, source in real(self, pruning).items()}
 
     monkeypatch.setattr(Intake, "checkpoint", forgetful)
     assert is_caught(
         "lost-message", "duplicate-delivery", shards=("sql",), max_txn_seconds=0.05, faults=("move shard",)
     )
+
+
+def test_producers_forgotten_by_the_newest_clock_of_any_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prune(
+        self: Pruning, journal: str, producers: Mapping[ProducerId, ProducerState], read_through: int
+    ) -> dict[ProducerId, ProducerState]:
+        newest = max((state.last_ack for state in producers.values()), default=0)
+        oldest = newest - (int(self.horizon_s * 10_000_000) << 4)
+        return {producer: state for producer, state in producers.items() if state.last_ack >= oldest}
+
+    monkeypatch.setattr(Pruning, "prune", prune)
+    options = {"shards": ("sql",), "max_txn_seconds": 0.05, "faults": (), "producer_skews": (0.0, 1.1 * 24 * 3600)}
+    assert is_caught("lost-message", **options)
+    assert is_caught("duplicate-delivery", **options)
+
+
+def test_open_transactions_forgotten_by_their_clocks_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Pruning.forgets
+
+    def forgets(self: Pruning, state: ProducerState, read_through: int, first_offset: int = 0) -> bool:
+        return real(replace(self, distance=0), replace(state, begin=-1), read_through)
+
+    monkeypatch.setattr(Pruning, "forgets", forgets)
+    skews = (0.0, -1.1 * 24 * 3600)
+    assert is_caught("lost-message", shards=("sql",), max_txn_seconds=0.05, faults=(), producer_skews=skews)
 
 
 def test_delivery_of_what_was_rolled_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

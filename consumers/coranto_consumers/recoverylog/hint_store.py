@@ -29,6 +29,7 @@ from coranto.coordination.etcd import (
     absent,
     unmodified,
 )
+from coranto.coordination.layout import FOLDERS
 from coranto.errors import CorruptData, Fenced, InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto_consumers.recoverylog.authority import Handoff, Ownership, taken_over
 from coranto_consumers.recoverylog.hints import Hints
@@ -37,6 +38,16 @@ from coranto_consumers.recoverylog.operations import Author
 _ATTEMPTS = 5
 
 _log = structlog.get_logger(__name__)
+
+
+def require_no_cluster_keys(prefix: str) -> None:
+    """Raises InvalidInput for a hint prefix below which brokers or consumers keep what their clusters are made of."""
+    if found := sorted(FOLDERS.intersection(prefix.split("/"))):
+        raise InvalidInput(
+            f"{prefix!r} leads into {found[0]!r}, where a cluster keeps its specs, processes and assignments: choose a "
+            "place of its own, such as /gazette/hints/app",
+            field="hint_prefix",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,7 @@ class HintKeys:
     def __post_init__(self) -> None:
         if not self.prefix.startswith("/") or self.prefix.endswith("/") or "//" in self.prefix:
             raise InvalidInput(f"{self.prefix!r} is not an absolute path without a trailing slash", field="hint_prefix")
+        require_no_cluster_keys(self.prefix)
         if not self.shard:
             raise InvalidInput("hints are kept for a shard", field="shard")
         if self.backups < 0:

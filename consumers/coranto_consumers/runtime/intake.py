@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 from coranto.errors import InvalidInput
-from coranto.messages import Envelope, Outcome, ReplayRange, Sequencer, Source
+from coranto.messages import Envelope, Outcome, Pruning, ReplayRange, Sequencer, Source
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 
 M = TypeVar("M")
@@ -108,6 +108,6 @@ class Intake(Generic[M]):
         if self._replaying:
             self._replayed.appendleft(envelope)
 
-    def checkpoint(self, prune_horizon_s: float) -> dict[str, Source]:
+    def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
         """What to restore from, so that exactly the messages not pulled yet are pulled again."""
-        return self._sequencer.checkpoint(prune_horizon_s)
+        return self._sequencer.checkpoint(pruning)

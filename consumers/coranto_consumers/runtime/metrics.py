@@ -55,6 +55,19 @@ class ConsumerMetrics:
             ["shard"],
             registry=self.registry,
         )
+        self.skewed_producers = Counter(
+            "coranto_shard_skewed_producers",
+            "Producers of sources that were found with a clock more than an hour ahead of this process's, or behind "
+            "what another one wrote before: look at the time of their machines.",
+            ["shard", "direction"],
+            registry=self.registry,
+        )
+        self.open_transactions = Gauge(
+            "coranto_shard_open_transactions",
+            "Transactions in sources that are neither acknowledged nor rolled back, as of the last look, each minute.",
+            ["shard"],
+            registry=self.registry,
+        )
 
     def completed(self, shard: str, times: Times) -> None:
         """A transaction was committed and acknowledged."""
@@ -72,8 +85,18 @@ class ConsumerMetrics:
 
     def forget(self, shard: str) -> None:
         """The shard is not this process's any longer."""
-        for family in (self._transactions, self._messages, self._bytes, self.status, self.restarts, self.resets):
+        for family in (
+            self._transactions,
+            self._messages,
+            self._bytes,
+            self.status,
+            self.restarts,
+            self.resets,
+            self.open_transactions,
+        ):
             _remove(family, shard)
+        for direction in ("ahead", "behind"):
+            _remove(self.skewed_producers, shard, direction)
         for phase in PHASES:
             _remove(self._phases, shard, phase)
         for journal in self._journals.pop(shard, ()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -19,9 +19,8 @@ from coranto import labels
 from coranto.client import AppendResult, Chunk, JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, JournalNotFound
-from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, ReplayRange
+from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, ReplayRange, Source
 from coranto.messages import Clock as MessageClock
-from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S
 from coranto.messages.framing import Decoder
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 from coranto.specs import duration_seconds
@@ -30,6 +29,7 @@ from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.intake import Intake
 from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, Limits, Prior, Step, Transactions
@@ -39,6 +39,9 @@ _log = structlog.get_logger(__name__)
 
 READ_AHEAD: Final = 8192
 """Messages of a source that are read ahead, where the shard's spec does not say."""
+
+ACKNOWLEDGE_SECONDS: Final = 10.0
+"""How long a shard that has failed goes on acknowledging what it had committed."""
 
 _FOREVER: Final = 10.0 * 365 * 24 * 3600
 _SLICE_SECONDS: Final = 0.02
@@ -92,7 +95,10 @@ class Primary:
         self._replay: AsyncGenerator[Chunk] | None = None
         self._replay_decoder: Decoder[Any] | None = None
         self._intake: Intake[Any] = Intake({})
+        self._producers = self._watch_producers({})
         self._aborted = False
+        self._acknowledging = False
+        """What is being completed is committed."""
         self._resets = 0
         self.store: Store | None = None
         self.ready = asyncio.Event()
@@ -109,6 +115,7 @@ class Primary:
                 await self._restored()
             ring_size = self._shard.spec.ring_buffer_size or DEFAULT_RING_SIZE
             self._intake = Intake(checkpoint.sources, ring_size)
+            self._producers = self._watch_producers(checkpoint.sources)
             offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
             intents = checkpoint.ack_intents
             written = {journal: self._appends.add(journal, intent) for journal, intent in intents.items()}
@@ -117,7 +124,11 @@ class Primary:
             _log.info("shard is primary", shard=self._shard.id, read_through=offsets)
             for source in self._shard.spec.sources:
                 self._spawn(self._read(source.journal, max(source.min_offset, offsets.get(source.journal, 0))))
+            self._spawn(self._producers.run())
             await self._steps()
+        except Exception:
+            await self._finish_acknowledging()
+            raise
         finally:
             await self._close()
 
@@ -125,6 +136,11 @@ class Primary:
         """Consume nothing more, complete what was consumed, and end."""
         self._transactions.ended()
         self._wake.set()
+
+    async def _finish_acknowledging(self) -> None:
+        """Whatever has failed, what is committed should be acknowledged: nobody may do so for long otherwise."""
+        if self._acknowledging and self._completing is not None:
+            await asyncio.wait([self._completing], timeout=ACKNOWLEDGE_SECONDS)
 
     async def _close(self) -> None:
         self._aborted = True
@@ -255,7 +271,8 @@ class Primary:
         await self._call(self._app.finalize_txn, self._shard, store, self._publisher)
         self._append_published()
         intents = self._publisher.ack_intents()
-        checkpoint = Checkpoint(self._intake.checkpoint(DEFAULT_PRUNE_HORIZON_S), intents)
+        checkpoint = Checkpoint(self._intake.checkpoint(self._producers.pruning()), intents)
+        self._producers.committing(checkpoint.sources)
         # Nothing may commit before what it has published is there to be acknowledged, nor if that has failed.
         wait_for, self._published = self._published, []
         committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
@@ -268,18 +285,15 @@ class Primary:
     # -- Completing the prior transaction ------------------------------------------------------------------------------
 
     def _begin_completing(self, work: Coroutine[Any, Any, None]) -> None:
+        self._acknowledging = False
         self._completing = asyncio.create_task(work, name=f"complete {self._shard.id}")
         self._completing.add_done_callback(lambda _: self._wake.set())
 
     async def _write_restored(self, written: dict[str, asyncio.Future[int]], offsets: dict[str, int]) -> None:
         """Write the acknowledgements of the restored checkpoint, which may never have been written, and roll back what
         came after it."""
-        ends: dict[str, int] = {}
-        for journal, done in written.items():
-            try:
-                ends[journal] = await done
-            except JournalNotFound:
-                _log.warning("dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal)
+        self._acknowledging = True
+        ends = await self._acknowledged(written, may_be_deleted=True)
         self._transactions.acknowledged(self._now())
         self._progress.advance(offsets, ends)
 
@@ -296,14 +310,43 @@ class Primary:
             gate.cancel()
             raise
         self._transactions.committed(self._now())
+        self._acknowledging = True
         gate.set_result(None)
-        ends = {journal: await done for journal, done in acknowledged.items()}
+        ends = await self._acknowledged(acknowledged)
         self._transactions.acknowledged(self._now())
         offsets = {journal: source.read_through for journal, source in checkpoint.sources.items()}
         self._metrics.completed(self._shard.id, self._transactions.completing)
         self._metrics.read_through(self._shard.id, offsets)
         self._progress.advance(offsets, ends)
         self._note_passed_over()
+
+    async def _acknowledged(
+        self, written: dict[str, asyncio.Future[int]], *, may_be_deleted: bool = False
+    ) -> dict[str, int]:
+        """Where acknowledgements end, once each was tried: no journal goes without for what is wrong with another.
+
+        Raises what the first one raised that failed.
+        """
+        await asyncio.gather(*written.values(), return_exceptions=True)
+        ends: dict[str, int] = {}
+        failure: BaseException | None = None
+        for journal, done in written.items():
+            error = done.exception()
+            if error is None:
+                ends[journal] = done.result()
+            elif may_be_deleted and isinstance(error, JournalNotFound):
+                _log.warning("dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal)
+            else:
+                _log.warning(
+                    "committed messages of a journal are not acknowledged",
+                    shard=self._shard.id,
+                    journal=journal,
+                    error=str(error),
+                )
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return ends
 
     def _note_passed_over(self) -> None:
         """While there is nothing to commit, being read through is all that can be done about duplicates."""
@@ -312,6 +355,10 @@ class Primary:
             self._intake.passed_over.clear()
 
     # -- Effects -------------------------------------------------------------------------------------------------------
+
+    def _watch_producers(self, sources: Mapping[str, Source]) -> ProducerWatch:
+        journals = [source.journal for source in self._shard.spec.sources]
+        return ProducerWatch(self._shard.id, self._client, self._clock, self._metrics, journals, sources)
 
     def _now(self) -> float:
         return self._clock.monotonic()

@@ -32,7 +32,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints
 from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
 from coranto_consumers.runtime.resolver import covers
-from coranto_consumers.runtime.specs import validate_change, with_meta
+from coranto_consumers.runtime.specs import recovery_log, validate_change, with_meta
 
 if TYPE_CHECKING:
     from coranto_consumers.runtime.consumer import Consumer
@@ -167,6 +167,10 @@ class ShardService(pc_grpc.ShardServicer):
             key = process.keyspace.layout.item_key(shard)
             compares.extend(self._authorized(change, shard, key, claims))
             if change.HasField("upsert"):
+                try:
+                    await self._require_place_of_hints(change.upsert)
+                except InvalidInput as error:
+                    raise error.within(f"ApplyRequest.changes[{index}].upsert") from None
                 ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
                 if change.HasField("primary_hints"):
                     hints = Hints.from_wire(change.primary_hints)
@@ -198,6 +202,34 @@ class ShardService(pc_grpc.ShardServicer):
         if not all(covers(claims, spec) for spec in specs):
             raise PermissionDenied(f"the token's scope does not cover this change of {shard}")
         return (Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0),)
+
+    async def _require_place_of_hints(self, spec: pc.ShardSpec) -> None:
+        """Raises InvalidInput for hints that are to be kept among this consumer's keys, or where another log's are.
+
+        A place that the shard has already is taken as it is: its hints cannot be left behind.
+        """
+        process = self._process
+        before = process.keyspace.state.item(spec.id)
+        stays = before is not None and before.spec.hint_prefix == spec.hint_prefix
+        if not spec.recovery_log_prefix or stays:
+            return
+        if f"{spec.hint_prefix}/".startswith(process.keyspace.layout.root):
+            raise InvalidInput(
+                f"{spec.hint_prefix!r} is among the keys of this consumer, which are below "
+                f"{process.keyspace.layout.root}: choose a place of its own, such as /gazette/hints/app",
+                field="hint_prefix",
+            )
+        keys = _hint_keys(spec)
+        try:
+            present = (await HintStore(process.coordinator, keys).fetch()).present
+        except CorruptData as error:
+            raise InvalidInput(f"there is something else than hints: {error}", field="hint_prefix") from error
+        if foreign := sorted({hints.log for hints in present} - {recovery_log(spec)}):
+            raise InvalidInput(
+                f"{keys.primary} has hints of {foreign[0]}, and the shard's log is {recovery_log(spec)}: choose "
+                "another place",
+                field="hint_prefix",
+            )
 
     # -- Hints and assignments -----------------------------------------------------------------------------------------
 

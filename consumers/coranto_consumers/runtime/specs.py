@@ -14,6 +14,7 @@ from coranto.names import is_clean_path, validate_journal, validate_process_id, 
 from coranto.specs import ANY_REVISION, duration_seconds, validate_endpoint
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog.hint_store import require_no_cluster_keys
 
 MAX_SHARD_LIMIT = 131_072
 MAX_HOT_STANDBYS = 3
@@ -90,6 +91,8 @@ def validate_change(change: pc.ApplyRequest.Change) -> None:
         raise InvalidInput("give either upsert or delete", field="upsert")
     if change.HasField("upsert"):
         _within("upsert", validate_shard_spec, change.upsert)
+        # Not with the spec itself: one that is stored already must still be read.
+        _within("upsert", require_no_cluster_keys, change.upsert.hint_prefix)
         if change.HasField("primary_hints") and not change.upsert.recovery_log_prefix:
             raise InvalidInput("the shard has no recovery log that hints could be of", field="primary_hints")
         return

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sqlalchemy.exc import SQLAlchemyError
 
 from coranto.client import ClientConfig, SyncJournalClient
-from coranto.errors import CorruptData, InvalidInput, JournalNotFound
+from coranto.errors import CorantoError, CorruptData, InvalidInput, JournalNotFound
 from coranto.messages.checkpoints import Checkpoint, Source
 from coranto_consumers.spark.application import Application
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
@@ -41,6 +41,8 @@ from coranto_consumers.stores.staging import delete_staged, stage_tables
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
+_PATIENCE_AFTER_FAILURE = 5.0
+"""Seconds for each further acknowledgement, once one has failed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -179,18 +181,27 @@ class SparkConsumer:
             transaction.commit(checkpoint)
 
     def _acknowledge(self, client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
-        """Append acknowledgements; to how many journals. Raises what the client does after its patience.
+        """Append acknowledgements; to how many journals.
 
-        They are in the committed checkpoint, so should this fail then the next start appends them.
+        Each one is tried: no journal goes without for what is wrong with another. Then this raises what the client did
+        first, after its patience. They are in the committed checkpoint, so the next start appends them again.
         """
         appended = 0
+        failure: CorantoError | None = None
         for journal, content in sorted(intents.items()):
+            # Where brokers are away for long they may be so for all journals.
+            patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, self._config.patience)
             try:
-                client.append(journal, content, retry_unknown=True)
+                client.append(journal, content, retry_unknown=True, patience=patience)
             except JournalNotFound:
                 _log.warning("a journal with pending messages is gone, and they with it", journal=journal)
+            except CorantoError as error:
+                _log.warning("committed messages of a journal are not acknowledged", journal=journal, error=str(error))
+                failure = failure or error
             else:
                 appended += 1
+        if failure is not None:
+            raise failure
         return appended
 
     def _delete_stale_rows(self, fence: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from pyspark.sql.types import StructType
 
 from coranto.client import ClientConfig
 from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.pruning import Pruning
+from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
+from coranto_consumers.spark.discovery import earliest
 from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
 from coranto_consumers.spark.ranges import Plan, Range, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
@@ -47,6 +51,7 @@ class InputReader:
         self._schema = schema
         self._max_partition_bytes = max_partition_bytes
         self._max_slices = _SLICES_PER_CORE * cores(spark)
+        self._skew: dict[str, SkewWatch] = {}
 
     @contextmanager
     def read(
@@ -61,7 +66,11 @@ class InputReader:
             rows = persisted.enter_context(_persisted(read_plan(self._spark, self._client, plan)))
             summaries = collect_summaries(rows, plan)
             parts = _by_journal(summaries)
-            results = {journal: sequence(journal, sources[journal], parts[journal]) for journal in sorted(parts)}
+            pruning = Pruning(time.time(), first_offsets={journal: earliest(cuts[journal]) for journal in cuts})
+            results = {
+                journal: sequence(journal, sources[journal], parts[journal], pruning=pruning)
+                for journal in sorted(parts)
+            }
             if any(result.replay for result in results.values()):
                 replays = self._plan_replays(results, cuts, first_number=len(summaries))
                 again = persisted.enter_context(_persisted(read_plan(self._spark, self._client, replays)))
@@ -69,8 +78,11 @@ class InputReader:
                 replayed = _by_journal(collect_summaries(again, replays))
                 for journal, found in replayed.items():
                     producers = _replaying(results[journal])
-                    results[journal] = sequence(journal, sources[journal], parts[journal], found, producers)
+                    results[journal] = sequence(journal, sources[journal], parts[journal], found, producers, pruning)
             _warn_of_resets(results)
+            for journal, result in results.items():
+                watch = self._skew.setdefault(journal, SkewWatch(journal, sources[journal]))
+                watch.look(result.source, pruning.now)
             chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
             with _persisted(parse_values(chosen, self._schema)) as parsed:
                 committed, messages = take_in(parsed, self._schema)

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coranto.errors import CorruptData
-from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S, ProducerState, Source, prune
+from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import ClockReset, resolve
+from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.ranges import Range
 from coranto_consumers.spark.scanning import ALWAYS_PIECE, RangeSummary, piece_of
@@ -48,9 +49,11 @@ def sequence(
     parts: Mapping[Range, RangeSummary],
     replayed: Mapping[Range, RangeSummary] | None = None,
     replayed_producers: Iterable[ProducerId] = (),
-    prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S,
+    pruning: Pruning | None = None,
 ) -> Sequenced:
     """Sequence adjacent ranges of a journal that begin at the entry's `read_through`.
+
+    Forgets the producers that `pruning` does; without it, none.
 
     Raises CorruptData when ranges do not add up to one contiguous piece of the journal.
     """
@@ -62,7 +65,10 @@ def sequence(
             raise CorruptData(f"journal {journal}: the replay ended at {found} instead of {entry.read_through}")
     summaries = [before[part] for part in sorted(before)] + [parts[part] for part in sorted(parts)]
     resolution = resolve(
-        [summary.segments for summary in summaries], entry.producers, replayed=frozenset(replayed_producers)
+        [summary.segments for summary in summaries],
+        entry.seen_producers,
+        replayed=frozenset(replayed_producers),
+        through=read_through,
     )
     windows = tuple(
         Window(piece_of(summary.number, index), lo, hi)
@@ -74,7 +80,7 @@ def sequence(
     if resolution.replay:
         begin = min(state.begin for state in resolution.replay.values())
         replay = Range(journal, begin, entry.read_through, entry.read_through), resolution.replay
-    states = prune(resolution.states, prune_horizon_s)
+    states = resolution.states if pruning is None else pruning.prune(journal, resolution.states, read_through)
     return Sequenced(Source(read_through, states), windows, resolution.resets, replay)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+import structlog
 from sqlalchemy import (
     Column,
     Connection,
@@ -34,6 +35,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coranto.errors import CommitOutcomeUnknown, Fenced, InvalidInput, SqlStoreError
 from coranto.messages.checkpoints import Checkpoint
+from coranto_consumers.stores.durability import RELAXED, commit_durably, risks
 from coranto_consumers.stores.engines import READS_ONLY, open_engine, was_rolled_back
 from coranto_consumers.stores.mysql import GUARDED, NAME, create_tables
 from coranto_consumers.stores.urls import display_url, parse_store_url
@@ -45,6 +47,8 @@ CHECKPOINTS = Table(
     Column("fence", Integer, nullable=False),
     Column("checkpoint", LargeBinary, nullable=False),
 )
+
+_log = structlog.get_logger(__name__)
 
 _RESOLVE_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 _CONFLICT_WAITS_S = (0.01, 0.05, 0.2, 0.5, 1.0)
@@ -76,6 +80,7 @@ class StoreTransaction:
         """
         payload = checkpoint.to_bytes()
         try:
+            commit_durably(self.connection)
             updated = self.connection.execute(
                 update(CHECKPOINTS)
                 .where(CHECKPOINTS.c.shard_fqn == self._shard, CHECKPOINTS.c.fence == self._fence)
@@ -109,11 +114,12 @@ class SqlStore:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         parsed = parse_store_url(url)
+        self._may_lose = RELAXED in parsed.query
         self.url = parsed.render_as_string(hide_password=False)
         """With its password: for handing to executors, never for printing."""
         self.name = display_url(parsed)
         """For people: without its password."""
-        self.engine: Engine = open_engine(parsed)
+        self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED]))
         self.do_commit = commit
         self._sleep = sleep
 
@@ -158,10 +164,12 @@ class SqlStore:
     def raise_fence(self, shard: str) -> Restored:
         """Raise the fence of a consumer and return it with the checkpoint last committed.
 
-        On return no earlier owner can commit. Raises SqlStoreError.
+        On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput when the server's settings are
+        such that it may lose what it has committed, unless the URL allows that.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it", field="shard")
+        self._require_durability()
         self.create_tables()
         for wait in (*_CONFLICT_WAITS_S, None):
             try:
@@ -173,6 +181,22 @@ class SqlStore:
                     raise self.failure(f"the fence of {shard} could not be raised", error) from error
                 self._sleep(wait)
         raise AssertionError("the last attempt returns or raises")
+
+    def _require_durability(self) -> None:
+        try:
+            with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
+                found = risks(connection)
+        except SQLAlchemyError as error:
+            raise self.failure("the server's settings could not be read", error) from error
+        if not found:
+            return
+        what = "a crash of the server's machine may lose committed checkpoints, and what was acknowledged comes twice"
+        if not self._may_lose:
+            raise InvalidInput(
+                f"{self.name}: {what}. {'; '.join(found)}. Add {RELAXED}=true to the URL to use the server as it is",
+                field="store_url",
+            )
+        _log.warning(what, store=self.name, settings=found)
 
     def read(self, shard: str) -> Restored | None:
         """What is committed for a consumer, for observers: no fence is raised. None when it never started."""
@@ -234,6 +258,7 @@ class SqlStore:
 
 def _raised(connection: Connection, shard: str) -> Restored:
     """Raise the fence of a consumer in this transaction, and return what its row holds then."""
+    commit_durably(connection)
     row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}
     higher = {"fence": CHECKPOINTS.c.fence + 1}
     if connection.dialect.name == "mysql":

@@ -8,6 +8,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from coranto.errors import InvalidInput
+from coranto_consumers.stores.durability import RELAXED
 
 ACCEPTED = (
     "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database "
@@ -24,6 +25,8 @@ def parse_store_url(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
         raise InvalidInput(f"not a URL; a store URL is {ACCEPTED}", field="store_url") from error
+    if url.query.get(RELAXED, "true") != "true":
+        raise InvalidInput(f"{RELAXED} is not 'true': say that, or leave it out", field="store_url")
     backend, _, driver = url.drivername.partition("+")
     match backend:
         case "sqlite":

@@ -23,6 +23,9 @@ from coranto.errors import InvalidInput
 
 SEPARATOR = "#"
 
+FOLDERS = frozenset({"items", "members", "assign"})
+"""What holds all keys below a prefix."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemberId:

@@ -4,13 +4,14 @@ What works on whole columns of messages (`columnar`, `columnar_sequencer`) or on
 the `consumers` extra, so that it is not imported here.
 """
 
-from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prune
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.csv_rows import CsvRows, NamedRows, TextRows
 from coranto.messages.fixed_frame import FixedFrame
 from coranto.messages.framing import Envelope, Framing, IncompleteTail, JsonLines, iter_messages
 from coranto.messages.mapping import ModuloMapping, RandomMapping, RendezvousMapping, modulo, rendezvous
 from coranto.messages.models import ModelRows, TypedLines
 from coranto.messages.payloads import Message, OwnPayload, ProtobufJson, ProtobufPayload
+from coranto.messages.pruning import Pruning
 from coranto.messages.publisher import Publisher, SyncPublisher, TransactionBuilder
 from coranto.messages.reading import (
     AsyncReadCommitted,
@@ -54,6 +55,7 @@ __all__ = [
     "ProducerState",
     "ProtobufJson",
     "ProtobufPayload",
+    "Pruning",
     "Publisher",
     "RandomMapping",
     "ReadCommitted",
@@ -75,7 +77,6 @@ __all__ = [
     "new_producer_id",
     "parse_uuid",
     "parse_uuid_text",
-    "prune",
     "read_committed",
     "read_committed_async",
     "rendezvous",

@@ -8,17 +8,13 @@ checkpoint written by any other Gazette consumer can be taken up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
-from coranto.errors import CorruptData, InvalidInput
+from coranto.errors import CorruptData
 from coranto.messages.uuids import ProducerId
 from coranto.wire import consumer_pb2
-
-DEFAULT_PRUNE_HORIZON_S: Final = 24 * 3600.0
-"""Producers silent for this long, by the journal's own clocks, are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +24,13 @@ class ProducerState:
     `last_ack` is the clock through which the producer's messages are decided. `begin` is the offset from which to read
     its pending messages again (those above `last_ack`, awaiting an acknowledgement), -1 when there are none.
 
-    `newest` is a clock of a message read, not below `last_ack`, by which the producer's age is judged: 0 when that is
-    not known, since it is not stored. It does not take part in comparison.
+    No message of the producer that was read ends behind the offset `seen_through`, by which its silence is judged
+    (`pruning.py`); 0 is unknown, as in checkpoints that others wrote. It does not take part in comparison.
     """
 
     last_ack: int
     begin: int = -1
-    newest: int = field(default=0, compare=False)
+    seen_through: int = field(default=0, compare=False)
 
     @property
     def is_pending(self) -> bool:
@@ -47,6 +43,14 @@ class Source:
 
     read_through: int = 0
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
+
+    @property
+    def seen_producers(self) -> dict[ProducerId, ProducerState]:
+        """The producers, with `seen_through` known: where it was not, no message that was read is behind what was."""
+        return {
+            producer: state if state.seen_through else replace(state, seen_through=self.read_through)
+            for producer, state in self.producers.items()
+        }
 
     @property
     def replay_from(self) -> int:
@@ -72,6 +76,7 @@ class Checkpoint:
                 added = entry.producers.add(id=producer)
                 added.state.last_ack = state.last_ack
                 added.state.begin = state.begin
+                added.state.seen_through = state.seen_through
         for journal, intent in self.ack_intents.items():
             wire.ack_intents[journal] = intent
         return wire
@@ -90,7 +95,13 @@ class Checkpoint:
                     )
                 if item.state.begin < -1:
                     raise CorruptData(f"checkpoint of {journal}: producer {item.id.hex()} begins at {item.state.begin}")
-                producers[ProducerId(item.id)] = ProducerState(item.state.last_ack, item.state.begin)
+                if item.state.seen_through < 0:
+                    raise CorruptData(
+                        f"checkpoint of {journal}: producer {item.id.hex()} was seen through {item.state.seen_through}"
+                    )
+                producers[ProducerId(item.id)] = ProducerState(
+                    item.state.last_ack, item.state.begin, item.state.seen_through
+                )
             if entry.read_through < 0:
                 raise CorruptData(f"checkpoint of {journal}: read through offset {entry.read_through}")
             sources[journal] = Source(entry.read_through, producers)
@@ -107,25 +118,3 @@ class Checkpoint:
             return cls.from_wire(consumer_pb2.Checkpoint.FromString(content))
         except DecodeError as error:
             raise CorruptData(f"{len(content)} bytes are not a serialised checkpoint: {error}") from error
-
-
-def prune(
-    producers: Mapping[ProducerId, ProducerState], horizon_s: float = DEFAULT_PRUNE_HORIZON_S
-) -> dict[ProducerId, ProducerState]:
-    """The states without those of producers that fell silent.
-
-    A producer is dropped when its newest known message is more than `horizon_s` seconds older than the newest
-    acknowledgement of the journal. One with pending messages of unknown age is kept, because forgetting it could lose
-    them: its last acknowledgement may be old while its transaction is not. With a horizon of 0 all are kept.
-    """
-    if horizon_s < 0:
-        raise InvalidInput(f"a prune horizon of {horizon_s} seconds is negative")
-    if horizon_s == 0 or not producers:
-        return dict(producers)
-    latest = max(state.last_ack for state in producers.values())
-    oldest = latest - (int(horizon_s * 10_000_000) << 4)
-    return {
-        producer: state
-        for producer, state in producers.items()
-        if max(state.newest, state.last_ack) >= oldest or (state.is_pending and not state.newest)
-    }

@@ -246,14 +246,16 @@ def resolve(
     entry: Mapping[ProducerId, ProducerState],
     *,
     replayed: Collection[ProducerId],
+    through: int = 0,
 ) -> Resolution:
     """Decide what adjacent ranges of one journal commit, from the producer states before them.
 
     `replayed` are the pending producers of `entry` whose messages from before the checkpoint are part of the ranges.
+    `through` is the offset at which the ranges end: the producers in them were seen through it.
     """
     tracks = {
         producer: _Track(
-            state.last_ack, -1 if producer in replayed else state.begin, state.newest, producer not in replayed
+            state.last_ack, -1 if producer in replayed else state.begin, state.seen_through, producer not in replayed
         )
         for producer, state in entry.items()
     }
@@ -269,7 +271,8 @@ def resolve(
         for index, segment in enumerate(segments):
             track = tracks.get(segment.producer)
             if track is None:
-                track = tracks[segment.producer] = _Track(segment.first_clock - 1, -1, 0, False)
+                track = tracks[segment.producer] = _Track(segment.first_clock - 1, -1, through, False)
+            track.seen_through = through
             if segment.flags is Flags.CONTINUE_TXN:
                 if segment.last_clock > track.top:
                     track.pending.append(PendingPart(number, index, track.top))
@@ -303,12 +306,12 @@ def resolve(
 class _Track:
     """One producer while segments are resolved."""
 
-    __slots__ = ("begin", "is_unread", "last_ack", "newest", "pending", "top")
+    __slots__ = ("begin", "is_unread", "last_ack", "pending", "seen_through", "top")
 
-    def __init__(self, last_ack: int, begin: int, newest: int, is_unread: bool) -> None:
+    def __init__(self, last_ack: int, begin: int, seen_through: int, is_unread: bool) -> None:
         self.last_ack = last_ack
         self.begin = begin
-        self.newest = newest
+        self.seen_through = seen_through
         self.is_unread = is_unread and begin != -1  # Pending messages of the entry state are not in the ranges.
         self.top = last_ack  # The largest clock among pending messages in the ranges.
         self.pending: list[PendingPart] = []
@@ -318,12 +321,10 @@ class _Track:
         self.last_ack = self.top = clock
         self.begin = -1
         self.is_unread = False
-        self.newest = 0
         self.pending.clear()
 
     def state(self) -> ProducerState:
-        age_known = not self.is_unread or self.top > self.last_ack or self.newest
-        return ProducerState(self.last_ack, self.begin, max(self.top, self.newest) if age_known else 0)
+        return ProducerState(self.last_ack, self.begin, self.seen_through)
 
 
 def committed_mask(row_segment: Int32s, verdicts: Verdicts, clocks: UInt64s) -> Mask:

@@ -24,7 +24,7 @@ import structlog
 
 from coranto.errors import InvalidInput
 from coranto.messages.batches import POSITION
-from coranto.messages.checkpoints import ProducerState, Source, prune
+from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import (
     Int32s,
     Int64s,
@@ -40,6 +40,7 @@ from coranto.messages.columnar import (
     resolve,
     scan,
 )
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import ReplayRange
 from coranto.messages.uuids import ProducerId
 
@@ -88,7 +89,7 @@ class _Journal:
     def __init__(self, name: str, source: Source) -> None:
         self.name = name
         self.read_through = source.read_through
-        self.states = dict(source.producers)
+        self.states = source.seen_producers
         self.in_hand: set[ProducerId] = set()
         """The pending producers of which all pending messages are held."""
 
@@ -149,17 +150,16 @@ class ColumnarSequencer:
             return batch.slice(0, 0)
         return committed[0] if len(committed) == 1 else pa.concat_batches(committed)
 
-    def checkpoint(self, prune_horizon_s: float = 0) -> dict[str, Source]:
+    def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
         """What to restore from, for each journal; a `Sequencer` can go on from it too.
 
-        Producers silent for more than `prune_horizon_s` seconds are forgotten (see `checkpoints.prune`); 0 keeps all.
+        Forgets the producers that `pruning` does; without it, none.
         """
         sources = {}
         for journal in self._journals.values():
-            kept = prune(journal.states, prune_horizon_s)
-            if len(kept) < len(journal.states):
-                journal.states = kept
-                journal.in_hand &= kept.keys()
+            if pruning is not None:
+                journal.states = pruning.prune(journal.name, journal.states, journal.read_through)
+                journal.in_hand &= journal.states.keys()
             sources[journal.name] = Source(journal.read_through, dict(journal.states))
         self._forget()
         return sources
@@ -195,14 +195,16 @@ def sequence_ranges(
     read; those that were pending in `source` come before them, from `replay`.
     """
     pieces: list[_Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
-    resolution = resolve(map(_live, pieces), source.producers, replayed=())
+    ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
+    through = ends[-1] if ends else source.read_through
+    resolution = resolve(map(_live, pieces), source.seen_producers, replayed=(), through=through)
     if resolution.replay:
         name = next(batch for batch in ranges if batch.num_rows).column("journal")[0].as_py()
         pieces = [*_read_again(name, source.read_through, resolution.replay, replay), *pieces]
-        resolution = resolve(map(_live, pieces), source.producers, replayed=resolution.replay.keys())
+        replayed = resolution.replay.keys()
+        resolution = resolve(map(_live, pieces), source.seen_producers, replayed=replayed, through=through)
     committed = list(run(_chosen, pieces, resolution.verdicts))
-    ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
-    return committed, Source(ends[-1] if ends else source.read_through, resolution.states)
+    return committed, Source(through, resolution.states)
 
 
 def _scanned(batch: pa.RecordBatch, _: None) -> _Piece:
@@ -229,15 +231,16 @@ class _Step:
         self._new = _piece(batch, columns)
         self._held = held
         pieces = [*held, self._new]
-        resolution = resolve(map(_live, pieces), journal.states, replayed=journal.in_hand)
+        through = int(batch.column("end")[-1].as_py()) if batch.num_rows else journal.read_through
+        resolution = resolve(map(_live, pieces), journal.states, replayed=journal.in_hand, through=through)
         if resolution.replay:
             replayed = _read_again(journal.name, journal.read_through, resolution.replay, replay)
             pieces = [*replayed, *pieces]
             in_hand = journal.in_hand | resolution.replay.keys()
-            resolution = resolve(map(_live, pieces), journal.states, replayed=in_hand)
+            resolution = resolve(map(_live, pieces), journal.states, replayed=in_hand, through=through)
         self._pieces = pieces
         self._resolution = resolution
-        self._read_through = int(batch.column("end")[-1].as_py()) if batch.num_rows else journal.read_through
+        self._read_through = through
         for reset in resolution.resets:
             log.warning(
                 "a producer went back to an outdated checkpoint: what it publishes again is read again",
@@ -355,7 +358,7 @@ def _pending_rows(piece: _Piece, parts: Sequence[PendingPart], journal: _Journal
         segment = old._replace(first_clock=int(clocks[row]), first_offset=int(offsets[row]))
         state = journal.states[old.producer]
         if state.begin == old.first_offset:
-            journal.states[old.producer] = ProducerState(state.last_ack, segment.first_offset, state.newest)
+            journal.states[old.producer] = ProducerState(state.last_ack, segment.first_offset, state.seen_through)
         segments.append(segment)
     return _Piece(
         piece.batch.filter(pa.array(mask)), clocks, offsets, row_segment, segments, list(range(len(segments)))

@@ -125,8 +125,14 @@ class SyncPublisher(Generic[M]):
         return True
 
     def _append_intents(self, intents: Mapping[str, bytes]) -> None:
+        failure: Exception | None = None
         for journal, content in intents.items():
-            self._append(journal, content)
+            try:
+                self._append(journal, content)
+            except Exception as error:  # noqa: BLE001 - raised once the other journals have theirs
+                failure = failure or error
+        if failure is not None:
+            raise failure
         self._builder.finish()
 
 

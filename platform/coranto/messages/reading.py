@@ -14,15 +14,18 @@ Readers that are left early should be closed, for what they read from to be clos
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import structlog
 
 from coranto.errors import CorruptMessage
-from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S, Source
+from coranto.messages.checkpoints import Source
 from coranto.messages.framing import ContentChunk, Decoder, Envelope, Framing, IncompleteTail
+from coranto.messages.pruning import DEFAULT_PRUNE_HORIZON_S, Pruning
 from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import Flags, ProducerId
 
 M = TypeVar("M")
@@ -161,6 +164,7 @@ class _Committed(Generic[M]):
     def __init__(self, journal: str, source: Source | None, ring_size: int) -> None:
         self.journal = journal
         self._sequencer: Sequencer[M] = Sequencer({journal: source or Source()}, ring_size)
+        self._skew = SkewWatch(journal, source or Source())
 
     @property
     def offset(self) -> int:
@@ -170,10 +174,12 @@ class _Committed(Generic[M]):
     def source(self, prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S) -> Source:
         """Where to go on: covers exactly what was returned so far.
 
-        Producers silent for longer than the horizon, in seconds by the journal's own clocks, are forgotten; with 0 none
-        is.
+        Producers silent for long are forgotten (see `Pruning`, whose horizon this is); with 0 none is.
         """
-        return self._sequencer.checkpoint(prune_horizon_s)[self.journal]
+        now = time.time()
+        source = self._sequencer.checkpoint(Pruning(now, prune_horizon_s) if prune_horizon_s else None)[self.journal]
+        self._skew.look(source, now)
+        return source
 
     def _queue(self, envelope: Envelope[M]) -> None:
         if self._sequencer.queue(envelope) is Outcome.ACK_RESET:

@@ -26,8 +26,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from coranto.errors import InvalidInput
-from coranto.messages.checkpoints import ProducerState, Source, prune
+from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope
+from coranto.messages.pruning import Pruning
 from coranto.messages.uuids import Flags, ProducerId
 
 M = TypeVar("M")
@@ -69,7 +70,6 @@ class _Handed(NamedTuple, Generic[M]):
     """Its producer; None for a message with a zero clock."""
     last_ack: int
     begin: int
-    newest: int
     passed: int
     offset: int
     is_trigger: bool
@@ -78,12 +78,12 @@ class _Handed(NamedTuple, Generic[M]):
 class _Partial(Generic[M]):
     """One producer of one journal."""
 
-    __slots__ = ("begin", "generation", "held", "last_ack", "newest", "top")
+    __slots__ = ("begin", "generation", "held", "last_ack", "seen_through", "top")
 
-    def __init__(self, last_ack: int, begin: int = -1, newest: int = 0) -> None:
+    def __init__(self, last_ack: int, begin: int = -1, seen_through: int = 0) -> None:
         self.last_ack = last_ack
         self.begin = begin  # Of the first pending message, -1 without one.
-        self.newest = newest
+        self.seen_through = seen_through  # Where the last message that was queued ends.
         self.top = last_ack  # The largest clock that is decided, or pending and known.
         self.held: deque[Envelope[M]] | None = None
         """The pending messages that are in the ring. Most producers have none, and an empty deque is large."""
@@ -92,15 +92,11 @@ class _Partial(Generic[M]):
     def decide(self, clock: int) -> None:
         self.last_ack = self.top = clock
         self.begin = -1
-        self.newest = 0
         self.held = None
         self.generation += 1
 
     def state(self) -> ProducerState:
-        restored = self.begin != -1 and self.top == self.last_ack  # Pending messages of which none was read yet.
-        return ProducerState(
-            self.last_ack, self.begin, self.newest if restored else max(self.newest, self.top, self.last_ack)
-        )
+        return ProducerState(self.last_ack, self.begin, self.seen_through)
 
 
 class Sequencer(Generic[M]):
@@ -128,8 +124,8 @@ class Sequencer(Generic[M]):
         for journal, source in (sources or {}).items():
             self._offsets[journal] = source.read_through
             self._partials[journal] = {
-                producer: _Partial(state.last_ack, state.begin, state.newest)
-                for producer, state in source.producers.items()
+                producer: _Partial(state.last_ack, state.begin, state.seen_through)
+                for producer, state in source.seen_producers.items()
             }
         self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
         # What is being delivered: the message that committed it, its producer, and where a replay has to end.
@@ -187,6 +183,7 @@ class Sequencer(Generic[M]):
         partial = partials.get(envelope.producer)
         if partial is None:
             partial = partials[envelope.producer] = _Partial(clock - 1)
+        partial.seen_through = envelope.end
 
         if envelope.flags == _CONTINUE:
             outcome = self._queue_continue(envelope, partial)
@@ -279,13 +276,11 @@ class Sequencer(Generic[M]):
         offset = self._offsets.get(trigger.journal, 0)
         if trigger.clock:
             decided = self._partials[trigger.journal][trigger.producer]
-            self._handed = _Handed(
-                trigger, decided, decided.last_ack, decided.begin, decided.newest, self._passed, offset, True
-            )
+            self._handed = _Handed(trigger, decided, decided.last_ack, decided.begin, self._passed, offset, True)
             decided.decide(trigger.clock)
             self._open_since_checkpoint.discard((trigger.journal, trigger.producer))
         else:
-            self._handed = _Handed(trigger, None, 0, -1, 0, self._passed, offset, True)
+            self._handed = _Handed(trigger, None, 0, -1, self._passed, offset, True)
         self._trigger = self._partial = None
         self._offsets[trigger.journal] = trigger.end
         return trigger
@@ -304,7 +299,7 @@ class Sequencer(Generic[M]):
         envelope, partial = handed.envelope, handed.partial
         self._passed = handed.passed
         if partial is not None:
-            partial.last_ack, partial.begin, partial.newest = handed.last_ack, handed.begin, handed.newest
+            partial.last_ack, partial.begin = handed.last_ack, handed.begin
         if handed.is_trigger:
             self._trigger = envelope
             self._partial = partial if envelope.flags == _ACK else None
@@ -322,31 +317,28 @@ class Sequencer(Generic[M]):
         passed, self._passed = self._passed, envelope.clock
         if envelope.clock > trigger.clock:
             return False
-        self._handed = _Handed(envelope, partial, partial.last_ack, partial.begin, partial.newest, passed, 0, False)
+        self._handed = _Handed(envelope, partial, partial.last_ack, partial.begin, passed, 0, False)
         # A checkpoint taken from here on finds the acknowledgement again, and delivers what follows this message.
         partial.last_ack = envelope.clock
         partial.begin = envelope.end
         return True
 
-    def checkpoint(self, prune_horizon_s: float = 0) -> dict[str, Source]:
-        """What to restore from, for each journal.
-
-        Producers silent for more than `prune_horizon_s` seconds are forgotten (see `checkpoints.prune`); 0 keeps all.
-        """
+    def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
+        """What to restore from, for each journal. Forgets the producers that `pruning` does; without it, none."""
         self._open_since_checkpoint.clear()
         self._handed = None
         sources = {}
         for journal in self._offsets.keys() | self._partials.keys():
             partials = self._partials.get(journal, {})
             states = {producer: partial.state() for producer, partial in partials.items()}
-            kept = prune(states, prune_horizon_s)
-            if self._trigger is None:
+            read_through = self._offsets.get(journal, 0)
+            # Amid a delivery none is forgotten: the rest of what is being delivered depends on its producer.
+            if pruning is not None and self._trigger is None:
+                kept = pruning.prune(journal, states, read_through)
                 for producer in states.keys() - kept.keys():
                     partials.pop(producer).decide(0)
-            elif self._trigger.journal == journal and self._trigger.producer in states:
-                # However old: the rest of what is being delivered depends on it.
-                kept[self._trigger.producer] = states[self._trigger.producer]
-            sources[journal] = Source(self._offsets.get(journal, 0), kept)
+                states = kept
+            sources[journal] = Source(read_through, states)
         return sources
 
 

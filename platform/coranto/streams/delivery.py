@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from coranto.client.client import JournalClient
 from coranto.client.values import Chunk
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, JournalNotFound, OffsetJump, StreamTruncated
-from coranto.messages.checkpoints import DEFAULT_PRUNE_HORIZON_S
 from coranto.messages.framing import Envelope, Framing
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import Flags, ProducerId, clock_to_ns
 from coranto.streams.model import Segment
 from coranto.streams.positions import PendingMessages, SegmentPosition
@@ -30,6 +32,7 @@ DEFAULT_READ_AHEAD: Final = 1 << 20
 """Bytes that are read ahead of each segment, about."""
 
 _PRUNE_EVERY = 1 << 16  # Messages after which producers that fell silent are forgotten.
+_FIRST_PRUNE = 1 << 10  # Sooner at first, for it tells of clocks that are far off.
 _IN_A_ROW = 64  # Transactions taken from one segment before the next one has its turn.
 
 
@@ -98,7 +101,7 @@ class SegmentSource(Generic[E]):
     """The committed transactions of one segment from a position on. Close it in the end.
 
     `end` is the offset to stop at, if it is known yet (see `limit`); until then more is waited for. `wake` is called
-    whenever `take` may have more to say.
+    whenever `take` may have more to say. `now` is the reader's clock, in seconds since the Unix epoch.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class SegmentSource(Generic[E]):
         wake: Callable[[int], None],
         read_ahead: int = DEFAULT_READ_AHEAD,
         ring_size: int = DEFAULT_RING_SIZE,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.number: Final = segment.number
         self.journal: Final = segment.journal
@@ -119,13 +123,15 @@ class SegmentSource(Generic[E]):
         self._framing = framing
         self._wake = wake
         self._read_ahead = read_ahead
+        self._now = now
         self._end = end
         self._sequencer: Sequencer[E] = Sequencer({self.journal: position.source()}, ring_size)
         self._pending = {ProducerId(bytes.fromhex(each.producer)): each for each in position.pending}
         self._decoder = framing.decoder(self.journal, position.offset)
         self._decoded: Iterator[Envelope[E]] = iter(())
         self._committing: ProducerId | None = None
-        self._until_prune = _PRUNE_EVERY
+        self._until_prune = _FIRST_PRUNE
+        self._skew = SkewWatch(self.journal, position.source())
         # What is read ahead.
         self._chunks: deque[Chunk] = deque()
         self._buffered = 0
@@ -230,8 +236,10 @@ class SegmentSource(Generic[E]):
         self._until_prune -= 1
         if self._until_prune <= 0 and not self._sequencer.is_delivering:
             self._until_prune = _PRUNE_EVERY
-            kept = self._sequencer.checkpoint(DEFAULT_PRUNE_HORIZON_S)[self.journal].producers
-            self._pending = {each: known for each, known in self._pending.items() if each in kept}
+            now = self._now()
+            source = self._sequencer.checkpoint(Pruning(now))[self.journal]
+            self._skew.look(source, now)
+            self._pending = {each: known for each, known in self._pending.items() if each in source.producers}
 
     async def _replayed(self) -> list[Envelope[E]]:
         """Messages that are committed now, and that memory does not hold any more."""

@@ -326,6 +326,7 @@ class GroupReader(Generic[E]):
             end=None if segment.sealed_at is None else max(segment.sealed_at, position.offset),
             wake=self._pool.wake,
             read_ahead=self._read_ahead,
+            now=self._clock.now,
         )
         self._pool.add(source)
         self._committed[number] = position

@@ -75,7 +75,8 @@ class StreamReader(Generic[E]):
         self._skip_truncated = skip_truncated
         self._read_ahead = read_ahead
         self._pool: SegmentPool[E] = SegmentPool()
-        self._watch = StreamWatch(client, stream, clock or SystemClock(), self._pool.woken.set)
+        self._clock: Clock = clock or SystemClock()
+        self._watch = StreamWatch(client, stream, self._clock, self._pool.woken.set)
         self._windows = TimeWindows(client, stream)
         self._frontier: Frontier | None = None
         self._seen: Stream | None = None  # The newest one that sources were told of.
@@ -270,6 +271,7 @@ class StreamReader(Generic[E]):
             end=end,
             wake=self._pool.wake,
             read_ahead=self._read_ahead,
+            now=self._clock.now,
         )
         self._pool.add(source)
 

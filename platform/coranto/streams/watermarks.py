@@ -6,8 +6,12 @@ Each note is a *mark* on the journal `<stream>/marks`, with the positions up to 
 
 Readers add the marks up to *watermarks*: once every writer has noted a time that is at least `lower`, all their earlier
 events stand before the largest of their positions, segment by segment. A reader that is past that cut has seen all
-events of times below `lower`. Everybody finds the same watermarks, for they depend on the journal of marks alone: a
-writer that is silent for `timeout` seconds, by the clocks of the other writers' marks, does not hold time up any more.
+events of times below `lower`. Everybody finds the same watermarks, for they depend on the journal of marks alone.
+
+A writer that is silent for `timeout` seconds does not hold time up any more. How long it is silent is told by what
+other writers' clocks counted since its last mark, each from one of its own marks to the next: no two clocks are
+compared, so one that is ahead does not make the others silent. A step from one mark to the next counts at most half of `timeout`, so
+that a clock that is set forward once does not either. Where marks are further apart than that it takes more of them.
 
 Time windows are a weak claim, as good as the writers' clocks and their word.
 """
@@ -15,6 +19,7 @@ Time windows are a weak claim, as good as the writers' clocks and their word.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -62,6 +67,10 @@ class Mark:
             positions = {int(number): int(offset) for number, offset in message["positions"].items()}
             if not isinstance(writer, str) or isinstance(time, bool) or not isinstance(time, int | float):
                 raise TypeError("its writer must be a text and its time a number")
+            if math.isnan(time):
+                raise ValueError(
+                    "its time is not a number"
+                )  # All comparisons with it fail, and time would stand still.
             return cls(writer, time, positions, bool(message.get("left", False)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptData(f"{message!r} is no mark of a writer: {error}") from error
@@ -90,7 +99,12 @@ class TimeWindow:
 @dataclass(frozen=True, slots=True)
 class _Noted:
     time: float
+    written: float
+    """By the writer's own clock."""
+    counted: float
+    """What the writer's clock had counted with this mark."""
     seen: float
+    """What had passed with this mark, by the clock that had counted the most."""
     positions: Mapping[int, int]
 
 
@@ -102,7 +116,7 @@ class Watermarks:
             raise InvalidInput(f"{timeout!r} is no time-out; give seconds above 0", field="timeout")
         self._timeout = timeout
         self._writers: dict[str, _Noted] = {}
-        self._latest = 0.0
+        self._passed = 0.0  # Seconds, by the clock that counted the most.
         self._found: list[Watermark] = []
 
     @property
@@ -115,16 +129,19 @@ class Watermarks:
 
         Returns the watermark that it brings about, if it does.
         """
-        self._latest = max(self._latest, written)
         if mark.left:
             self._writers.pop(mark.writer, None)
         else:
             before = self._writers.get(mark.writer)
             positions = _largest(before.positions if before is not None else {}, mark.positions)
             time = max(mark.time, before.time) if before is not None else mark.time
-            self._writers[mark.writer] = _Noted(time, written, positions)
+            counted = self._passed
+            if before is not None:
+                counted = before.counted + min(max(0.0, written - before.written), self._timeout / 2)
+            self._passed = max(self._passed, counted)
+            self._writers[mark.writer] = _Noted(time, written, counted, self._passed, positions)
         self._writers = {
-            writer: noted for writer, noted in self._writers.items() if self._latest - noted.seen <= self._timeout
+            writer: noted for writer, noted in self._writers.items() if self._passed - noted.seen <= self._timeout
         }
         if not self._writers:
             return None

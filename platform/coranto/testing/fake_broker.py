@@ -374,6 +374,8 @@ class FakeBroker(pb_grpc.JournalServicer):
             return pb.JOURNAL_NOT_FOUND
         if journal.elsewhere and request.do_not_proxy:
             return pb.NOT_JOURNAL_PRIMARY_BROKER
+        if journal.spec.flags == pb.JournalSpec.O_RDONLY:
+            return pb.NOT_ALLOWED
         if journal.registers.labels and not labels.matches(request.check_registers, journal.registers):
             return pb.REGISTER_MISMATCH
         if request.offset not in (0, max(journal.head, journal.index_end)):

@@ -277,18 +277,24 @@ class Checkpoint(_message.Message):
 
         LAST_ACK_FIELD_NUMBER: _builtins.int
         BEGIN_FIELD_NUMBER: _builtins.int
+        SEEN_THROUGH_FIELD_NUMBER: _builtins.int
         last_ack: _builtins.int
         begin: _builtins.int
         """Offset of the first CONTINUE_TXN above last_ack, or -1."""
+        seen_through: _builtins.int
+        """Coranto's own, which Gazette passes over: no message of the producer that was read ends behind this offset.
+        0 is unknown.
+        """
         def __init__(
             self,
             *,
             last_ack: _builtins.int = ...,
             begin: _builtins.int = ...,
+            seen_through: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "last_ack", b"last_ack"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "last_ack", b"last_ack", "seen_through", b"seen_through"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from coranto.coordination.etcd import Delete, Put
 from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_set
 from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.recoverylog import Hints
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.testing import shard_spec
 from coranto_consumers.stores.json_file import JsonFileStore
@@ -154,3 +157,51 @@ async def test_hints_can_be_set(consumer, app, spec):
     assert (await consumer.stub(process).Apply(pc.ApplyRequest(changes=[change]))).status == pc.OK
     hints = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="shard-sums"))
     assert hints.primary_hints.hints == change.primary_hints
+
+
+@pytest.mark.parametrize("prefix", ["/gazette/cluster/items", "/gazette/cluster/assign/x", "/members"])
+async def test_hints_among_the_keys_of_a_cluster_are_refused(consumer, spec, prefix):
+    """Specs of journals, and who has them, are not to be overwritten or deleted by way of a shard's hints."""
+    process = await consumer.start(JsonSums(), shard_limit=0)
+    spec.hint_prefix = prefix
+    with pytest.raises(grpc.aio.AioRpcError, match=f"upsert.hint_prefix: '{prefix}' leads into"):
+        await consumer.apply(process, spec)
+    # One that an earlier version has stored does nothing there, and says why.
+    key = process.keyspace.layout.item_key(spec.id)
+    result = await process.consumer.coordinator.txn([], [Put(key, spec.SerializeToString())])
+    await process.keyspace.wait_for_revision(result.header.revision)
+    with pytest.raises(grpc.aio.AioRpcError, match="leads into"):
+        await consumer.stub(process).GetHints(pc.GetHintsRequest(shard=spec.id))
+
+
+async def test_a_stored_shard_whose_hints_are_among_the_keys_of_a_cluster_fails(consumer, spec):
+    process = await consumer.start(JsonSums())
+    spec.hint_prefix = f"{consumer.settings.etcd_prefix}/items"
+    await process.consumer.coordinator.txn([], [Put(process.keyspace.layout.item_key(spec.id), spec.SerializeToString())])
+    await consumer.status(process, "FAILED")
+    assert "leads into 'items'" in (await consumer.shard(process)).status[0].errors[0]
+    assert [item.id for item in process.keyspace.state.items] == [spec.id]
+
+
+async def test_hints_among_the_consumer_s_own_keys_or_where_others_are_are_refused(journals, consumer, app, spec):
+    process = await consumer.start(app, shard_limit=0)
+    place = spec.hint_prefix
+    spec.hint_prefix = f"{consumer.settings.etcd_prefix}/hints"
+    with pytest.raises(grpc.aio.AioRpcError, match="among the keys of this consumer"):
+        await consumer.apply(process, spec)
+
+    spec.hint_prefix = place
+    put = Put(f"{place}/{spec.id}.primary", Hints("recovery/of-another").to_json())
+    await process.consumer.coordinator.txn([], [put])
+    with pytest.raises(grpc.aio.AioRpcError, match="has hints of recovery/of-another"):
+        await consumer.apply(process, spec)
+    await process.consumer.coordinator.txn([], [Put(put.key, b"{}, or whatever it is")])
+    with pytest.raises(grpc.aio.AioRpcError, match="something else than hints"):
+        await consumer.apply(process, spec)
+    await process.consumer.coordinator.txn([], [Delete(put.key)])
+    await consumer.apply(process, spec)
+
+    # What is the shard's place already stays so, whatever is there: the shard says what is wrong with it.
+    await process.consumer.coordinator.txn([], [put])
+    spec.hint_backups = 3
+    await consumer.apply(process, spec, revision=-1)

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
 
-from coranto.errors import CorruptMessage, Fenced, JournalNotFound
-from coranto.messages import Checkpoint, Envelope
+from coranto.client import JournalClient
+from coranto.effects import SystemClock
+from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed
+from coranto.messages import (
+    Checkpoint,
+    Clock,
+    Envelope,
+    JsonLines,
+    ProducerState,
+    Source,
+    TransactionBuilder,
+    new_producer_id,
+)
+from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
+from coranto.messages.uuids import clock_from_ns
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.runtime.transaction import DeferToNextTransaction, EmptyTransactionDeferred
 from coranto_consumers.stores import SqlShardStore
@@ -328,3 +346,173 @@ async def test_nothing_commits_whose_messages_could_not_be_published(journals, c
             await shard.task
     assert sums.sums() == {}
     assert sums.database.read("shard-sums").checkpoint == Checkpoint()
+
+
+class Kept(InMemory):
+    """A store that keeps its checkpoint from one run to the next, and tells when it has committed."""
+
+    def __init__(self, committed: Callable[[], None] = lambda: None) -> None:
+        self.checkpoint = Checkpoint()
+        self._committed = committed
+
+    async def restore_checkpoint(self, shard: str) -> Checkpoint:
+        return self.checkpoint
+
+    async def start_commit(self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]):
+        async def commit() -> None:
+            await asyncio.gather(*wait_for)
+            self.checkpoint = checkpoint
+            self._committed()
+
+        return asyncio.ensure_future(commit())
+
+
+class Copies(Application[Kept]):
+    """Publishes each message to several journals."""
+
+    def __init__(self, store: Kept, *outputs: str) -> None:
+        self.store = store
+        self.outputs = outputs
+
+    def new_store(self, shard):
+        return self.store
+
+    async def consume_message(self, shard, store, message, publisher):
+        for output in self.outputs:
+            publisher.publish(output, {"n": message.message["n"]})
+
+
+class SlowClient(JournalClient):
+    """Takes a while to append to a journal."""
+
+    slow = ""
+
+    async def append(self, journal, content, **options):
+        if journal == self.slow:
+            await asyncio.sleep(0.2)
+        return await super().append(journal, content, **options)
+
+
+@pytest.fixture
+async def slow_client(journals) -> AsyncIterator[SlowClient]:
+    async with SlowClient(journals.fake.endpoint) as connected:
+        yield connected
+
+
+async def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(journals, slow_client):
+    """Between the commit and the acknowledgements, and still after a restart."""
+    journals.create("out/two", "out/three")
+
+    def protect() -> None:
+        journals.fake.journals["out/one"].spec.flags = pb.JournalSpec.O_RDONLY
+        slow_client.slow = "out/two"
+
+    store = Kept(protect)
+    app = Copies(store, "out/one", "out/two", "out/three")
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    async with running_shard(app, SPEC, slow_client) as shard:
+        with pytest.raises(NotAllowed, match="out/one"):
+            await shard.task
+    assert [journals.committed(output) for output in app.outputs] == [[], [{"n": 1}], [{"n": 1}]]
+
+    # The acknowledgements of the first run are taken away again, as if it had died before them.
+    for output in ("out/two", "out/three"):
+        spool = journals.fake.journals[output].spool
+        del spool[bytes(spool).index(b"\n") + 1 :]
+        assert journals.committed(output) == []
+    async with running_shard(app, SPEC, slow_client) as shard:
+        with pytest.raises(NotAllowed, match="out/one"):
+            await shard.task
+    assert [journals.committed(output) for output in app.outputs] == [[], [{"n": 1}], [{"n": 1}]]
+
+    journals.fake.journals["out/one"].spec.flags = 0
+    async with running_shard(app, SPEC, slow_client) as shard:
+        await shard.read_through({"in/one": await journals.publish("in/one")})
+    assert journals.committed("out/one") == [{"n": 1}]
+
+
+async def test_a_shard_that_fails_acknowledges_what_it_had_committed(journals, slow_client):
+    """Its source is gone for good, so that no later run would get further."""
+    crashed = journals.producer()
+    crashed.add("out/one", {"n": 1})
+    await journals.flush(crashed)
+    store = Kept()
+    store.checkpoint = Checkpoint({}, crashed.ack_intents())
+    slow_client.slow = "out/one"
+    async with running_shard(Copies(store), shard_spec("shard-sums", ["in/gone"]), slow_client) as shard:
+        with pytest.raises(JournalNotFound, match="in/gone"):
+            await shard.task
+    assert journals.committed("out/one") == [{"n": 1}]
+
+
+async def test_a_producer_ahead_loses_no_message_of_others(journals, client, sums):
+    """A transaction over a checkpoint, and an append that is repeated; the shard starts anew in between."""
+    day = 25 * 3600 * 10**9
+    ahead = TransactionBuilder(new_producer_id(os.urandom), Clock(lambda: time.time_ns() + day), JsonLines())
+    right, repeating = journals.producer(), journals.producer()
+    repeating.outside("in/one", {"key": "b", "n": 10})
+    ((_, repeated),) = repeating.take_batches(1 << 20)
+    await journals.fake.write("in/one", repeated)
+    right.add("in/one", {"key": "a", "n": 1})
+    right.add("in/one", {"key": "a", "n": 2})
+    await journals.flush(right)
+    ahead.add("in/one", {"key": "c", "n": 5})
+    await journals.commit(ahead)
+    spec = shard_spec("shard-sums", ["in/one"], disable_wait_for_ack=True, max_seconds=0.1)
+    for last in (False, True):
+        async with running_shard(sums, spec, client) as shard:
+            await shard.read_through({"in/one": journals.head("in/one")})
+            if not last:
+                await journals.fake.write("in/one", repeated)
+                await shard.read_through({"in/one": journals.head("in/one")})
+            else:
+                await journals.commit(right)
+                await shard.read_through({"in/one": journals.head("in/one")})
+    assert sums.sums() == {"a": (3, 2), "b": (10, 1), "c": (5, 1)}
+
+
+async def test_producers_are_looked_after(journals, client):
+    """Clocks far off and open transactions are counted; those that are gone from a journal are found out."""
+    journal = journals.fake.journals["in/one"]
+    await journals.publish("in/one", {"key": "a", "n": 1})
+    journal.roll()
+    await journals.publish("in/one", {"key": "a", "n": 2})
+    begin = journal.spool_begin
+    journal.drop_before(begin)
+    now = 1_900_000_000
+    fast, slow = (ProducerState(clock_from_ns((now + off) * 10**9), -1, 300) for off in (7200, -7200))
+    right, gone = ProducerState(clock_from_ns(now * 10**9), -1, 200), ProducerState(5, 1, begin)
+    one, two, three, four = (new_producer_id(os.urandom) for _ in range(4))
+    clock = FrozenClock(now)
+    metrics = ConsumerMetrics()
+    sources = {"in/one": Source(250, {one: right, four: gone})}
+    watch = ProducerWatch("shard-sums", client, clock, metrics, ["in/one"], sources)
+
+    def value(name: str, **given: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"shard": "shard-sums", **given})
+
+    watch.committing({"in/one": Source(400, {**sources["in/one"].producers, two: fast, three: slow})})
+    await watch.look()
+    await watch.look()
+    assert value("coranto_shard_skewed_producers_total", direction="ahead") == 1
+    assert value("coranto_shard_skewed_producers_total", direction="behind") == 1
+    assert value("coranto_shard_open_transactions") == 1
+    assert watch.pruning().first_offsets == {}, "nothing is old enough to ask for"
+
+    read_through = begin + DEFAULT_PRUNE_DISTANCE
+    watch.committing({"in/one": Source(read_through, {four: gone})})
+    await watch.look()
+    await watch.look()
+    assert journals.fake.count("ListFragments") == 1
+    assert watch.pruning().first_offsets == {"in/one": begin}
+    assert watch.pruning().prune("in/one", {four: gone}, read_through) == {}
+    metrics.forget("shard-sums")
+    assert value("coranto_shard_open_transactions") is None
+
+
+class FrozenClock(SystemClock):
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now

@@ -1,4 +1,4 @@
-"""Checkpoints on the wire, and the pruning of silent producers."""
+"""Checkpoints on the wire."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coranto.errors import CorruptData, InvalidInput
-from coranto.messages.checkpoints import Checkpoint, ProducerState, Source, prune
-from coranto.messages.uuids import ProducerId, clock_from_ns
+from coranto.errors import CorruptData
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
+from coranto.messages.uuids import ProducerId
 from coranto.wire import consumer_pb2
 
 A = ProducerId(bytes.fromhex("010203040506"))
 B = ProducerId(bytes.fromhex("aabbccddeeff"))
-HOUR_NS = 3600 * 10**9
 
 # Bytes that another Gazette implementation wrote, with producers in its former form, a map keyed by text.
 UPSTREAM = bytes.fromhex(
@@ -74,25 +73,16 @@ def test_replay_begins_at_the_earliest_pending_message() -> None:
     assert Source(100, {A: ProducerState(1), B: ProducerState(1, 70)}).replay_from == 70
 
 
-def hours(count: float) -> int:
-    return clock_from_ns(int(1_000_000 * HOUR_NS + count * HOUR_NS))
-
-
-def test_silent_producers_are_pruned_by_the_journals_own_clock() -> None:
-    recent, silent = ProducerState(hours(30)), ProducerState(hours(5))
-    assert prune({A: recent, B: silent}) == {A: recent}
-    assert prune({A: recent, B: silent}, 0) == {A: recent, B: silent}
-    assert prune({A: recent, B: silent}, 26 * 3600) == {A: recent, B: silent}
-    assert prune({}) == {}
-    with pytest.raises(InvalidInput):
-        prune({}, -1)
-
-
-def test_pruning_never_forgets_a_transaction_that_may_be_recent() -> None:
-    recent = ProducerState(hours(30))
-    active = ProducerState(hours(1), 500, newest=hours(29))
-    unknown = ProducerState(hours(1), 500)
-    abandoned = ProducerState(hours(1), 500, newest=hours(2))
-    assert B in prune({A: recent, B: active})
-    assert B in prune({A: recent, B: unknown})
-    assert B not in prune({A: recent, B: abandoned})
+def test_where_producers_were_seen_is_stored_beside_what_gazette_knows() -> None:
+    state = ProducerState(7, 40, seen_through=60)
+    wire = Checkpoint({"j": Source(100, {A: state})}).to_wire()
+    assert Checkpoint.from_wire(wire).sources["j"].producers[A].seen_through == 60
+    # Gazette passes over fields that it does not know; a checkpoint that it wrote has none of them.
+    wire.sources["j"].producers[0].state.ClearField("seen_through")
+    restored = Checkpoint.from_wire(wire).sources["j"]
+    assert restored.producers[A] == state
+    assert restored.producers[A].seen_through == 0
+    assert restored.seen_producers[A].seen_through == 100, "no message that was read ends behind what was read through"
+    wire.sources["j"].producers[0].state.seen_through = -1
+    with pytest.raises(CorruptData, match="seen through -1"):
+        Checkpoint.from_wire(wire)

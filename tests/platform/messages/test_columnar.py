@@ -120,16 +120,15 @@ def test_an_outdated_producer_is_reported() -> None:
     assert resolution.verdicts == (Verdicts((8, 0, 5), (9, 0, 6)),)
 
 
-def test_states_know_how_new_pending_messages_are() -> None:
-    def newest(entry: ProducerState, *rows: tuple[ProducerId, int, int], replayed: tuple[ProducerId, ...] = ()) -> int:
-        return columnar.resolve([scan(*rows).segments], {A: entry}, replayed=replayed).states[A].newest
+def test_states_know_through_which_offset_producers_were_seen() -> None:
+    def seen(*rows: tuple[ProducerId, int, int], replayed: tuple[ProducerId, ...] = ()) -> int:
+        entry = {A: ProducerState(4, 70, 80)}
+        resolution = columnar.resolve([scan(*rows).segments], entry, replayed=replayed, through=200)
+        return resolution.states[A].seen_through
 
-    assert newest(ProducerState(4, 70)) == 0
-    assert newest(ProducerState(4, 70, newest=8)) == 8
-    assert newest(ProducerState(4, 70), (A, 9, CONTINUE)) == 9
-    assert newest(ProducerState(4, 70), (A, 6, CONTINUE), replayed=(A,)) == 6
-    assert newest(ProducerState(4, 70, newest=8), (A, 4, ACK)) == 4
-    assert newest(ProducerState(4), (A, 9, CONTINUE)) == 9
+    assert seen() == seen((B, 9, CONTINUE)) == 80
+    assert seen((A, 9, CONTINUE)) == seen((A, 3, CONTINUE)) == seen((A, 9, OUTSIDE)) == seen((A, 9, ACK)) == 200
+    assert seen((A, 6, CONTINUE), replayed=(A,)) == 200
 
 
 def test_clocks_use_all_64_bits() -> None:

@@ -19,8 +19,9 @@ from coranto.messages.batches import LINES, envelope_batch, line_batch, parse_li
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
 from coranto.messages.columnar_sequencer import ColumnarSequencer, sequence_ranges
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
-from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
+from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, clock_to_ns, format_uuid
 
 A, B, C = (ProducerId(bytes([1, 0, 0, 0, 0, number])) for number in (7, 3, 200))
 CONTINUE, ACK, OUTSIDE = Flags.CONTINUE_TXN, Flags.ACK_TXN, Flags.OUTSIDE_TXN
@@ -331,14 +332,28 @@ def hours(count: float) -> int:
 
 
 def test_silent_producers_are_pruned_with_their_rows() -> None:
-    rows = history([(A, hours(0), CONTINUE), (B, hours(30), OUTSIDE), (A, hours(0) + 1, ACK)])
+    pruning = Pruning(clock_to_ns(hours(30)) / 1e9, distance=5)
+    rows = history([(A, hours(0), OUTSIDE), (B, hours(0), CONTINUE), (C, hours(30), OUTSIDE), (B, hours(0) + 1, ACK)])
     sequencer = ColumnarSequencer(Journals(rows).replay)
-    feed(sequencer, rows[:2])
-    assert set(sequencer.checkpoint()["j"].producers) == {A, B}
+    feed(sequencer, rows[:1])
+    feed(sequencer, rows[1:3])
+    assert set(sequencer.checkpoint()["j"].producers) == {A, B, C}
+    assert set(sequencer.checkpoint(pruning)["j"].producers) == {B, C}
     assert sequencer.held_rows == 1
-    assert set(sequencer.checkpoint(24 * 3600)["j"].producers) == {B}
-    assert sequencer.held_rows == 0
-    assert feed(sequencer, rows[2:]) == []
+    assert feed(sequencer, rows[3:]) == [rows[1].begin]
+
+
+def test_open_transactions_that_are_gone_from_the_journal_are_forgotten_with_their_rows() -> None:
+    rows = history([(A, hours(0), CONTINUE), (B, hours(30), OUTSIDE), (B, hours(30) + 1, OUTSIDE)])
+    sequencer = ColumnarSequencer(Journals(rows).replay)
+    feed(sequencer, rows[:1])
+    # While its rows are in memory a producer counts as seen: from here on they are not.
+    sequencer = ColumnarSequencer(Journals(rows).replay, sequencer.checkpoint())
+    feed(sequencer, rows[1:])
+    now = clock_to_ns(hours(30)) / 1e9
+    for first_offset, kept in [(rows[0].end - 1, {A, B}), (rows[0].end, {B})]:
+        pruning = Pruning(now, distance=5, first_offsets={"j": first_offset})
+        assert set(sequencer.checkpoint(pruning)["j"].producers) == kept
 
 
 # Lines.

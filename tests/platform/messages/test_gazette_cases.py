@@ -12,8 +12,9 @@ import pytest
 from coranto.errors import InvalidInput, Unavailable
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
-from coranto.messages.uuids import ZERO_PRODUCER, Flags, ProducerId
+from coranto.messages.uuids import ZERO_PRODUCER, Flags, ProducerId, clock_to_ns
 
 JOURNAL = "test/journal"
 A, B, C = ProducerId(b"\x01AAAAA"), ProducerId(b"\x01BBBBB"), ProducerId(b"\x01CCCCC")
@@ -308,19 +309,25 @@ def test_duplicates_on_both_sides_of_a_checkpoint(journal: Journal) -> None:
 
 
 def test_pruning_by_horizon(journal: Journal) -> None:
+    """Gazette prunes against the newest clock of any producer, which loses messages when that one is ahead."""
+
+    def second(number: int) -> int:
+        return number * 10_000_000 << 4
+
     reader, write = Reader(journal, 12), journal.write
-    a, b = write(A, 10 << 4, CONTINUE), write(B, 19 << 4, CONTINUE)
-    b_ack, c = write(B, 20 << 4, ACK), write(C, 30 << 4, CONTINUE)
+    a, b = write(A, second(10), CONTINUE), write(B, second(19), CONTINUE)
+    b_ack, c = write(B, second(20), ACK), write(C, second(30), OUTSIDE)
     reader.queue(a, b, b_ack)
     assert reader.take() == [b, b_ack]
     reader.queue(c)
-    state_a, state_b = ProducerState((10 << 4) - 1, a.begin), ProducerState(20 << 4)
-    state_c = ProducerState((30 << 4) - 1, c.begin)
+    assert reader.take() == [c]
+    state_a, state_b = ProducerState(second(10) - 1, a.begin), ProducerState(second(20))
 
-    # Clocks are hundreds of nanoseconds, with four bits of counter below them.
-    all_three = {A: state_a, B: state_b, C: state_c}
-    for horizon, kept in [(20, all_three), (19, {B: state_b, C: state_c}), (0.1, {C: state_c})]:
-        assert reader.sequencer.checkpoint(horizon * 100e-9)[JOURNAL].producers == kept
+    # B is decided, and judged by its own clock against the reader's. A's transaction is open, and may yet commit.
+    everything = {A: state_a, B: state_b, C: ProducerState(second(30))}
+    for horizon, kept in [(11, everything), (9, {A: state_a, C: everything[C]})]:
+        pruning = Pruning(clock_to_ns(second(30)) / 1e9, horizon, distance=1)
+        assert reader.sequencer.checkpoint(pruning)[JOURNAL].producers == kept
 
 
 def _fails(_: Message) -> Message:

@@ -9,8 +9,9 @@ import pytest
 from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
+from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
-from coranto.messages.uuids import Flags, ProducerId, clock_from_ns
+from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, clock_to_ns
 
 A = ProducerId(b"\x01AAAAA")
 B = ProducerId(b"\x01BBBBB")
@@ -167,7 +168,7 @@ def test_a_checkpoint_amid_a_delivery_keeps_its_producer_however_old() -> None:
     feed.queue(A, hours(1) + 1, CONTINUE)
     feed.queue(A, hours(1) + 2, ACK)
     feed.sequencer.step()
-    sources = feed.sequencer.checkpoint(24 * 3600)
+    sources = feed.sequencer.checkpoint(pruning(30))
     restored = Sequencer[JsonObject](sources)
     rest = read_committed(feed.rows[3:], restored, feed.replay)
     assert [message.clock for message in rest] == [hours(1) + 1]
@@ -283,30 +284,35 @@ def hours(count: float) -> int:
     return clock_from_ns(int(10**18 + count * 3600 * 10**9))
 
 
-def test_silent_producers_are_pruned_with_their_messages() -> None:
+def pruning(hour: float, distance: int = 5) -> Pruning:
+    return Pruning(clock_to_ns(hours(hour)) / 1e9, distance=distance)
+
+
+def test_silent_producers_are_pruned() -> None:
+    feed = Feed()
+    feed.queue(A, hours(0), OUTSIDE)
+    feed.drain()
+    feed.queue(B, hours(30), OUTSIDE)
+    feed.drain()
+    assert set(feed.sequencer.checkpoint()["j"].producers) == {A, B}
+    assert set(feed.sequencer.checkpoint(pruning(30, distance=100))["j"].producers) == {A, B}
+    assert set(feed.sequencer.checkpoint(pruning(23))["j"].producers) == {A, B}
+    assert set(feed.sequencer.checkpoint(pruning(30))["j"].producers) == {B}
+    assert feed.queue(A, hours(0), OUTSIDE) is Outcome.OUTSIDE_COMMIT
+
+
+def test_open_transactions_are_not_pruned_while_they_may_commit() -> None:
     feed = Feed()
     feed.queue(A, hours(0), CONTINUE)
     feed.queue(B, hours(30), OUTSIDE)
     feed.drain()
-    assert set(feed.sequencer.checkpoint()["j"].producers) == {A, B}
-    assert set(feed.sequencer.checkpoint(24 * 3600)["j"].producers) == {B}
-    assert feed.queue(A, hours(0) + 1, ACK) is Outcome.ACK_EMPTY
-
-
-def test_pruning_judges_open_transactions_by_their_newest_message() -> None:
-    feed = Feed()
-    feed.queue(A, hours(0), OUTSIDE)
-    feed.drain()
-    feed.queue(A, hours(29), CONTINUE)
-    feed.queue(B, hours(30), OUTSIDE)
-    feed.drain()
-    sources = feed.sequencer.checkpoint(24 * 3600)
+    sources = feed.sequencer.checkpoint(pruning(30))
     assert set(sources["j"].producers) == {A, B}
     restored = Feed(sequencer=Sequencer({"j": sources["j"]}))
     restored.rows = feed.rows
-    assert set(restored.sequencer.checkpoint(24 * 3600)["j"].producers) == {A, B}
+    assert set(restored.sequencer.checkpoint(pruning(900))["j"].producers) == {A, B}
     restored.queue(A, hours(31), ACK)
-    assert restored.drain() == [hours(29), hours(31)]
+    assert restored.drain() == [hours(0), hours(31)]
 
 
 def test_read_committed_leaves_acknowledgements_out() -> None:

@@ -36,8 +36,54 @@ def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
     marks = Watermarks(timeout=100)
     marks.add(Mark("a", 10, {0: 5}), 0)
     marks.add(Mark("b", 11, {0: 6}), 0)
-    assert marks.add(Mark("a", 50, {0: 7}), 100) == Watermark(11, 50, {0: 7})
+    assert marks.add(Mark("a", 50, {0: 7}), 50) == Watermark(11, 50, {0: 7})
+    assert marks.add(Mark("a", 55, {0: 7}), 100) is None
     assert marks.add(Mark("a", 60, {0: 8}), 100.5) == Watermark(60, 60, {0: 8})
+
+
+@pytest.mark.parametrize("off", [1000.0, -1000.0, 10.0**9])
+def test_a_writer_whose_clock_is_off_does_not_make_others_silent(off: float) -> None:
+    """Time would go on without them, and readers be told that their events are all read."""
+    marks = Watermarks(timeout=100)
+    for second in range(0, 1000, 40):
+        marks.add(Mark("right", second, {0: second}), second)
+        marks.add(Mark("off", second + 20, {0: second}), second + 20 + off)
+        assert marks.found[-1].lower <= second + 1
+    # It is the only one that is left, and its clock counts as well as any.
+    for second in range(1000, 1200, 40):
+        marks.add(Mark("off", second, {0: second}), second + off)
+    assert marks.found[-1].lower > 1000
+
+
+def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -> None:
+    marks = Watermarks(timeout=100)
+    for second in range(0, 1000, 40):
+        stepped = {0: 0.0, 400: 10.0**6, 480: -(10.0**6)}
+        step = next(by for since, by in sorted(stepped.items(), reverse=True) if second >= since)
+        marks.add(Mark("right", second, {0: second}), second)
+        marks.add(Mark("frozen", second + 30, {0: second}), 5.0)
+        marks.add(Mark("stepped", second + 30, {0: second}), second + step)
+        assert marks.found[-1].lower <= second + 1
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([0.0, 500.0, -500.0, 10.0**9]), min_size=3, max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_writers_that_go_on_noting_times_are_never_passed_over(seed: int, skews: list[float]) -> None:
+    """Whatever their clocks are off by: no watermark is above what one of them has noted."""
+    rng = random.Random(seed)
+    marks, noted, last = Watermarks(timeout=100), [0.0] * 3, [0.0] * 3
+    for writer in range(3):
+        marks.add(Mark(str(writer), 0, {}), skews[writer])
+    now = 0.0
+    for _ in range(60):
+        now += rng.uniform(0, 20)
+        writer = max(range(3), key=lambda each: now - last[each]) if rng.random() < 0.6 else rng.randrange(3)
+        if max(now - each for each in last) > 100:
+            return
+        noted[writer] += rng.randrange(5)
+        last[writer] = now
+        marks.add(Mark(str(writer), noted[writer], {0: 1}), now + skews[writer])
+        assert marks.found[-1].lower <= min(noted)
 
 
 def test_a_writer_that_left_does_not_count() -> None:
@@ -116,7 +162,8 @@ def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None
 def test_marks_are_messages() -> None:
     mark = Mark("w", 12.5, {3: 4}, left=True)
     assert Mark.of(mark.to_message()) == mark
-    for broken in ({}, {"writer": 1, "time": 1, "positions": {}}, {"writer": "w", "time": True, "positions": {}}):
+    nan = {"writer": "w", "time": float("nan"), "positions": {}}
+    for broken in ({}, nan, {"writer": 1, "time": 1, "positions": {}}, {"writer": "w", "time": True, "positions": {}}):
         with pytest.raises(CorruptData):
             Mark.of(broken)
     with pytest.raises(InvalidInput):

@@ -32,6 +32,9 @@ FAULTS = (
 KINDS = ("sql", "tables", "json", "sqlite")
 """Of stores: a simulated database, `SqlShardStore` over a file, and the two of recovery logs."""
 
+_DAY = 24 * 3600.0
+PRODUCER_SKEWS = ((0.0,), (0.0, 1.1 * _DAY), (0.0, -1.1 * _DAY, 1.1 * _DAY), (0.0, 9000 * _DAY, -9000 * _DAY))
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -62,6 +65,9 @@ class Options:
     """How long faults go on, about."""
     lease_seconds: float = 6.0
     skew: float = 0.0
+    """Of the clocks of consumers, either way."""
+    producer_skews: tuple[float, ...] = (0.0,)
+    """Of the clocks of producers. Each one has one of these, and another when it begins anew."""
     faults: tuple[str, ...] = ()
     brokers: BrokerOptions = field(default_factory=lambda: broker_options_of(0))
 
@@ -100,6 +106,7 @@ def options_of(seed: int, **given: Any) -> Options:
         copy_bytes=rng.choice((1, 1 << 14, 1 << 20)),
         lease_seconds=rng.choice((2.0, 4.0)),
         skew=rng.choice((0.0, 0.5, 5.0)),
+        producer_skews=random.Random(f"clocks of {seed}").choice(PRODUCER_SKEWS),
         # Few kinds at a time, so that each run has a character of its own; sometimes none.
         faults=tuple(fault for fault in FAULTS if rng.random() < rng.choice((0.15, 0.4))),
         brokers=replace(brokers, journals=1, writers=producers, readers=0, faults=broker_faults),

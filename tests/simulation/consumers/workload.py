@@ -47,11 +47,12 @@ class _Producer:
         self._end = 0
 
     def _new_publisher(self) -> Publisher[Mapping[str, Any]]:
-        clock = self._world.client_clock
+        clock, skew = self._world.client_clock, self._rng.choice(self._world.of_consumers.producer_skews)
+        self._world.coverage.sometimes("a producer's clock was off by a day or more", skew)
         return Publisher(
             self._append,
             producer=new_producer_id(self._rng.randbytes),
-            clock=Clock(lambda: int(clock.now() * 1e9)),
+            clock=Clock(lambda: int((clock.now() + skew) * 1e9)),
             framing=JsonLines(),
             max_batch_bytes=self._rng.choice((1, 300, 1 << 20)),
         )

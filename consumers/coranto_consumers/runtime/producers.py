@@ -1,0 +1,90 @@
+"""Looks after what a shard remembers of the producers of its sources, while it is primary.
+
+Once in a while it tells of producers whose clocks are far off, counts open transactions, and learns where journals
+begin of which old open transactions are remembered: those that are gone from them need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from coranto.client import JournalClient
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+from coranto.messages import Pruning, Source
+from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE
+from coranto.messages.skew import SkewWatch
+from coranto_consumers.runtime.metrics import ConsumerMetrics
+
+LOOK_SECONDS: Final = 60.0
+LIST_SECONDS: Final = 3600.0
+"""How long it is at least from one listing of a journal's fragments to the next."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ProducerWatch:
+    """Of one shard. `journals` are its sources, and `sources` their states where it begins."""
+
+    def __init__(
+        self,
+        shard: str,
+        client: JournalClient,
+        clock: Clock,
+        metrics: ConsumerMetrics,
+        journals: Iterable[str],
+        sources: Mapping[str, Source],
+    ) -> None:
+        self._shard = shard
+        self._client = client
+        self._clock = clock
+        self._metrics = metrics
+        self._watches = {journal: SkewWatch(journal, sources.get(journal, Source())) for journal in journals}
+        self._committed: Mapping[str, Source] = sources
+        self._first_offsets: dict[str, int] = {}
+        self._listed: dict[str, float] = {}
+
+    def pruning(self) -> Pruning:
+        """Which producers the next checkpoint forgets."""
+        return Pruning(self._clock.now(), first_offsets=self._first_offsets)
+
+    def committing(self, sources: Mapping[str, Source]) -> None:
+        """These are the states of a checkpoint."""
+        self._committed = sources
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once, at the states of the last checkpoint."""
+        sources, now = self._committed, self._clock.now()
+        pending = 0
+        for journal, watch in self._watches.items():
+            source = sources.get(journal, Source())
+            for skewed in watch.look(source, now):
+                direction = "ahead" if skewed.seconds > 0 else "behind"
+                self._metrics.skewed_producers.labels(self._shard, direction).inc()
+            seen_through = [state.seen_through for state in source.producers.values() if state.is_pending]
+            pending += len(seen_through)
+            if seen_through and source.read_through - min(seen_through) >= DEFAULT_PRUNE_DISTANCE:
+                await self._list(journal)
+        self._metrics.open_transactions.labels(self._shard).set(pending)
+
+    async def _list(self, journal: str) -> None:
+        now = self._clock.monotonic()
+        if now - self._listed.get(journal, -LIST_SECONDS) < LIST_SECONDS:
+            return
+        self._listed[journal] = now
+        try:
+            fragments = await self._client.fragments(journal)
+        except CorantoError as error:
+            _log.warning("it is not known where a source begins", shard=self._shard, journal=journal, error=str(error))
+            return
+        if fragments:
+            self._first_offsets[journal] = min(info.fragment.begin for info in fragments)

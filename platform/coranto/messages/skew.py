@@ -1,0 +1,80 @@
+"""Telling of producers whose clocks are far off.
+
+Nothing is decided by it: no clock of a producer decides about another's state (`pruning.py`). But a producer whose
+clock is far off is remembered by bytes alone, the times of its messages mislead, and its machine needs attention.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import structlog
+
+from coranto.messages.checkpoints import Source
+from coranto.messages.uuids import ProducerId, clock_to_ns
+
+FAR_OFF_S: Final = 3600.0
+"""Seconds by which a clock is far off."""
+
+_MAX_KNOWN: Final = 4096
+
+_log = structlog.get_logger(__name__)
+
+
+class SkewedClock(NamedTuple):
+    """A producer's clock that is far off: seconds ahead of the reader's clock, or behind the journal (then negative).
+
+    One that is behind wrote after a message of another producer whose clock is that much later, and not later than the
+    reader's. One of these two clocks is wrong, or the message was appended that late.
+    """
+
+    producer: ProducerId
+    seconds: float
+
+
+def skewed_clocks(before: Source, after: Source, now: float) -> list[SkewedClock]:
+    """The producers with clocks far off, of those read between two states of a journal.
+
+    `now` is the reader's time in seconds since the Unix epoch.
+    """
+    known = (clock_to_ns(state.last_ack) / 1e9 for state in before.producers.values())
+    latest = max((time for time in known if time <= now), default=None)
+    found = []
+    for producer, state in after.producers.items():
+        if state.seen_through <= before.read_through:
+            continue
+        time = clock_to_ns(state.last_ack) / 1e9
+        if time - now > FAR_OFF_S:
+            found.append(SkewedClock(producer, time - now))
+        elif latest is not None and latest - time > FAR_OFF_S:
+            found.append(SkewedClock(producer, time - latest))
+    return found
+
+
+class SkewWatch:
+    """Warns of producers with clocks far off, about once of each, as a journal is read."""
+
+    def __init__(self, journal: str, source: Source) -> None:
+        """`source` is where reading begins."""
+        self._journal = journal
+        self._before = source
+        self._known: set[ProducerId] = set()
+
+    def look(self, source: Source, now: float) -> list[SkewedClock]:
+        """Take in the journal's state after more was read. Returns what it has warned of."""
+        before, self._before = self._before, source
+        found = [each for each in skewed_clocks(before, source, now) if each.producer not in self._known]
+        if not found:
+            return []
+        if len(self._known) + len(found) > _MAX_KNOWN:
+            self._known.clear()
+        self._known.update(each.producer for each in found[:_MAX_KNOWN])
+        worst = max(found, key=lambda each: abs(each.seconds))
+        _log.warning(
+            "a producer's clock is far off: look at the time of its machine",
+            journal=self._journal,
+            producer=worst.producer.hex(),
+            seconds_ahead=round(worst.seconds, 1),
+            producers=len(found),
+        )
+        return found

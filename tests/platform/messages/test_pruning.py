@@ -1,0 +1,251 @@
+"""Pruning: no clock of a producer decides about another's state, whatever clocks say.
+
+Readers that prune at every checkpoint are compared with one that never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from coranto.errors import InvalidInput
+from coranto.messages.batches import envelope_batch
+from coranto.messages.checkpoints import Checkpoint, ProducerState, Source
+from coranto.messages.columnar_sequencer import ColumnarSequencer
+from coranto.messages.framing import Envelope, JsonLines, JsonObject
+from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE, Pruning
+from coranto.messages.reading import ReadCommitted
+from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
+from coranto.messages.skew import SkewedClock, SkewWatch, skewed_clocks
+from coranto.messages.uuids import Clock, Flags, ProducerId, clock_from_ns
+
+LINES = JsonLines()
+HOUR = 3600
+NOW = 1_900_000_000
+A, B = ProducerId(b"\x01AAAAA"), ProducerId(b"\x01BBBBB")
+CONTINUE, ACK, OUTSIDE = Flags.CONTINUE_TXN, Flags.ACK_TXN, Flags.OUTSIDE_TXN
+
+
+def clock_at(seconds: float) -> int:
+    return clock_from_ns(int(seconds * 10**9))
+
+
+# The rule.
+
+
+def test_a_silent_producer_is_forgotten_by_its_own_clock_and_by_what_was_read_since() -> None:
+    pruning = Pruning(NOW, horizon_s=24 * HOUR, distance=1000)
+    old, recent, ahead = (ProducerState(clock_at(NOW + hours * HOUR), -1, 500) for hours in (-25, -23, 25))
+    assert pruning.forgets(old, 1500)
+    assert not pruning.forgets(old, 1499)
+    assert not pruning.forgets(recent, 10**9)
+    assert pruning.forgets(ahead, 1500), "a clock far ahead would be remembered for ever, and checkpoints would grow"
+    assert not pruning.forgets(ahead, 1499)
+    assert not pruning.forgets(ProducerState(old.last_ack), 10**9), "where it was seen is not known"
+    assert pruning.prune("j", {A: old, B: recent}, 1500) == {B: recent}
+    for wrong in ({"horizon_s": -1}, {"distance": -1}):
+        with pytest.raises(InvalidInput, match="negative"):
+            Pruning(NOW, **wrong)  # type: ignore[arg-type]
+
+
+def test_an_open_transaction_is_forgotten_only_once_it_is_gone_from_the_journal() -> None:
+    open_state = ProducerState(clock_at(0), 400, 500)
+    assert not Pruning(NOW, distance=1).forgets(open_state, 10**12)
+    assert not Pruning(NOW, distance=1).forgets(open_state, 10**12, first_offset=499), "its last message is there"
+    assert Pruning(NOW, distance=1).forgets(open_state, 10**12, first_offset=500)
+    assert not Pruning(NOW).forgets(open_state, 600, first_offset=500), "what was listed may be wrong for a moment"
+
+
+def test_what_is_remembered_is_bounded_whatever_clocks_say() -> None:
+    """A client that makes up producers with clocks of any time costs what stands in the journal within the distance."""
+    sequencer: Sequencer[JsonObject] = Sequencer()
+    for number in range(2000):
+        clock = clock_at(NOW + (number % 7 - 3) * 1000 * HOUR + 30 * HOUR)
+        producer = ProducerId(bytes([1, *number.to_bytes(5, "big")]))
+        sequencer.queue(Envelope("j", 10 * number, 10 * number + 10, producer, clock, OUTSIDE, b"{}", LINES))
+        while sequencer.step():
+            pass
+        if number % 100 == 99:
+            kept = sequencer.checkpoint(Pruning(NOW, distance=500))["j"].producers
+            assert len(kept) == 50
+
+
+# Readers that prune against one that does not.
+
+
+class Write(NamedTuple):
+    """What a writer does next: `count` messages, at a time that its machine has for it."""
+
+    writer: int
+    action: str
+    count: int
+    time: float
+
+
+@dataclass
+class Writer:
+    """A producer that keeps to the rules: it repeats appends, recovers its acknowledgements, and never mixes."""
+
+    producer: ProducerId
+    wall: float = 0.0
+    last_ack: int | None = None
+    is_open: bool = False
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(lambda: int(self.wall * 10**9))
+        self.block: list[tuple[ProducerId, int, int]] = []
+
+    def write(self, write: Write) -> list[tuple[ProducerId, int, int]]:
+        self.wall = write.time
+        if write.action == "again":
+            return self.block
+        if write.action == "roll back":
+            if not self.is_open or self.last_ack is None:
+                return []
+            self.block, self.is_open = [(self.producer, self.last_ack, ACK)], False
+            return self.block
+        if write.action == "outside" and self.is_open:
+            return []
+        flags = {"add": CONTINUE, "outside": OUTSIDE, "commit": ACK}[write.action]
+        clocks = [self.clock.tick() for _ in range(1 if flags is ACK else write.count)]
+        if self.last_ack is None:
+            self.last_ack = clocks[0] - 1
+        if flags is not CONTINUE:
+            self.last_ack = clocks[-1]
+        self.block, self.is_open = [(self.producer, clock, flags) for clock in clocks], flags is CONTINUE
+        return self.block
+
+
+# Right, skewed by more than the horizon, years off, frozen; and any of them in one writer, as when a clock is stepped.
+TIMES = [NOW, NOW + 60, NOW + 26 * HOUR, NOW - 26 * HOUR, NOW + 90_000 * HOUR, NOW - 90_000 * HOUR, 0.0]
+times = st.sampled_from(TIMES)
+writes = st.builds(
+    Write,
+    st.integers(0, 3),
+    st.sampled_from(["add", "add", "outside", "commit", "again", "roll back"]),
+    st.integers(1, 3),
+    times,
+)
+
+
+@dataclass(frozen=True)
+class History:
+    rows: tuple[Envelope[JsonObject], ...]
+
+    def replay(self, wanted: ReplayRange) -> list[Envelope[JsonObject]]:
+        return [row for row in self.rows if wanted.begin <= row.begin and row.end <= wanted.end]
+
+
+def history_of(script: Iterable[Write], repeat_within: int) -> History:
+    """What writers write; they repeat an append while so many bytes are behind it, not later."""
+    writers = [Writer(ProducerId(bytes([1, 0, 0, 0, 0, number]))) for number in range(4)]
+    rows: list[Envelope[JsonObject]] = []
+    ends: dict[int, int] = {}
+    for write in script:
+        end = rows[-1].end if rows else 0
+        block = writers[write.writer].write(write)
+        if write.action == "again" and end + 10 * len(block) - ends.get(write.writer, 0) >= repeat_within:
+            continue
+        for producer, clock, flags in block:
+            rows.append(Envelope("j", end, end + 10, producer, clock, flags, b"{}", LINES))
+            end += 10
+        ends[write.writer] = end
+    return History(tuple(rows))
+
+
+def oracle(history: History) -> list[int]:
+    """Offsets of what is committed, by a reader that forgets nothing."""
+    sequencer: Sequencer[JsonObject] = Sequencer(ring_size=1000)
+    return [each.begin for each in read_committed(history.rows, sequencer, history.replay)]
+
+
+@given(st.lists(writes, max_size=30), st.lists(times, min_size=1), st.booleans(), st.sampled_from([60, 200, None]))
+def test_a_reader_that_prunes_delivers_what_one_that_forgets_nothing_does(
+    script: list[Write], reader_times: list[float], restores: bool, distance: int | None
+) -> None:
+    """Clocks are skewed, stepped and frozen, the reader's too. It takes a checkpoint behind each message."""
+    distance = distance or DEFAULT_PRUNE_DISTANCE
+    history = history_of(script, distance)
+    sequencer: Sequencer[JsonObject] = Sequencer(ring_size=2)
+    delivered = []
+    for number, row in enumerate(history.rows):
+        delivered += [each.begin for each in read_committed([row], sequencer, history.replay)]
+        pruning = Pruning(reader_times[number % len(reader_times)], distance=distance)
+        sources = sequencer.checkpoint(pruning)
+        if restores:
+            sequencer = Sequencer(Checkpoint.from_bytes(Checkpoint(sources).to_bytes()).sources, 2)
+    assert delivered == oracle(history)
+
+
+@given(st.lists(writes, max_size=30), st.lists(times, min_size=1), st.booleans(), st.integers(1, 5))
+def test_a_columnar_reader_that_prunes_does_too(
+    script: list[Write], reader_times: list[float], restores: bool, size: int
+) -> None:
+    distance = 60
+    history = history_of(script, distance)
+
+    def replay(wanted: ReplayRange) -> list[object]:
+        return [envelope_batch(history.replay(wanted))]
+
+    sequencer = ColumnarSequencer(replay, ring_rows=2)  # type: ignore[arg-type]
+    delivered: list[int] = []
+    for number in range(0, len(history.rows), size):
+        batch = envelope_batch(list(history.rows[number : number + size]))
+        delivered += sequencer.feed(batch).column("offset").to_pylist()
+        sources = sequencer.checkpoint(Pruning(reader_times[number % len(reader_times)], distance=distance))
+        if restores:
+            sequencer = ColumnarSequencer(replay, sources, ring_rows=2)  # type: ignore[arg-type]
+    assert delivered == oracle(history)
+
+
+def test_a_writer_a_day_ahead_costs_others_nothing() -> None:
+    """The failure as it was found: a transaction over a checkpoint was lost, and a repeated append read twice."""
+    b = clock_at(NOW + 25 * HOUR)
+    rows = [(A, 1, CONTINUE), (A, 2, CONTINUE), (B, b, OUTSIDE), (A, 3, ACK), (A, 4, OUTSIDE), (A, 4, OUTSIDE)]
+    base = clock_at(NOW)
+    history = History(
+        tuple(
+            Envelope("j", 10 * n, 10 * n + 10, producer, clock if producer == B else base + clock, flags, b"{}", LINES)
+            for n, (producer, clock, flags) in enumerate(rows)
+        )
+    )
+    source, read = Source(), []
+    for row in history.rows:
+        reader = ReadCommitted(
+            lambda begin, end, row=row: history.replay(ReplayRange("j", begin, end or row.end)), "j", source
+        )
+        read += [message.begin for message in reader]
+        source = reader.source()
+    assert read == oracle(history) == [20, 0, 10, 40]
+
+
+# Telling.
+
+
+def test_clocks_far_off_are_told_of() -> None:
+    before = Source(100, {A: ProducerState(clock_at(NOW), -1, 90)})
+    fast, slow = ProducerState(clock_at(NOW + 2 * HOUR), -1, 150), ProducerState(clock_at(NOW - 2 * HOUR), -1, 150)
+    assert skewed_clocks(before, Source(200, {A: fast}), NOW) == [SkewedClock(A, 2 * HOUR)]
+    assert skewed_clocks(before, Source(200, {B: slow}), NOW + 5) == [SkewedClock(B, -2 * HOUR)]
+    assert skewed_clocks(before, Source(200, {B: ProducerState(clock_at(NOW - 0.5 * HOUR), -1, 150)}), NOW) == []
+    # It is long ago that B wrote; and that the journal was written is long ago.
+    assert skewed_clocks(before, Source(200, {B: ProducerState(slow.last_ack, -1, 100)}), NOW) == []
+    assert skewed_clocks(Source(), Source(200, {B: slow}), NOW) == []
+    # Nobody is behind a clock that is itself ahead.
+    assert skewed_clocks(before, Source(200, {B: slow}), NOW - 2.5 * HOUR) == []
+
+
+def test_a_warning_is_given_once_of_each_producer() -> None:
+    watch = SkewWatch("j", Source())
+    sources = [Source(100 * n, {A: ProducerState(clock_at(NOW + 30 * HOUR) + n, -1, 100 * n)}) for n in (1, 2)]
+    with capture_logs() as logs:
+        assert [len(watch.look(source, NOW)) for source in sources] == [1, 0]
+    assert [(entry["journal"], entry["producer"], entry["seconds_ahead"]) for entry in logs] == [
+        ("j", A.hex(), 30 * HOUR)
+    ]
