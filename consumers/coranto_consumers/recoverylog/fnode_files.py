@@ -63,7 +63,10 @@ class LocalFnodeFiles:
 
     def prepare(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-        (self._folder / STAGING).mkdir(parents=True)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        # The state of a shard is nobody else's; a folder that could not be removed, such as a mount, is there still.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        (self._folder / STAGING).mkdir()
 
     def create(self, fnode: Fnode) -> None:
         self._keep_open(fnode, os.O_CREAT | os.O_EXCL)
