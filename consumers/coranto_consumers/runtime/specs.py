@@ -14,9 +14,11 @@ from coranto.names import is_clean_path, validate_journal, validate_process_id, 
 from coranto.specs import ANY_REVISION, duration_seconds, validate_endpoint
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
-from coranto_consumers.recoverylog.hint_store import require_no_cluster_keys
+from coranto_consumers.recoverylog.hint_store import HintKeys, require_no_cluster_keys
 
 MAX_SHARD_LIMIT = 131_072
+MAX_HINT_BACKUPS = 64
+"""All hints of a shard are read in one transaction of etcd."""
 MAX_HOT_STANDBYS = 3
 """Caps the hot standbys of every shard, unless a process is told otherwise."""
 
@@ -40,6 +42,8 @@ def validate_shard_spec(spec: pc.ShardSpec) -> None:
         raise InvalidInput("hints are of a recovery log; set recovery_log_prefix too", field="hint_prefix")
     if spec.hint_backups < 0:
         raise InvalidInput(f"{spec.hint_backups} is below 0", field="hint_backups")
+    if spec.hint_backups > MAX_HINT_BACKUPS:
+        raise InvalidInput(f"{spec.hint_backups} is above {MAX_HINT_BACKUPS}; 2 are usual", field="hint_backups")
     minimum, maximum = duration_seconds(spec.min_txn_duration), duration_seconds(spec.max_txn_duration)
     if minimum < 0:
         raise InvalidInput(f"{minimum:g} s is below 0", field="min_txn_duration")
@@ -111,6 +115,21 @@ def replication(spec: pc.ShardSpec, max_hot_standbys: int = MAX_HOT_STANDBYS) ->
 def recovery_log(spec: pc.ShardSpec) -> str:
     """The journal of the shard's recovery log; empty when it has none."""
     return f"{spec.recovery_log_prefix}/{spec.id}" if spec.recovery_log_prefix else ""
+
+
+def hint_keys(spec: pc.ShardSpec) -> HintKeys:
+    """Where the hints of a shard with a recovery log are."""
+    return HintKeys(spec.hint_prefix, spec.id, spec.hint_backups)
+
+
+def exclusive(spec: pc.ShardSpec) -> tuple[str, ...]:
+    """What no two shards may have in common, in words: a recovery log, and the key of its hints.
+
+    Ids hold slashes, so `logs` and `app/sums-000` come to the same log as `logs/app` and `sums-000` do.
+    """
+    if not spec.recovery_log_prefix:
+        return ()
+    return f"the recovery log {recovery_log(spec)}", f"the hints at {hint_keys(spec).primary}"
 
 
 def with_meta(spec: pc.ShardSpec) -> pb.LabelSet:

@@ -67,10 +67,8 @@ class Mark:
             positions = {int(number): int(offset) for number, offset in message["positions"].items()}
             if not isinstance(writer, str) or isinstance(time, bool) or not isinstance(time, int | float):
                 raise TypeError("its writer must be a text and its time a number")
-            if math.isnan(time):
-                raise ValueError(
-                    "its time is not a number"
-                )  # All comparisons with it fail, and time would stand still.
+            if not math.isfinite(time) or any(offset < 0 for offset in positions.values()):
+                raise ValueError("its time must be finite, and its offsets not negative")
             return cls(writer, time, positions, bool(message.get("left", False)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptData(f"{message!r} is no mark of a writer: {error}") from error
