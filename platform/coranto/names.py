@@ -132,6 +132,11 @@ def names_above(name: str) -> Iterator[str]:
         at = name.find("/", at + 1)
 
 
+def nests(one: str, other: str) -> bool:
+    """Whether one of two names goes on from the other after a slash, as `a/b/c` does from `a/b`."""
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
 def validate_zone(zone: str, *, kind: str = "zone") -> str:
     """Return `zone` when it names a failure zone: a token of 1 to 32 bytes. Raises InvalidInput."""
     return validate_token(kind, zone, MIN_ZONE_BYTES, MAX_ZONE_BYTES)

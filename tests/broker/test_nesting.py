@@ -15,6 +15,7 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, EtcdCoordinator, KeyValue, Put, Target
 from coranto.coordination.keyspace import Entries, State
 from coranto.coordination.layout import Layout
+from coranto.names import nests
 from coranto.testing.sim.etcd import SimEtcd
 from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.network import Delays, Network
@@ -27,10 +28,6 @@ from coranto_broker.testing import RawClient, running_broker
 MakeSpec = Callable[..., pb.JournalSpec]
 LAYOUT = Layout("/cluster")
 NAMES = st.lists(st.sampled_from(["aa", "bb", "bb-c", "cc"]), min_size=1, max_size=4).map("/".join)
-
-
-def nest(one: str, other: str) -> bool:
-    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def state_of(kvs: list[KeyValue], etcd: SimEtcd) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
@@ -56,10 +53,10 @@ def test_a_transaction_creates_nothing_that_nests(
         created = [folder + name for name in sorted(wanted)] + [f"{folder}crowd/{n}" for n in range(crowd * 42)]
         created = [name for name in created if name not in before]
         pair = nesting_pair(state, created)
-        expected = any(nest(name, other) for name in created for other in {*before, *created})
+        expected = any(nests(name, other) for name in created for other in {*before, *created})
         assert (pair is not None) == expected
         if pair is not None:
-            assert nest(*pair)
+            assert nests(*pair)
             assert pair[0] in created
             return
         etcd.txn([], [Put(LAYOUT.item_key(name), b"") for name in meanwhile - before], [])
@@ -67,7 +64,7 @@ def test_a_transaction_creates_nothing_that_nests(
         compares = with_guards(state, created, own)
         assert len(compares) <= MAX_TXN_OPS
         result = etcd.txn(compares, [Put(LAYOUT.item_key(name), b"") for name in created], [])
-        clash = any(name == other or nest(name, other) for name in created for other in meanwhile - before)
+        clash = any(name == other or nests(name, other) for name in created for other in meanwhile - before)
         if clash:
             assert not result.succeeded
         elif not meanwhile - before:
@@ -147,7 +144,7 @@ async def test_journals_that_nest_already_can_be_changed_and_deleted(
 
 
 @pytest.mark.integration
-async def test_an_operator_may_allow_names_that_nest(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+async def test_an_operator_may_allow_names_that_nests(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
     allowing = broker_settings.model_copy(update={"allow_nested_names": True})
     async with running_broker(allowing) as (_, client):
         assert (await client.apply(spec("shop/events"), spec("shop/events/eu"))).status == pb.OK
@@ -192,6 +189,6 @@ async def test_of_two_that_race_one_is_refused(
             )
             assert sum(outcomes[:2]) == 1 or (number % 2 and outcomes[3] and not any(outcomes[:3])), outcomes
             names = [journal.spec.name for response in await one.listing() for journal in response.journals]
-            assert not [(a, b) for a in names for b in names if nest(a, b)]
+            assert not [(a, b) for a in names for b in names if nests(a, b)]
     assert len(refusals) >= 25
     assert all(" nests with race-" in each for each in refusals)

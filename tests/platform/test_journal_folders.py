@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coranto.fragments import Codec, Fragment
 from coranto.journal_folders import MARKER, StoredFile, owner_of, sort_out
-from coranto.names import names_above
+from coranto.names import names_above, nests
 
 PARTS = st.sampled_from(["b", "b-c", "b.c", "date=1", "eu"])
 PATHS = st.tuples(st.sampled_from(["shop", "shop-b"]), st.lists(PARTS, max_size=3)).map(
@@ -102,3 +102,4 @@ def test_the_longest_root_owns_a_folder(folder: str, roots: set[str]) -> None:
 @given(PATHS, PATHS)
 def test_names_above(one: str, other: str) -> None:
     assert (other in names_above(one)) == one.startswith(f"{other}/")
+    assert nests(one, other) == nests(other, one) == (other in names_above(one) or one in names_above(other))
