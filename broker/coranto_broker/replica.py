@@ -288,9 +288,7 @@ class Replica:
                     return  # The journal is gone, and soon this replica.
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
                 listed = [
-                    fragment
-                    for url in spec.fragment.stores
-                    for fragment in await self._folders.list(self.journal, url)
+                    fragment for url in spec.fragment.stores for fragment in await self._folders.list(self.journal, url)
                 ]
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
