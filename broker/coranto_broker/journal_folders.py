@@ -12,7 +12,7 @@ import structlog
 
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
-from coranto.journal_folders import owner_of
+from coranto.journal_folders import Listing, owner_of
 from coranto.stores import FragmentStore, StoreRegistry
 
 _log = structlog.get_logger(__name__)
@@ -25,31 +25,38 @@ class JournalFolders:
         """`names_below` gives the names of the journals that exist and nest below a journal's."""
         self._stores = stores
         self._names_below = names_below
-        self._others: dict[tuple[str, str], frozenset[str]] = {}  # By store and journal; only where there are any.
+        self._others: dict[tuple[str, str], frozenset[str]] = {}  # By store and journal.
+        self._unmarked: dict[tuple[str, str], frozenset[str]] = {}
         self._marked: set[tuple[str, str]] = set()
 
-    async def list(self, journal: str, url: str) -> tuple[Fragment, ...]:
-        """The journal's own fragments in a store. Raises StoreError, and InvalidInput for a URL that is none.
+    async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
+        """The journal's own fragments in some stores. Raises StoreError, and InvalidInput for a URL that is none."""
+        own: list[Fragment] = []
+        for url in urls:
+            found = await self._stores.get(url).listing(journal, lambda: self._names_below(journal))
+            own.extend(found.fragments)
+            self._note(journal, url, found)
+        return own
 
-        Folders that turn out to have no marker get one, the own one and those of journals below.
-        """
-        store = self._stores.get(url)
-        found = await store.listing(journal, lambda: self._names_below(journal))
-        known = self._others.get((url, journal), frozenset())
-        for folder in sorted(found.others - known):
+    def _note(self, journal: str, url: str, found: Listing) -> None:
+        for folder in sorted(found.others - self._others.get((url, journal), frozenset())):
             _log.warning(
                 "passed over another journal's fragments: names nest",
                 journal=journal,
                 other=f"{journal}/{folder}",
                 store=url,
             )
-        if found.others:
-            self._others[url, journal] = found.others
-        else:
-            self._others.pop((url, journal), None)
-        for folder in sorted(found.unmarked):
-            await self._mark(store, f"{journal}/{folder}" if folder else journal)
-        return found.fragments
+        for noted, folders in ((self._others, found.others), (self._unmarked, found.unmarked)):
+            if folders:
+                noted[url, journal] = folders
+            else:
+                noted.pop((url, journal), None)
+
+    async def mark_listed(self, journal: str, urls: Iterable[str]) -> None:
+        """Mark the folders that the last listing has found without a marker: the own one, and those of others in it."""
+        for url in urls:
+            for folder in sorted(self._unmarked.pop((url, journal), ())):
+                await self._mark(self._stores.get(url), f"{journal}/{folder}" if folder else journal)
 
     async def mark(self, journal: str, url: str) -> None:
         """Mark the journal's folder, before anything is stored there, unless this process has done so."""

@@ -287,13 +287,12 @@ class Replica:
                 if spec is None:
                     return  # The journal is gone, and soon this replica.
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
-                listed = [
-                    fragment for url in spec.fragment.stores for fragment in await self._folders.list(self.journal, url)
-                ]
+                listed = await self._folders.fragments(self.journal, spec.fragment.stores)
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
                 self.index.refresh(listed, begun_at)
                 self._on_listed(spec, listed, self.index)
+                await self._folders.mark_listed(self.journal, spec.fragment.stores)
                 failures = 0
                 self._unlistable.clear()
             except CorantoError as error:

@@ -108,7 +108,8 @@ def _transaction(state: JournalState, request: pb.ApplyRequest, claims: Claims, 
     for change in request.changes:
         name = change.upsert.name if change.HasField("upsert") else change.delete
         key = state.layout.item_key(name)
-        wanted.compares.extend(_authorized(state, key, name, change, claims))
+        authorized = list(_authorized(state, key, name, change, claims))
+        wanted.compares.extend(authorized)
         if change.expect_mod_revision != ANY_REVISION:
             wanted.compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
             wanted.expected[key] = change.expect_mod_revision
@@ -120,7 +121,7 @@ def _transaction(state: JournalState, request: pb.ApplyRequest, claims: Claims, 
             continue
         if state.entries.get(key) is None:
             wanted.created.append(name)
-        elif change.expect_mod_revision == ANY_REVISION:  # If it is gone by now, this creates it, too.
+        elif change.expect_mod_revision == ANY_REVISION and not authorized:  # Gone by now, it would be created.
             wanted.compares.append(Compare(key, Target.CREATE_REVISION, 0, Relation.GREATER))
     return wanted
 
