@@ -29,6 +29,7 @@ from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
 from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.journal_folders import JournalFolders
 from coranto_broker.leftovers import Leftovers
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
@@ -96,7 +97,10 @@ class Broker:
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
         self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
-        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge)
+        self._folders = JournalFolders(stores, self._names_below)
+        self.persister = FragmentPersister(
+            self._spec_of, stores, clock, self.metrics, judge=self._judge, folders=self._folders
+        )
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
         self._spools = settings.data_dir / "spools"
@@ -272,7 +276,7 @@ class Broker:
             ),
             fsync=self.settings.fsync,
             spec=self._spec_reader(item.id, item.create_revision),
-            stores=self.stores,
+            folders=self._folders,
             persister=self.persister,
             records=self.in_sync,
             pulse=self._pulse,
@@ -402,6 +406,13 @@ class Broker:
         if item is None:
             raise InvalidInput(f"the spec of {journal} in etcd cannot be read; apply a valid one", field=journal)
         return item.spec
+
+    def _names_below(self, journal: str) -> list[str]:
+        """The names of the journals that exist and nest below this one's, whether or not their specs can be read."""
+        state = self.keyspace.state
+        items = state.layout.items
+        below = state.entries.prefixed(f"{state.layout.item_key(journal)}/")
+        return [entry.kv.key.removeprefix(items) for entry in below]
 
     def _spec_reader(self, journal: str, create_revision: int) -> Callable[[], pb.JournalSpec | None]:
         return lambda: self._spec_of(journal, create_revision)

@@ -1,7 +1,9 @@
 """The fragment index of a replica: where the content of each offset can be had.
 
 It joins what lies in local spool files with what the fragment stores list. A local fragment keeps its file until a
-listing that was begun after the fragment was stored shows that the stores cover it.
+listing shows that the stores have its content: under its own offsets and SHA-1, or within what lies directly in the
+journal's folder. What lies in a subfolder and merely covers its offsets is not enough: nothing but its path says that
+it is this journal's (see `coranto.journal_folders`).
 
 Which entry answers an offset (`find` is pure):
 
@@ -154,11 +156,10 @@ class FragmentIndex:
 
     def refresh(self, listed: Iterable[Fragment], begun_at: float) -> None:
         """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`."""
+        listed = list(listed)
         entries: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in listed)
-        for begin, (sealed, _, _) in list(self._sealed.items()):
-            if entries.covers(sealed.fragment.begin, sealed.fragment.end):
-                del self._sealed[begin]
-                sealed.drop()
+        if self._sealed:
+            self._drop_listed(listed)
         for _, known, stored_at in self._sealed.values():
             entry = known
             # Stored but absent from a later listing: somebody removed it, so it is only here again.
@@ -170,6 +171,17 @@ class FragmentIndex:
         self._all = entries
         self._refreshed.set()
         self._changed()
+
+    def _drop_listed(self, listed: list[Fragment]) -> None:
+        """Remove the local files of what the stores have, beyond doubt."""
+        contents = {(fragment.begin, fragment.end, fragment.sum) for fragment in listed}
+        own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in listed if not fragment.path_postfix)
+        for begin, (sealed, _, _) in list(self._sealed.items()):
+            fragment = sealed.fragment
+            content = (fragment.begin, fragment.end, fragment.sum)
+            if content in contents or own.covers(fragment.begin, fragment.end):
+                del self._sealed[begin]
+                sealed.drop()
 
     def forget(self, sealed: Sealed) -> None:
         """This fragment is not part of the journal."""

@@ -31,6 +31,7 @@ from coranto.postfix import PostfixTemplate
 from coranto.stores import FragmentStore, StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync import Judgement
+from coranto_broker.journal_folders import JournalFolders
 from coranto_broker.metrics import Metrics
 from coranto_broker.spool_files import Sealed
 
@@ -83,16 +84,19 @@ class FragmentPersister:
         *,
         max_parallel: int = MAX_PARALLEL,
         judge: Judge | None = None,
+        folders: JournalFolders | None = None,
     ) -> None:
         """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted.
 
-        `judge` says whether a fragment is part of its journal; without it, all are.
+        `judge` says whether a fragment is part of its journal; without it, all are. `folders` knows which folders of
+        stores are whose; without it, there are no other journals.
         """
         self._spec_of = spec_of
         self._stores = stores
         self._clock = clock
         self._metrics = metrics
         self._judge = judge
+        self._folders = folders or JournalFolders(stores)
         self._parallel = asyncio.Semaphore(max_parallel)
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
@@ -241,13 +245,15 @@ class FragmentPersister:
         if spec.fragment.path_postfix_template:
             template = PostfixTemplate(spec.fragment.path_postfix_template)
             postfix = template.render(sealed.fragment, sealed.first_append_time, sealed.registers, spec)
-        fragment = replace(sealed.fragment, path_postfix=postfix)
+        journal = sealed.fragment.journal
         urls = list(spec.fragment.stores)
         for url in urls:
             store = self._stores.get(url)
+            fragment = replace(sealed.fragment, path_postfix=self._folders.own_postfix(journal, url, postfix))
             try:
                 if not await store.exists(fragment):
                     await self._check(sealed)
+                    await self._folders.mark(journal, url)
                     await self._put(store, fragment, sealed)
             except StoreDenied:
                 if not self._draining or url == urls[-1]:

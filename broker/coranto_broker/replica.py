@@ -18,13 +18,13 @@ import structlog
 from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
 from coranto.fragments import Fragment
-from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.flow_control import FlowControl
 from coranto_broker.fragment_index import FragmentIndex
 from coranto_broker.group_commit import Line
 from coranto_broker.in_sync import Stamp
 from coranto_broker.in_sync_records import InSyncRecords
+from coranto_broker.journal_folders import JournalFolders
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
@@ -86,7 +86,7 @@ class Replica:
         *,
         fsync: Fsync,
         spec: Callable[[], pb.JournalSpec | None],
-        stores: StoreRegistry,
+        folders: JournalFolders,
         persister: Persister,
         records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
@@ -110,7 +110,7 @@ class Replica:
         self._clock: Clock = folder.clock
         self._fsync = fsync
         self._spec = spec
-        self._stores = stores
+        self._folders = folders
         self._persister = persister
         self._records = records
         self._pulse = pulse
@@ -287,15 +287,12 @@ class Replica:
                 if spec is None:
                     return  # The journal is gone, and soon this replica.
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
-                listed = [
-                    fragment
-                    for url in spec.fragment.stores
-                    async for fragment in self._stores.get(url).list(self.journal)
-                ]
+                listed = await self._folders.fragments(self.journal, spec.fragment.stores)
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
                 self.index.refresh(listed, begun_at)
                 self._on_listed(spec, listed, self.index)
+                await self._folders.mark_listed(self.journal, spec.fragment.stores)
                 failures = 0
                 self._unlistable.clear()
             except CorantoError as error:

@@ -71,6 +71,10 @@ class BrokerSettings(BaseSettings):
     exit_seconds: float = Field(
         default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
     )
+    allow_nested_names: bool = Field(
+        default=False,
+        description="Let journals be created whose names nest with others', as in a/b and a/b/c.",
+    )
     auth_keys: SecretStr = Field(
         default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
     )

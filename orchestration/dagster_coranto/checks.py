@@ -12,6 +12,7 @@ from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
 from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import Fragment
+from coranto.labels import label_selector
 from coranto.stores import StoreRegistry
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import table, verbatim
@@ -76,9 +77,12 @@ def outside_index(objects: Iterable[Fragment], index: Iterable[Fragment]) -> tup
 
 async def examine(client: JournalClient, stores: StoreRegistry, journal: JournalInfo) -> FragmentFindings:
     """Audit a journal from its index to its stores, and from its stores to its index."""
+    below = (await client.list(label_selector(include=[("name:prefix", f"{journal.name}/")]))).names
     # The stores are listed first, so that what is persisted meanwhile cannot seem unknown to the index.
     objects = [
-        fragment for url in journal.spec.fragment.stores async for fragment in stores.get(url).list(journal.name)
+        fragment
+        for url in journal.spec.fragment.stores
+        async for fragment in stores.get(url).list(journal.name, lambda: below)
     ]
     audit = await audit_journal(client, stores, journal.name)
     covered, beyond = outside_index(objects, [found.fragment for found in audit.fragments])

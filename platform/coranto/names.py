@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -118,6 +119,22 @@ def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "jo
         validate_path(f"{kind} metadata", metadata, 1, MAX_JOURNAL_BYTES)
     validate_path(kind, journal, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
     return name
+
+
+def names_above(name: str) -> Iterator[str]:
+    """The names that a journal's name goes on from after a slash, the shortest first: of `a/b/c`, `a` and `a/b`.
+
+    A journal of such a name nests with it. In a fragment store its folder is around the other's.
+    """
+    at = name.find("/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find("/", at + 1)
+
+
+def nests(one: str, other: str) -> bool:
+    """Whether one of two names goes on from the other after a slash, as `a/b/c` does from `a/b`."""
+    return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def validate_zone(zone: str, *, kind: str = "zone") -> str:

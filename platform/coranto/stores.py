@@ -37,7 +37,8 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from coranto import aws_profile
 from coranto.codecs import decompress
 from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput
-from coranto.fragments import Codec, Fragment, parse_content_path, sum_of
+from coranto.fragments import Codec, Fragment, sum_of
+from coranto.journal_folders import MARKER, MARKER_TEXT, Listing, Names, StoredFile, no_names, sort_out
 from coranto.store_errors import store_error
 from coranto.store_urls import StoreUrl, parse_store_url
 
@@ -77,11 +78,36 @@ class FragmentStore(ABC):
         """Raises StoreError when the store cannot tell."""
 
     @abstractmethod
-    def list(self, journal: str) -> AsyncIterator[Fragment]:
-        """Every fragment of a journal, in no order, with `backing_store` and `mod_time` set.
+    def files(self, journal: str) -> AsyncIterator[StoredFile]:
+        """Every file below a journal's folder, whosever it is, in no order. Raises StoreError."""
 
-        Files that are not named like fragments are skipped with a log line. Raises StoreError.
+    @abstractmethod
+    async def mark(self, journal: str) -> None:
+        """Leave the marker in a journal's folder that says whose it is (`coranto.journal_folders`).
+
+        Raises StoreError.
         """
+
+    async def listing(self, journal: str, names: Names = no_names) -> Listing:
+        """What the store holds below a journal's folder, told apart by `coranto.journal_folders`.
+
+        `names` tells the journals that exist, and is asked once all files are known. Files that are not named like
+        fragments are skipped with a log line. Raises StoreError.
+        """
+        files = [each async for each in self.files(journal)]
+        found = sort_out(journal, files, names(), backing_store=self.url)
+        for path, reason in found.unreadable:
+            # An upload in progress (or one that a crash ended) is no news.
+            unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
+            (_log.debug if unfinished else _log.warning)(
+                "skipped a file that is not a fragment", store=self.url, journal=journal, path=path, reason=reason
+            )
+        return found
+
+    async def list(self, journal: str, names: Names = no_names) -> AsyncIterator[Fragment]:
+        """Every fragment of a journal, in no order, with `backing_store` and `mod_time` set. As `listing`."""
+        for fragment in (await self.listing(journal, names)).fragments:
+            yield fragment
 
     @abstractmethod
     async def get(self, fragment: Fragment) -> bytes:
@@ -162,26 +188,17 @@ class ObjectStoreFragments(FragmentStore):
             return False
         return True
 
-    async def list(self, journal: str) -> AsyncIterator[Fragment]:
+    async def files(self, journal: str) -> AsyncIterator[StoredFile]:
         folder = self._url.key(journal + "/")
         with self._errors("list", journal):
             async for batch in obstore.list(self._store, folder):
                 for meta in batch:
-                    path = meta["path"].removeprefix(folder)
-                    try:
-                        yield parse_content_path(
-                            journal, path, backing_store=self.url, mod_time=int(meta["last_modified"].timestamp())
-                        )
-                    except InvalidInput as err:
-                        # An upload in progress (or one that a crash ended) is no news.
-                        unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
-                        (_log.debug if unfinished else _log.warning)(
-                            "skipped a file that is not a fragment",
-                            store=self.url,
-                            journal=journal,
-                            path=path,
-                            reason=str(err),
-                        )
+                    yield StoredFile(meta["path"].removeprefix(folder), int(meta["last_modified"].timestamp()))
+
+    async def mark(self, journal: str) -> None:
+        path = f"{journal}/{MARKER}"
+        with self._errors("mark", journal):
+            await obstore.put_async(self._write_store, self._url.key(path), MARKER_TEXT)
 
     async def get(self, fragment: Fragment) -> bytes:
         with self._errors("get", fragment.content_path):

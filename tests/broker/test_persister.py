@@ -12,6 +12,7 @@ from coranto.codecs import decompress
 from coranto.effects import LocalDisk
 from coranto.errors import StoreDenied, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
+from coranto.journal_folders import StoredFile
 from coranto.stores import Content, FragmentStore
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync import Judgement
@@ -29,7 +30,8 @@ class MemoryStore(FragmentStore):
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.files: dict[str, bytes] = {}
+        self.kept: dict[str, bytes] = {}
+        self.marked: list[str] = []
         self.failures: list[Exception] = []
         self.attempts = 0
         self.parallel = self.most_parallel = 0
@@ -43,19 +45,22 @@ class MemoryStore(FragmentStore):
             if self.failures:
                 raise self.failures.pop(0)
             data = content if isinstance(content, bytes) else b"".join([piece async for piece in content])
-            self.files[fragment.content_path] = data
+            self.kept[fragment.content_path] = data
         finally:
             self.parallel -= 1
 
     async def exists(self, fragment: Fragment) -> bool:
-        return fragment.content_path in self.files
+        return fragment.content_path in self.kept
 
-    async def list(self, journal: str) -> AsyncIterator[Fragment]:
+    async def files(self, journal: str) -> AsyncIterator[StoredFile]:
         raise NotImplementedError
         yield
 
+    async def mark(self, journal: str) -> None:
+        self.marked.append(journal)
+
     async def get(self, fragment: Fragment) -> bytes:
-        return self.files[fragment.content_path]
+        return self.kept[fragment.content_path]
 
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
         raise NotImplementedError
@@ -132,14 +137,14 @@ async def test_a_fragment_is_stored_compressed(fixture: Fixture, codec: Codec, s
     await eventually(lambda: fixture.stored)
     (stored,) = fixture.stored
     assert (stored.backing_store, stored.mod_time) == ("file:///first/", 1_700_000_000)
-    data = fixture.stores.first.files[sealed.fragment.content_path]
+    data = fixture.stores.first.kept[sealed.fragment.content_path]
     assert decompress(codec, data, len(content)) == content
     assert sealed.content.path.exists(), "the file stays until a listing shows the fragment"
 
 
 async def test_what_is_there_already_is_not_stored_again(fixture: Fixture) -> None:
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
-    fixture.stores.first.files[fragment.content_path] = b"stored by another broker"
+    fixture.stores.first.kept[fragment.content_path] = b"stored by another broker"
     fixture.add(b"abc")
     await eventually(lambda: fixture.stored)
     assert fixture.stores.first.attempts == 0
@@ -194,7 +199,7 @@ async def test_a_damaged_file_is_not_stored(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc")
     sealed.content.path.write_bytes(b"ab")
     await eventually(lambda: fixture.persister._metrics.persist_failures._value.get() >= 2)
-    assert fixture.stores.first.files == {}
+    assert fixture.stores.first.kept == {}
 
 
 async def test_closing_tries_everything_once_more_and_ends_in_time(fixture: Fixture) -> None:
@@ -243,10 +248,10 @@ async def test_what_may_not_be_part_of_the_journal_waits(fixture: Fixture) -> No
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
     await eventually(lambda: fixture.judged > 3)
-    assert fixture.stores.first.files == {}
+    assert fixture.stores.first.kept == {}
     fixture.judgement = Judgement.FINAL
     await eventually(lambda: fixture.stored)
-    assert fixture.stores.first.files.keys() == {sealed.fragment.content_path}
+    assert fixture.stores.first.kept.keys() == {sealed.fragment.content_path}
 
 
 async def test_a_fragment_that_is_settled_waits_no_longer(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +292,7 @@ async def test_a_fragment_whose_file_is_damaged_holds_up_nobody(fixture: Fixture
 async def test_what_is_stored_need_not_be_judged(fixture: Fixture) -> None:
     fixture.judgement = Judgement.DIVERGED
     fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), Codec.GZIP)
-    fixture.stores.first.files[fragment.content_path] = b"stored by another broker"
+    fixture.stores.first.kept[fragment.content_path] = b"stored by another broker"
     fixture.add(b"abc")
     await eventually(lambda: fixture.stored)
     assert (fixture.judged, fixture.diverged) == (0, [])

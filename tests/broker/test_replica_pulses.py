@@ -19,6 +19,7 @@ from coranto.errors import StoreError, Unavailable
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.in_sync_records import InSyncRecords
+from coranto_broker.journal_folders import JournalFolders
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.persister import FragmentPersister
@@ -42,7 +43,7 @@ def _replica(folder: Path, spec: pb.JournalSpec, pulse: Callable[[Replica], Awai
         SpoolFolder(folder / "spool", J, 1, LocalDisk(), clock),
         fsync=Fsync.NEVER,
         spec=lambda: spec,
-        stores=stores,
+        folders=JournalFolders(stores),
         persister=FragmentPersister(lambda journal, revision: None, stores, clock, Metrics()),
         records=InSyncRecords(etcd, Layout("/cluster"), MemberId("a", "b")),
         pulse=pulse,

@@ -9,6 +9,7 @@ import pytest
 from coranto.client.loop import run_blocking
 from coranto.codecs import compress
 from coranto.fragments import Codec, Fragment, sum_of
+from coranto.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_fragment_check
@@ -67,6 +68,21 @@ def test_sound_journals_pass_and_are_shown(journals: JournalResource, journal: F
         "live_bytes": 5,
         "problems": 0,
     }
+
+
+def test_journals_whose_names_nest_are_told_apart(
+    journals: JournalResource, journal: FakeJournal, broker: FakeBroker, tmp_path: Path
+) -> None:
+    inner = broker.create(f"{PART}/eu", fragment=pb.JournalSpec.Fragment(stores=[STORE], compression_codec=pb.NONE))
+    run_blocking(broker.write(f"{PART}/eu", b"of another journal\n" * 1000))
+    inner.roll(tmp_path, Codec.NONE)
+    evaluation = run_check(journals)
+    assert evaluation.passed, findings(evaluation)
+    # Also one that is gone, by the marker in its folder.
+    del broker.journals[f"{PART}/eu"]
+    file_of(tmp_path, inner.stored[0].fragment).with_name(MARKER).touch()
+    evaluation = run_check(journals)
+    assert evaluation.passed, findings(evaluation)
 
 
 def test_a_missing_object_fails_it_and_leaves_a_gap(

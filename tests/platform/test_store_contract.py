@@ -80,6 +80,19 @@ async def test_a_listing_keeps_to_its_journal(store: FragmentStore) -> None:
     assert await listed(store, "flights/none") == []
 
 
+async def test_markers_and_names_tell_whose_a_folder_is(store: FragmentStore) -> None:
+    for journal, postfix in (("flights/100%", "a=1"), ("flights/100%/eu", ""), ("flights/100%/eu", "b=1")):
+        await put(store, fragment_of(CONTENT, journal=journal, postfix=postfix))
+    mine = await store.listing("flights/100%", lambda: ["flights/100%/eu", "flights/other"])
+    assert (len(mine.fragments), mine.others, mine.unmarked) == (1, {"eu"}, {"eu", ""})
+    assert len(await listed(store, "flights/100%")) == 3, "who knows of no names, without markers"
+    for _ in range(2):
+        await store.mark("flights/100%/eu")
+    assert [found.path_postfix for found in await listed(store, "flights/100%")] == ["a=1"]
+    theirs = await store.listing("flights/100%/eu")
+    assert (len(theirs.fragments), theirs.others, theirs.unmarked, theirs.unreadable) == (2, set(), set(), ())
+
+
 async def test_a_listing_of_several_pages(store: FragmentStore) -> None:
     """The S3 server tells 100 keys at a time."""
     fragments = [fragment_of(b"x", Codec.NONE, begin=begin) for begin in range(250)]

@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from coranto import labels
+from coranto import labels, stores
 from coranto.coordination.etcd import Delete
+from coranto.journal_folders import MARKER, Listing, StoredFile
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import append_fsm, append_states, in_sync, preconditions, taking_up
 from coranto_broker.append_fsm import AppendFsm
@@ -66,6 +68,7 @@ INTERESTING = {
     "log: lease.lost",
     "log: lease.resumed",
     "log: left a journal's in-sync record",
+    "log: passed over another journal's fragments: names nest",
     "log: rescued a journal",
     "log: spool was set aside",
     "log: stores could not be listed; trying again",
@@ -262,6 +265,19 @@ def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch:
 
     monkeypatch.setattr(InSyncRecords, "leave", leave_nothing)
     assert is_caught("stuck", brokers=3, replication=2, faults=(), stored_at_end=True)
+
+
+def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that counts whatever lies below a journal's folder as its own, as all did once, and as Gazette's do.
+    real = stores.sort_out
+
+    def take_all(journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str) -> Listing:
+        unmarked = [file for file in files if not file.path.endswith(MARKER)]
+        return real(journal, unmarked, (), backing_store=backing_store)
+
+    monkeypatch.setattr(stores, "sort_out", take_all)
+    options: dict[str, Any] = {"brokers": 3, "replication": 1, "journals": 2, "fragment_length": 1024}
+    assert is_caught("lost-write", "inconsistent-offsets", "torn-append", nested=True, faults=("kill",), **options)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.auth import Claims
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Relation, Target
 from coranto.errors import InvalidInput, PermissionDenied
 from coranto.specs import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
+from coranto_broker.handlers.nesting import nesting_pair, with_guards
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
     from coranto_broker.resolver import JournalState
 
 JOURNALS_PER_RESPONSE = 25
+_ATTEMPTS = 32
+"""Of an Apply that others overtake. Each time, one of them has come through."""
 
 
 async def serve_list(broker: Broker, request: pb.ListRequest, context: Context, claims: Claims) -> None:
@@ -68,7 +72,10 @@ def _matching(state: JournalState, selector: pb.LabelSelector, claims: Claims) -
 
 
 async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
-    """Apply all changes in one transaction, and answer once this broker has read what it wrote."""
+    """Apply all changes in one transaction, and answer once this broker has read what it wrote.
+
+    Raises InvalidInput, with the name of the other, for a new journal whose name nests with another's.
+    """
     validate(request)
     if len(request.changes) > MAX_TXN_OPS:
         raise InvalidInput(
@@ -76,28 +83,96 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
             "apply them in several batches",
             field="ApplyRequest.changes",
         )
-    compares: list[Compare] = []
-    ops: list[Op] = []
+    for _ in range(_ATTEMPTS):
+        state = broker.keyspace.state
+        wanted = _transaction(state, request, claims, nesting=broker.settings.allow_nested_names)
+        response = await _attempt(broker, state, wanted, claims)
+        if response is not None:
+            return response
+    return _failed(broker, broker.keyspace.known_revision)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """What an Apply asks of etcd. `expected` are the revisions that its keys must have, as far as the client says."""
+
+    compares: list[Compare] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    expected: dict[str, int] = field(default_factory=dict)
+    created: list[str] = field(default_factory=list)
+    """Names that are new and must not nest."""
+
+
+def _transaction(state: JournalState, request: pb.ApplyRequest, claims: Claims, *, nesting: bool) -> _Transaction:
+    wanted = _Transaction()
     for change in request.changes:
         name = change.upsert.name if change.HasField("upsert") else change.delete
-        key = broker.keyspace.layout.item_key(name)
-        compares.extend(_authorized(broker.keyspace.state, key, name, change, claims))
-        if change.HasField("upsert"):
-            ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
-        else:
-            ops.append(Delete(key))
+        key = state.layout.item_key(name)
+        authorized = list(_authorized(state, key, name, change, claims))
+        wanted.compares.extend(authorized)
         if change.expect_mod_revision != ANY_REVISION:
-            compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
-    response = pb.ApplyResponse(status=pb.OK, header=broker.unrouted_header(broker.keyspace.state))
-    if not ops:
+            wanted.compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
+            wanted.expected[key] = change.expect_mod_revision
+        if not change.HasField("upsert"):
+            wanted.ops.append(Delete(key))
+            continue
+        wanted.ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
+        if nesting:
+            continue
+        if state.entries.get(key) is None:
+            wanted.created.append(name)
+        elif change.expect_mod_revision == ANY_REVISION and not authorized:  # Gone by now, it would be created.
+            wanted.compares.append(Compare(key, Target.CREATE_REVISION, 0, Relation.GREATER))
+    return wanted
+
+
+async def _attempt(
+    broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims
+) -> pb.ApplyResponse | None:
+    """The response; None when others have overtaken `state`, once this broker knows of what they did.
+
+    Raises InvalidInput for a new journal whose name nests with another's.
+    """
+    pair = nesting_pair(state, wanted.created)
+    if pair is not None and pair[1] in wanted.created:
+        raise _nesting(*pair)
+    taken = [key for key, revision in wanted.expected.items() if not revision and state.entries.get(key) is not None]
+    obstacle = state.layout.item_key(pair[1]) if pair is not None else taken[0] if taken else None
+    if obstacle is not None:  # As far as is known here, where the last changes may not have arrived yet.
+        header, found = await broker.coordinator.get(obstacle)
+        if found is None:
+            await broker.keyspace.wait_for_revision(header.revision)
+            return None
+        if pair is None:
+            return _failed(broker, header.revision)
+        item = state.item(pair[1])
+        covered = claims.covers(pair[1], item.spec.labels if item is not None else None)
+        raise _nesting(pair[0], pair[1] if covered else "a journal that the token does not cover")
+    response = pb.ApplyResponse(status=pb.OK, header=broker.unrouted_header(state))
+    if not wanted.ops:
         return response
-    result = await broker.coordinator.txn(compares, ops)
-    if result.succeeded:
-        await broker.keyspace.wait_for_revision(result.header.revision)
-    else:
-        response.status = pb.ETCD_TRANSACTION_FAILED
+    compares = with_guards(state, wanted.created, wanted.compares)
+    result = await broker.coordinator.txn(compares, wanted.ops, otherwise=list(wanted.expected))
+    revisions = zip(wanted.expected.values(), result.found, strict=False)
+    if not result.succeeded and any(want != (kv.mod_revision if kv is not None else 0) for want, kv in revisions):
+        return _failed(broker, result.header.revision)
+    await broker.keyspace.wait_for_revision(result.header.revision)
     response.header.etcd.revision = result.header.revision
+    return response if result.succeeded else None
+
+
+def _failed(broker: Broker, revision: int) -> pb.ApplyResponse:
+    response = pb.ApplyResponse(status=pb.ETCD_TRANSACTION_FAILED, header=broker.unrouted_header(broker.keyspace.state))
+    response.header.etcd.revision = revision
     return response
+
+
+def _nesting(name: str, other: str) -> InvalidInput:
+    return InvalidInput(
+        f"{name} nests with {other}: in a fragment store, the folder of one would lie within the other's. Choose a "
+        "name that does not go on from another journal's after a '/', nor another's from it",
+        field="JournalSpec.name",
+    )
 
 
 def _authorized(

@@ -65,7 +65,16 @@ class Options:
     """End by shutting down gracefully, so that everything has to be stored; otherwise by killing every broker."""
     any_order: bool = False
     """Whether a machine that crashes may have written unsynced data to its disk in another order than it was given."""
+    nested: bool = False
+    """Whether the name of each journal but the first goes on from the one before."""
     faults: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the journals."""
+        if self.nested:
+            return ["/".join(["sim/journal-0", *map(str, range(1, depth + 1))]) for depth in range(self.journals)]
+        return [f"sim/journal-{number}" for number in range(self.journals)]
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value!r}" for name, value in asdict(self).items())
@@ -95,6 +104,7 @@ def options_of(seed: int, **given: Any) -> Options:
         # Few kinds at a time, so that each run has a character of its own; sometimes none.
         # Of those that a crash may meet, which are few, most shall.
         faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
+        nested=random.Random(f"names of {seed}").random() < 0.4,
     )
     unknown = set(given) - set(asdict(options))
     if unknown:

@@ -69,7 +69,7 @@ class World:
         """All that machines have had."""
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
-        self.journals = list(journals) or [f"sim/journal-{number}" for number in range(options.journals)]
+        self.journals = list(journals) or options.names
         self.machines = [Machine(self, number) for number in range(options.brokers)]
         self._entities = JournalEntities()
 

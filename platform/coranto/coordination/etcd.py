@@ -133,12 +133,16 @@ class Relation(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction. The operand is bytes for VALUE and an integer otherwise."""
+    """A condition of a transaction. The operand is bytes for VALUE and an integer otherwise.
+
+    With `prefix`, it must hold of each key that begins with `key`; where there is none, of one that is absent.
+    """
 
     key: str
     target: Target
     operand: int | bytes
     relation: Relation = Relation.EQUAL
+    prefix: bool = False
 
 
 def unmodified(kv: KeyValue) -> Compare:
@@ -570,7 +574,9 @@ def _compare(compare: Compare) -> Any:
         Target.VALUE: (rpc_pb2.Compare.VALUE, "value"),
         Target.LEASE: (rpc_pb2.Compare.LEASE, "lease"),
     }[compare.target]
-    return rpc_pb2.Compare(key=encode_key(compare.key), result=relation, target=target, **{name: compare.operand})
+    key = encode_key(compare.key)
+    end = prefix_end(key) if compare.prefix else b""
+    return rpc_pb2.Compare(key=key, range_end=end, result=relation, target=target, **{name: compare.operand})
 
 
 def _operation(op: Op) -> Any:

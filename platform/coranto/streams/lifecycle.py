@@ -41,6 +41,7 @@ from coranto.errors import (
     StreamExists,
     StreamNotFound,
 )
+from coranto.names import nests
 from coranto.streams.decisions import Decisions
 from coranto.streams.keys import KEY_SPACE, KeyRange
 from coranto.streams.model import (
@@ -213,12 +214,19 @@ class Streams:
         """Create a journal beside a stream's segments, with a spec like theirs, unless it is there already.
 
         `more` are further labels. `for_good` has no retention remove its content, all of which may be needed. Raises
-        StreamNotFound.
+        StreamNotFound, and InvalidInput when its name nests with another of the stream's journals.
         """
         for _ in range(_ATTEMPTS):
             view = await self._view(name)
             if journal in view.infos:
                 return
+            # Brokers refuse it, too, but for Gazette's.
+            if other := next((each for each in view.infos if nests(each, journal)), None):
+                raise InvalidInput(
+                    f"the journal {journal} would nest with {other}, and the folder of one within the other's in "
+                    "fragment stores; choose another name, without a '/'",
+                    field="name",
+                )
             newest = max(view.stream.segments.values(), key=lambda each: each.number)
             spec = _part(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
             if for_good:

@@ -16,12 +16,14 @@ from coranto.errors import (
     InvalidInput,
     NotAllowed,
     RegisterMismatch,
+    RpcFailed,
     StreamChanged,
     StreamExists,
     StreamNotFound,
     StreamSealed,
 )
 from coranto.streams.decisions import Decisions, Gate
+from coranto.streams.groups import ReaderGroup
 from coranto.streams.keys import KeyRange
 from coranto.streams.lifecycle import Streams, default_template
 from coranto.streams.model import (
@@ -85,6 +87,39 @@ async def test_streams_are_told_apart_by_whole_names(streams: Streams) -> None:
     assert await streams.list() == (inner,)
     with pytest.raises(StreamNotFound, match="no stream orders"):
         await streams.describe(outer.name)
+
+
+async def test_names_that_nest_with_another_journals_are_refused(streams: Streams, client: JournalClient) -> None:
+    await streams.create("shop/orders", template=TEMPLATE)
+
+    async def journal(name: str) -> None:
+        spec = pb.JournalSpec()
+        spec.CopyFrom(TEMPLATE)
+        spec.name = name
+        await client.apply([pb.ApplyRequest.Change(upsert=spec)])
+
+    for name in ("shop/orders", "shop/orders/segment/00000000/x", "shop"):
+        with pytest.raises(RpcFailed, match=f"{name} nests with shop/orders/"):
+            await journal(name)
+    await journal("shop/late")
+    with pytest.raises(RpcFailed, match="shop/late/segment/00000000 nests with shop/late"):
+        await streams.create("shop/late", template=TEMPLATE)
+    with pytest.raises(RpcFailed, match="nests with shop/orders/transactions"):
+        await streams.create("shop/orders/transactions", template=TEMPLATE)
+    assert [stream.name for stream in await streams.list()] == ["shop/orders"]
+
+
+async def test_reader_groups_whose_names_nest_are_refused(streams: Streams, client: JournalClient) -> None:
+    await streams.create("shop/orders", template=TEMPLATE)
+    assert await ReaderGroup(client, "shop/orders", "billing").create()
+    for group in ("billing/eu", "billing/eu/1"):
+        with pytest.raises(InvalidInput, match=f"readers/{group} would nest with shop/orders/readers/billing, "):
+            await ReaderGroup(client, "shop/orders", group).create()
+    assert await ReaderGroup(client, "shop/orders", "billing-eu").create()
+    assert await ReaderGroup(client, "shop/orders", "sales/eu").create()
+    with pytest.raises(InvalidInput, match="readers/sales would nest with shop/orders/readers/sales/eu"):
+        await ReaderGroup(client, "shop/orders", "sales").create()
+    assert not await ReaderGroup(client, "shop/orders", "sales/eu").create(), "it is there already"
 
 
 @pytest.mark.parametrize(

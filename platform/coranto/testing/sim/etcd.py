@@ -173,7 +173,11 @@ class SimEtcd:
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     def _holds(self, compare: Compare) -> bool:
-        kv = self.kvs.get(compare.key)
+        if compare.prefix:
+            return all(self._holds_of(kv, compare) for kv in self.prefixed(compare.key) or (None,))
+        return self._holds_of(self.kvs.get(compare.key), compare)
+
+    def _holds_of(self, kv: KeyValue | None, compare: Compare) -> bool:
         found: int | bytes
         match compare.target:
             case Target.VERSION:

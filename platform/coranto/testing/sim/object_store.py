@@ -10,11 +10,12 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
+from coranto.journal_folders import MARKER, StoredFile
 from coranto.stores import Content, FragmentStore, StoreRegistry
 from coranto.testing.sim.network import Network, TimedOut
 from coranto.testing.sim.timeline import Process
@@ -48,6 +49,8 @@ class SimObjectStore:
     def __init__(self, network: Network, rng: random.Random) -> None:
         self.faults = StoreFaults()
         self.objects: dict[str, StoredObject] = {}
+        self.markers: dict[str, float] = {}
+        """When each marker of a journal's folder was put."""
         self.faulty: Counter[str] = Counter()
         """How many calls met which fault."""
         self._network = network
@@ -74,14 +77,19 @@ class SimObjectStore:
             raise FragmentNotFound(f"no object {fragment.content_path}")
         return found.data
 
-    def list(self, journal: str, url: str) -> list[Fragment]:
+    def files(self, journal: str) -> list[StoredFile]:
         self._refuse()
-        until = self._network.loop.time() - self.faults.list_lag
+        folder, until = f"{journal}/", self._network.loop.time() - self.faults.list_lag
+        stored = [*((path, found.stored_at) for path, found in self.objects.items()), *self.markers.items()]
         return [
-            replace(found.fragment, backing_store=url, mod_time=int(self._network.loop.epoch + found.stored_at))
-            for found in self.objects.values()
-            if found.fragment.journal == journal and found.stored_at <= until
+            StoredFile(path.removeprefix(folder), int(self._network.loop.epoch + stored_at))
+            for path, stored_at in stored
+            if path.startswith(folder) and stored_at <= until
         ]
+
+    def mark(self, journal: str) -> None:
+        self._refuse()
+        self.markers.setdefault(f"{journal}/{MARKER}", self._network.loop.time())
 
     def remove(self, fragment: Fragment) -> None:
         self._refuse()
@@ -121,9 +129,12 @@ class SimFragments(FragmentStore):
     async def exists(self, fragment: Fragment) -> bool:
         return await self._call(lambda: self._service.exists(fragment))
 
-    async def list(self, journal: str) -> AsyncIterator[Fragment]:
-        for fragment in await self._call(lambda: self._service.list(journal, self.url)):
-            yield fragment
+    async def files(self, journal: str) -> AsyncIterator[StoredFile]:
+        for file in await self._call(lambda: self._service.files(journal)):
+            yield file
+
+    async def mark(self, journal: str) -> None:
+        await self._call(lambda: self._service.mark(journal))
 
     async def get(self, fragment: Fragment) -> bytes:
         return await self._call(lambda: self._service.get(fragment))
