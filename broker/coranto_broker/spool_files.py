@@ -640,11 +640,11 @@ class DurableSpool:
             self._log_length += len(mark)
 
     def _assure(self, version: int) -> bool:
-        """See to it that the spool outlives the machine as it was at that version, if acknowledgements wait for that.
+        """See to it that the spool outlives the machine as it was at that version, if that is promised at all.
 
-        False if the disk fails.
+        Nearly always it has been flushed since. False if the disk fails.
         """
-        if self.fsync is Fsync.COMMIT and self._synced < version and self._failure is None:
+        if self.fsync is not Fsync.NEVER and self._synced < version and self._failure is None:
             with contextlib.suppress(OSError):  # It has been told of by then.
                 self._sync_now()
         return self._failure is None

@@ -225,8 +225,7 @@ def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered
             raise Broken(f"[{begin}, {begin + len(piece)}) is not what was committed there")
         covered = max(covered, begin + len(piece)) if begin <= covered else covered
     # Acknowledgements that waited for nothing may leave a hole, where what lies behind it has reached the disk.
-    may_have_hole = model.fsync is not Fsync.COMMIT and "set-aside" in disk.names(folder.path)
-    if covered < (model.promised if may_have_hole else end):
+    if covered < (end if model.fsync is Fsync.COMMIT else model.promised):
         raise Broken(f"only [0, {covered}) of {end} is here or stored")
     if recovered.lost_end:
         model.seen["a loss was told"] += 1
