@@ -45,9 +45,7 @@ def rolled_back(problem: Exception) -> RolledBack:
     cause: BaseException | None = problem
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DiskFull(
-                f"the disk is full, and nothing was applied: {problem}. Make room, or add a disk; then retry"
-            )
+            return DiskFull(f"the disk is full, and nothing was applied: {problem}. Make room there; then try again")
         cause = cause.__cause__
     return RolledBack(f"nothing was applied: {problem}")
 
