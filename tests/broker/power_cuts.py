@@ -61,6 +61,8 @@ class Model:
     promised_revision: int = 0
     stored: dict[int, bytes] = field(default_factory=dict)
     """Content of fragments in the store, by their begin."""
+    has_hole: bool = False
+    """Whether content that was not promised is missing before such that was not promised either."""
     seen: Counter[str] = field(default_factory=Counter)
 
     def cut_back(self, end: int) -> None:
@@ -145,6 +147,8 @@ class Life:
             spool.propose(empty_at(before, before.end, codec), spool.registers, primary=True, revision=model.revision)
             if rng.random() < 0.5:
                 self._start(self._flush())
+            elif rng.random() < 0.5:
+                self._store()
         elif what == "abort":
             spool.write(0, rng.randbytes(rng.choice((5, 900))))
             await asyncio.sleep(rng.uniform(0, 0.0005))
@@ -153,8 +157,14 @@ class Life:
             model.revision += 1
             spool.propose(spool.fragment, spool.registers, primary=False, revision=model.revision)
             self._start(self._flush())
-        elif self._observer.sealed:
-            sealed = self._observer.sealed.pop(0)
+        else:
+            self._store()
+
+    def _store(self) -> None:
+        """As the persister, and the listing of the store that comes after."""
+        model, sealed_ones = self.model, self._observer.sealed
+        for _ in range(min(len(sealed_ones), self._rng.choice((1, 1, 9)))):
+            sealed = sealed_ones.pop(0)
             with sealed.content.borrow() as file:
                 model.stored[sealed.fragment.begin] = file.read_at(0, sealed.fragment.length)
             sealed.drop()
@@ -229,6 +239,7 @@ def check(model: Model, disk: SimDisk, folder: SpoolFolder, recovered: Recovered
         raise Broken(f"only [0, {covered}) of {end} is here or stored")
     if recovered.lost_end:
         model.seen["a loss was told"] += 1
+    model.has_hole = covered < end
     if end < model.certain:
         model.seen["commits were undone"] += 1
 
@@ -243,7 +254,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
         folder = _folder(loop, disk, process)
         life = Life(model, rng, folder, recover(folder))
         task = process.start(life.run())
-        end = rng.choice(("cut", "cut", "cut", "cut in write", "kill", "fail"))
+        end = rng.choice(("cut", "cut", "cut in write", "kill", "fail", "fail"))
         if end == "cut in write":
             countdown = rng.randint(1, 30)
 
@@ -261,7 +272,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
         process.kill()
         await asyncio.gather(task, return_exceptions=True)
         disk.kill_in_write = disk.fail_sync = None
-        cut = end.startswith("cut") or (failed and rng.random() < 0.3)
+        cut = end.startswith("cut") or (end == "fail" and rng.random() < 0.5)
         if cut:
             disk.crash()
             cuts += 1
@@ -272,7 +283,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
             model.seen["a spool failed and was recovered"] += 1
         check(model, disk, folder, recovered, cut=cut)
         stored = max((begin + len(piece) for begin, piece in model.stored.items()), default=0)
-        if recovered.lost_end or recovered.spool.end < stored:
+        if recovered.lost_end or recovered.spool.end < stored or model.has_hole:
             if model.fsync is Fsync.COMMIT:
                 raise Broken(f"the store has content up to {stored}, recovered is {recovered.spool.end}")
             break  # An operator's, or for whoever lists the store.
