@@ -19,6 +19,7 @@ from coranto_broker.append_readiness import Readying
 from coranto_broker.append_states import TERMINAL, State
 from coranto_broker.content import AppendMessage, Content
 from coranto_broker.group_commit import Course, Tokens, commit_of, gather
+from coranto_broker.pipeline import rolled_back
 from coranto_broker.spool import new_sum
 
 
@@ -176,12 +177,17 @@ class AppendFsm(Readying):
         else:
             self.error = problem
             self.registers = spool.registers
+            if pipeline.error is not None:
+                self._undone = rolled_back(pipeline.error)
             self._propose(spool.fragment, spool.registers)
         return False
 
     def _propose(self, proposal: Fragment, registers: pb.LabelSet) -> None:
+        pipeline = self._owned
         self._proposal = proposal
-        self._owned.propose(proposal, registers, acknowledge=True)
+        pipeline.propose(proposal, registers, acknowledge=True)
+        if pipeline.error is not None and pipeline.local_only:
+            self._undone = self._undone or rolled_back(pipeline.error)  # Nobody else was asked.
         self._to(State.READ_ACKNOWLEDGEMENTS)
 
     async def _read_acknowledgements(self) -> State:
@@ -201,7 +207,7 @@ class AppendFsm(Readying):
         try:
             await turn.wait()
             await pipeline.gather_ok(proposal)
-            problem = pipeline.error
+            problem = self._undone or pipeline.error
             if broken:
                 await pipeline.gather_end()
         finally:
@@ -209,8 +215,8 @@ class AppendFsm(Readying):
             self._settle(problem)
         if self.error is not None or self.status != pb.OK:
             return State.ERROR
-        if pipeline.error is not None:
-            raise pipeline.error
+        if problem is not None:
+            raise problem
         return State.FINISHED
 
 

@@ -19,6 +19,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker import preconditions
 from coranto_broker.append_states import TRANSITIONS, State
 from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.flow_control import RolledBack
 from coranto_broker.group_commit import Member, Whole
 from coranto_broker.in_sync_records import InSyncRecords, Reading
 from coranto_broker.ownership import Signal
@@ -97,6 +98,7 @@ class Appending:
         self._sum: Hash | None = None
         self._committing = False
         self._proposal: Fragment | None = None
+        self._undone: RolledBack | None = None  # Why nobody was asked to commit it.
         self._asks_loss = False  # Only if this turns out to be an append of nothing it confirms a loss.
         self._loss_confirmed = False
 

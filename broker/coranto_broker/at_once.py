@@ -91,7 +91,7 @@ def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate 
 def commit(environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole) -> Committed | None:
     """Commit the append of a candidate, whose sender may append to every journal, or do nothing (None).
 
-    It is well-formed. Raises ReplicationFailed when it cannot be written.
+    It is well-formed. Raises RolledBack when it cannot be written.
     """
     resolution = candidate.resolution
     content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)

@@ -103,6 +103,7 @@ class Broker:
         )
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
+        self._failed: set[str] = set()  # Journals whose next replica must not trust what it finds.
         self._spools = settings.data_dir / "spools"
         self._leftovers = Leftovers(self._spools, disk, clock, self, self.in_sync, self.persister)
         self._health = StoreHealth(stores, clock, self.spawn, self.metrics.store_probed, self.metrics.store_forgotten)
@@ -280,12 +281,21 @@ class Broker:
             persister=self.persister,
             records=self.in_sync,
             pulse=self._pulse,
+            distrusted=item.id in self._failed,
+            on_failure=self._spool_failed,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
         )
+        self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)
         self._leftovers.release(replica.folder.path)
         replica.start(after=self._stopping_of(item.id))
         return replica
+
+    def _spool_failed(self, replica: Replica) -> None:
+        """The disk failed to keep what a replica has. Its successor looks at what is there."""
+        self.metrics.disk_failures.inc()
+        self._failed.add(replica.journal)
+        self.resolver.restart(replica)
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
         _log.info("stopping replica", journal=replica.journal, drop=drop)
@@ -352,8 +362,8 @@ class Broker:
             for replica in self.resolver.local_replicas:
                 try:
                     await replica.flush()
-                except OSError as error:
-                    _log.error("spool could not be forced to the disk", journal=replica.journal, error=str(error))
+                except OSError:
+                    continue  # It has told of it, and is taken up anew.
 
     async def _pulse(self, replica: Replica) -> Signal | None:
         """Append nothing to a journal, as its primary. Returns what tells that its Route has changed since.

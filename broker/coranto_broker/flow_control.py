@@ -26,6 +26,10 @@ class RolledBack(CorantoError):
     retriable = True
 
 
+class DiskFull(RolledBack):
+    """A broker's disk had no room for an append, which was rolled back."""
+
+
 class AppendUnderflow(RolledBack):
     """A client sent too slowly and its append was rolled back."""
 

@@ -71,6 +71,11 @@ class Metrics:
         self.removal_failures = Counter(
             "coranto_fragment_removal_failures", "Attempts to remove a fragment that failed.", registry=self.registry
         )
+        self.disk_failures = Counter(
+            "coranto_disk_failures",
+            "Spools that the disk failed to keep, and that were taken up anew.",
+            registry=self.registry,
+        )
         self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
 
     def under_way(self, method: str) -> UnderWay:

@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
+from coranto.errors import Unavailable
+
 T = TypeVar("T")
 
 
@@ -58,6 +60,7 @@ class Slot(Generic[T]):
     def __init__(self) -> None:
         """An empty slot: whoever makes the thing owns it first."""
         self._things: list[T] = []  # At most one.
+        self._refusal = ""
         self._takers: deque[asyncio.Future[object]] = deque()
 
     @property
@@ -69,12 +72,14 @@ class Slot(Generic[T]):
         """Own the thing; give it back with `put`. Raises Invalidated when `until` fires first.
 
         Does not suspend when the thing is there and nobody waits for it. Otherwise it waits on `taker`, which others
-        may fail meanwhile: then that is raised.
+        may fail meanwhile: then that is raised. Raises Unavailable for what was refused.
         """
         if until is not None and until.fired:
             raise Invalidated
         if self._things:
             return self._things.pop()
+        if self._refusal:
+            raise Unavailable(self._refusal)
         if taker is None:
             taker = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
@@ -90,8 +95,17 @@ class Slot(Generic[T]):
             if until is not None:
                 until.discard(taker)
 
+    def refuse(self, problem: str) -> None:
+        """Have those who wait, and those who come until the next `put`, get Unavailable with this problem."""
+        self._refusal = problem
+        takers, self._takers = self._takers, deque()
+        for taker in takers:
+            if not taker.done():
+                taker.set_exception(Unavailable(problem))
+
     def put(self, thing: T) -> None:
         """Give the thing to the next taker, or leave it here."""
+        self._refusal = ""
         while self._takers:
             taker = self._takers.popleft()
             if not taker.done():

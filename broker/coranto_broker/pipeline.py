@@ -13,6 +13,7 @@ turns before it are done. So several appends are in flight at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import weakref
 from collections import deque
@@ -24,6 +25,7 @@ from coranto.effects import Bytes
 from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.flow_control import DiskFull, RolledBack
 from coranto_broker.in_sync_records import Reading
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.spool_files import DurableSpool, Fsync
@@ -36,6 +38,16 @@ class ReplicationFailed(CorantoError):
     """A replica broke, or answered what it should not. Whether the append will be part of the journal is not known."""
 
     retriable = True
+
+
+def rolled_back(problem: Exception) -> RolledBack:
+    """Tell of an append that a failure ended before anybody was asked to commit it."""
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFull(f"the disk is full, and nothing was applied: {problem}. Make room there; then try again")
+        cause = cause.__cause__
+    return RolledBack(f"nothing was applied: {problem}")
 
 
 class ReplicaStream(Protocol):
@@ -303,13 +315,13 @@ class Pipeline:
     def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
         """Write, propose and read the acknowledgement, all in one go: for one that `answers_at_once`, and is idle.
 
-        Raises ReplicationFailed, and is of no further use then.
+        Raises RolledBack when it cannot be written, and is of no further use then.
         """
         spool = self.spool
         try:
             proposal = spool.commit(content, registers, self._revision)
         except (OSError, CorantoError) as error:
-            raise self._failed_to_send(self._local, error) from error
+            raise rolled_back(self._failed_to_send(self._local, error)) from error
         spool.publish(proposal)
         spool.settle(proposal.end)
         return proposal
@@ -449,6 +461,7 @@ class Pipeline:
     def _failed_to_send(self, name: str, error: Exception) -> ReplicationFailed:
         if self._send_error is None:
             self._send_error = ReplicationFailed(f"sending to {name}: {error}")
+            self._send_error.__cause__ = error
         return self._send_error
 
     def _failed_to_receive(self, name: str, problem: str) -> None:

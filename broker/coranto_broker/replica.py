@@ -35,6 +35,8 @@ from coranto_broker.taking_up import take_up
 PULSE_SECONDS = 60.0
 FAILURE_SECONDS = 0.25
 """The pause after the first failure; it doubles with each that follows."""
+DISK_SECONDS = 30.0
+"""The longest pause between attempts to take up a spool from a disk that fails."""
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 10.0
@@ -90,12 +92,15 @@ class Replica:
         persister: Persister,
         records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
+        distrusted: bool = False,
+        on_failure: Callable[[Replica], None] = lambda _: None,
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
     ) -> None:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
 
-        `pulse` raises PulseFailed when it should be repeated before long. `on_listed` hears of each listing of the
-        stores, once the index knows it.
+        `pulse` raises PulseFailed when it should be repeated before long. `distrusted` says that a sync of the folder
+        has failed. `on_failure` hears that one fails now: another replica is to take its place. `on_listed` hears of
+        each listing of the stores, once the index knows it.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -107,6 +112,11 @@ class Replica:
         self.stopped = asyncio.Event()
         self.stranded = False
         """Whether others went on without what the spool has. It must not be used any more."""
+        self.failed = False
+        """Whether the disk failed to keep what the spool has. It must not be used any more."""
+        self._distrusted = distrusted
+        self._on_failure = on_failure
+        self._stopping = asyncio.Event()
         self._clock: Clock = folder.clock
         self._fsync = fsync
         self._spec = spec
@@ -146,6 +156,7 @@ class Replica:
 
         Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
         """
+        self._stopping.set()
         for daemon in self._daemons:
             daemon.cancel()
         await asyncio.gather(*self._daemons, return_exceptions=True)
@@ -160,8 +171,8 @@ class Replica:
             self.stopped.set()
 
     async def flush(self) -> None:
-        """Force what has committed to the disk."""
-        if self._spool is not None:
+        """Force what has committed to the disk. Raises OSError when that fails."""
+        if self._spool is not None and not self.failed:
             await self._spool.flush()
 
     async def wait_refreshed(self, until: Signal | None = None) -> None:
@@ -224,13 +235,45 @@ class Replica:
         if after:
             await asyncio.wait(after)
         await self._persister.release(self.journal)
+        failures = 0
+        while self._spool is None:
+            try:
+                await self._take_up()
+            except OSError as error:
+                _log.exception(
+                    "spool cannot be taken up: the disk fails; trying again",
+                    journal=self.journal,
+                    folder=str(self.folder.path),
+                )
+                self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
+                if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):
+                    return
+                failures += 1
+
+    async def _stops_within(self, seconds: float) -> bool:
+        """Wait. Returns at once, and True, when this replica is to stop."""
         try:
-            recovered = await take_up(self.folder, self._records, self._clock)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _take_up(self) -> None:
+        """Make the spool of what is in the folder. Raises OSError when the disk fails."""
+        recovered = await take_up(self.folder, self._records, self._clock, distrusted=self._distrusted)
+        spool = recovered.durable(self.folder, self, self._fsync)
+        try:
+            await spool.flush_commits()  # Readers see nothing, and nobody is answered, before it may be.
         except OSError:
-            # The journal cannot be served from this disk; appends time out here, and the log says why.
-            _log.exception("spool cannot be read", journal=self.journal, folder=str(self.folder.path))
-            return
-        self._spool = recovered.durable(self.folder, self, self._fsync)
+            spool.close()
+            for sealed in recovered.sealed:
+                sealed.log.seal()
+            self._distrusted = True
+            raise
+        self._distrusted = False
+        spool.on_failure = self._spool_failed
+        self._spool = spool
         if self._spool.end <= recovered.watermark.offset:
             self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
         for sealed in recovered.sealed:
@@ -247,6 +290,11 @@ class Replica:
             )
         self.spool.put(self._spool)
 
+    def _spool_failed(self) -> None:
+        """The disk failed to keep what the spool has."""
+        self.failed = True
+        self._on_failure(self)
+
     async def _stop_spool(self, drop: bool) -> None:
         pipeline = await self.pipeline.take()
         if pipeline is not None:
@@ -261,14 +309,19 @@ class Replica:
             await asyncio.to_thread(self.folder.disk.remove_tree, self.folder.path)
             return
         fragment = spool.fragment
-        if fragment.length and not self.stranded and self._has_stores():
-            # What completes is visible at once, and its end may be what only we have: no reader shall see that here.
-            self.index.close()
-            spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
-        await spool.flush()
-        spool.close()
+        try:
+            if fragment.length and not self.stranded and not self.failed and self._has_stores():
+                # What completes is visible at once, and its end may be what only we have: no reader shall see that
+                # here.
+                self.index.close()
+                spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
+            if not self.failed:
+                await spool.flush()
+        finally:
+            spool.close()
         # Of a journal that nobody has written to there is nothing to store.
-        if not spool.fragment.length and not self.stranded and (not spool.end or self._has_stores()):
+        usable = not self.stranded and not self.failed
+        if not spool.fragment.length and usable and (not spool.end or self._has_stores()):
             self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
 
     def _has_stores(self) -> bool:

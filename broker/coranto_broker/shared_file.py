@@ -6,6 +6,7 @@ given it back, so that freeing disk space never breaks a read. An idle file that
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ class SharedFile:
         self._borrowers = 0
         self._owned = True
         self._discarded = False
+        self._syncing = threading.Lock()
+        self._unsynced: OSError | None = None
 
     @property
     def discarded(self) -> bool:
@@ -73,7 +76,18 @@ class SharedFile:
         return self._open().size()
 
     def sync(self) -> None:
-        self._open().sync()
+        """Return once written bytes survive power loss. Raises OSError when they may not, and ever after.
+
+        The kernel reports a failure once, and may have dropped what it could not write: the next sync proves nothing.
+        """
+        with self._syncing:
+            if self._unsynced is not None:
+                raise self._unsynced
+            try:
+                self._open().sync()
+            except OSError as error:
+                self._unsynced = error
+                raise
 
     def seal(self) -> None:
         """The owner writes no more."""
@@ -90,7 +104,13 @@ class SharedFile:
         """Move the file out of the way; for its owner and for new readers it is as if discarded."""
         self._discarded = True
         self._disk.rename(self.path, target)
+        self._disk.sync_folder(target.parent)
+        self.sync_folder()  # Lest a power loss leaves a log here whose content is there.
         self.seal()
+
+    def sync_folder(self) -> None:
+        """Return once the file's name survives power loss, or its removal does."""
+        self._disk.sync_folder(self.path.parent)
 
     def discard(self) -> None:
         """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""

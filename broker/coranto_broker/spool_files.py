@@ -17,21 +17,30 @@ that is known without asking etcd. A spool also remembers, in each record of its
 (`in_sync.Stamp`), so that whoever takes it up again can tell whether others went on without it.
 
 Written bytes survive the end of the process
-at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy.
+at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy. To force a spool to
+the disk is to sync its content, its log, and the folder if names in it are new, all at the same time. So a record may
+be on the disk before its content: recovery goes back to the last one whose content is there. What may have been
+promised by then, the log says, too. A log that is started over takes the old one's place only once all of that is done.
+
+A sync that fails ends the use of the spool: the kernel may have dropped what it could not write, and would call the
+next sync a success. Nothing is acknowledged any more; the folder is marked, and recovery writes everything anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+import structlog
 
 from coranto.effects import Bytes, Clock, Disk
 from coranto.fragments import Fragment
@@ -45,8 +54,21 @@ from coranto_broker.spool import Committed, Decision, Hash, Outcome, Spool
 COMPACT_LOG_BYTES = 4 << 20
 """A commit log longer than this is started over, with its last record."""
 
+SET_ASIDE = "set-aside"
+"""The folder, within that of a spool, of files that are not part of the journal, or are not whole."""
+
+DISTRUSTED_FILE = "distrusted"
+"""A folder with a file of this name has met a sync that failed: what is read from it may not be on the disk."""
+
 ASIDE_BYTES = 1 << 17
 """Content of at least this size is written and hashed by another thread, while this one receives what follows."""
+
+
+_log = structlog.get_logger(__name__)
+
+
+class DiskFailed(OSError):
+    """A sync of this spool has failed. It must be closed and recovered."""
 
 
 class Fsync(enum.StrEnum):
@@ -93,6 +115,10 @@ class Sealed:
     create_revision: int = 0
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark, repr=False)
+    older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
+    """Those that `log` took the place of, unless they are gone."""
+    may_drop: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
+    """Sees to it that the log which goes on behind the fragment outlives the machine, where that is promised."""
 
     @property
     def settled(self) -> bool:
@@ -101,13 +127,27 @@ class Sealed:
 
     def set_aside(self) -> None:
         """Keep the files where nobody takes them up: others went on without this content."""
+        for log in self.older_logs:
+            log.discard()
         for file in (self.log, self.content):
-            file.move(file.path.parent / "set-aside" / f"{self.fragment.sum.hex()[:8]}.{file.path.name}")
+            file.move(file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}")
 
     def drop(self) -> None:
-        """Remove the files: the content is elsewhere, or no longer wanted."""
+        """Remove the files: the content is elsewhere, or no longer wanted.
+
+        They stay for the next start when the disk fails to keep the log that comes after them.
+        """
+        if not self.may_drop():
+            return
+        for log in self.older_logs:
+            log.discard()
         self.log.discard()  # First: content without a log is not taken up again.
-        self.content.discard()
+        try:
+            self.log.sync_folder()  # A log without content would look like a loss.
+        except OSError as error:
+            _log.warning("content of a fragment stays for now", file=str(self.content.path), error=str(error))
+        else:
+            self.content.discard()
 
 
 class SpoolObserver(Protocol):
@@ -151,7 +191,10 @@ def folder_of(root: Path, journal: str, create_revision: int) -> Path:
 
 
 class DurableSpool:
-    """A spool and its files. One owner at a time, one event loop; failed writes (OSError) leave it as it was."""
+    """A spool and its files. One owner at a time, one event loop; failed writes (OSError) leave it as it was.
+
+    Once a sync has failed everything that would commit or flush raises DiskFailed.
+    """
 
     def __init__(
         self,
@@ -164,8 +207,12 @@ class DurableSpool:
         generation: int = 0,
         stamp: Stamp = UNSTAMPED,
         watermark: Watermark | None = None,
+        retired: Sequence[SharedFile] = (),
     ) -> None:
-        """An empty spool, or (from recovery) `spool` with its open commit log of that generation."""
+        """An empty spool, or (from recovery) `spool` with its open commit log of that generation.
+
+        `retired` are files of its completed fragments, which may not be on the disk yet.
+        """
         self._folder = folder
         self._observer = observer
         self.fsync = fsync
@@ -179,10 +226,21 @@ class DurableSpool:
         self._aside = Aside()
         self._published = self._spool.fragment.begin
         self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
-        self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
+        # Counts commits; `_synced` is the last one known to be on the disk. What was recovered may not be there yet.
+        self._version = 1 if log is not None else 0
         self._synced = 0
+        self._flushed_end = 0  # The journal's end that is known to be on the disk.
         self._syncing: asyncio.Task[None] | None = None
-        self._retired: list[SharedFile] = []  # Sealed since the last sync.
+        self._retired = list(retired)  # Sealed since the last sync.
+        self._superseded: list[SharedFile] = []  # Logs that were started over since.
+        # Folders in which names were made since, and at which change. At first those above it may be new, too: up to
+        # the data directory, whose name is in the last of these.
+        self._unsynced_folders = dict.fromkeys((folder.path, *folder.path.parents[:4]), 0)
+        self._changes = 0
+        self._failure: OSError | None = None
+        self._told = False
+        self.on_failure: Callable[[], object] = lambda: None
+        """Called once, when a sync has failed."""
 
     @property
     def committed(self) -> Committed:
@@ -225,13 +283,17 @@ class DurableSpool:
         Large content, and what follows it, is written by another thread: await `room` before there is more. Where that
         fails, one of the later calls raises it, and nothing of the delta is left.
         """
+        self._require_sound()
         if self._aside.failed:
             self.join()
         position = self._spool.check_content(content_delta)
         if self._log is None:
-            # Content is never there before its log is. Otherwise a log that a kill has torn at its first commit would
-            # look like one that power loss has taken, and the journal would wait for an operator.
+            # Content is never there before its log is. Otherwise a log that a kill or power loss has torn at its first
+            # commit would look like one of acknowledged content, and the journal would wait for an operator.
             self._record(self._spool.committed, always=True)
+            self._version += 1
+        if not self._synced and self.fsync is Fsync.COMMIT and not position:
+            self._sync_now()  # Nearly always that is done by the first pipeline, which has been acknowledged.
         if len(content) < ASIDE_BYTES and self._aside.idle:
             self._content.write_at(position, content)
             self._spool.extend(content)
@@ -286,6 +348,7 @@ class DurableSpool:
         `revision` is that of the pipeline's Route in etcd. With `settled`, its primary rolls only once every replica
         has what was proposed before.
         """
+        self._require_sound()
         self.join()
         before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
@@ -326,6 +389,7 @@ class DurableSpool:
 
         For the primary's spool, when it has no delta. Where writing fails (OSError) it is left as it was.
         """
+        self._require_sound()
         spool, stamp = self._spool, self._stamp
         if self._log is not None and len(content) < ASIDE_BYTES and self._aside.idle:
             self._content.write_at(spool.check_content(0), content)
@@ -356,10 +420,11 @@ class DurableSpool:
         self._aside.abandon()
         if self._spool.delta:
             self._spool.roll_back()
-            self._content.truncate(self._spool.fragment.length)
+            if self._failure is None:  # Otherwise recovery does it.
+                self._content.truncate(self._spool.fragment.length)
 
     async def flush_commits(self) -> None:
-        """Return once everything committed so far satisfies the fsync policy.
+        """Return once everything committed so far satisfies the fsync policy. Raises OSError when it cannot.
 
         Cancelling the wait does not undo the commit. Commits that wait at the same time share one flush.
         """
@@ -367,6 +432,7 @@ class DurableSpool:
             return
         version = self._version
         while self._synced < version:
+            self._require_sound()
             if self._syncing is None:
                 self._syncing = asyncio.create_task(self._sync())
                 self._syncing.add_done_callback(self._sync_done)
@@ -375,6 +441,7 @@ class DurableSpool:
     async def flush(self) -> None:
         """Force everything committed so far to the disk, whatever the policy."""
         if self._synced < self._version:
+            self._require_sound()
             await self._sync()
 
     def publish(self, fragment: Fragment) -> None:
@@ -411,7 +478,7 @@ class DurableSpool:
         if self._spool.delta:
             old_content.truncate(before.fragment.length)
         if self.fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
-            _sync_all([old_content, old_log])  # A completed fragment is visible at once.
+            self._sync_now()  # A completed fragment is visible at once.
         try:
             self._log = None
             self._record(decision.committed)
@@ -426,7 +493,7 @@ class DurableSpool:
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
-                old_log.discard()
+                self._supersede(old_log)
         else:
             old_content.seal()
             old_log.seal()
@@ -434,53 +501,196 @@ class DurableSpool:
                 self._retired += [old_content, old_log]
             first, revision = before.first_append_time, self._folder.create_revision
             sealed = Sealed(
-                before.fragment, first, before.registers, old_content, old_log, revision, stamp, self._watermark
+                before.fragment,
+                first,
+                before.registers,
+                old_content,
+                old_log,
+                revision,
+                stamp,
+                self._watermark,
+                tuple(self._superseded),
+                partial(self._assure, self._version),
             )
             self._observer.spool_complete(sealed, primary=primary)
         if after.begin > before.fragment.end:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        record = commit_log.encode(self._folder.create_revision, committed, self._stamp)
+        flushed = self._flushed_end if self.fsync is Fsync.COMMIT else commit_log.UNAWAITED
+        record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed)
         begin = committed.fragment.begin
+        if committed.fragment.length and not self._spool.fragment.length:
+            self._names_change()  # Its content file is new.
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
                 return  # A journal that was never written, and never synchronized, needs no memory.
-            self._generation, self._log_length = 0, 0
-            self._log = self._folder.log(begin, 0)
-        elif self._log_length > COMPACT_LOG_BYTES:
-            old = self._log
-            new = self._folder.log(begin, self._generation + 1)
-            new.write_at(0, record)
-            if self.fsync is Fsync.COMMIT:
-                new.sync()
-            self._log, self._generation, self._log_length = new, self._generation + 1, len(record)
-            old.discard()
+            self._log = self._begin_log(begin, 0, record)
+            return
+        if self._log_length > COMPACT_LOG_BYTES:
+            new = self._begin_log(begin, self._generation + 1, record)
+            self._supersede(self._log)
+            self._log = new
             return
         # Where the last whole record ends, whatever a write that failed may have left behind it.
         self._log.write_at(self._log_length, record)
         self._log_length += len(record)
 
+    def _begin_log(self, begin: int, generation: int, record: bytes) -> SharedFile:
+        """A log with its first record. Nothing is left of it when it cannot be written."""
+        log = self._folder.log(begin, generation)
+        try:
+            log.write_at(0, record)
+        except OSError:
+            log.discard()
+            raise
+        self._generation, self._log_length = generation, len(record)
+        self._names_change()
+        return log
+
+    def _supersede(self, log: SharedFile) -> None:
+        """Another log has been begun, which makes this one needless. It stays until the next sync.
+
+        Where nothing is synced, it stays until the next time. By then the kernel has written what the other is about.
+        """
+        log.seal()
+        if self.fsync is Fsync.NEVER:
+            for old in self._superseded:
+                old.discard()
+            self._superseded.clear()
+        self._superseded.append(log)
+
+    def _names_change(self) -> None:
+        self._changes += 1
+        self._unsynced_folders[self._folder.path] = self._changes
+
     async def _sync(self) -> None:
-        version = self._version
-        files = list(self._retired)
+        pending = self._pending()
+        with ExitStack() as loans:
+            # What was discarded meanwhile is safe in a fragment store.
+            borrowed = [loans.enter_context(file.borrow()) for file in pending.files if not file.discarded]
+            done = await asyncio.gather(
+                *(asyncio.to_thread(file.sync) for file in borrowed),
+                *(asyncio.to_thread(self._folder.disk.sync_folder, each) for each in pending.folders),
+                return_exceptions=True,
+            )
+        failed = next((each for each in done if isinstance(each, BaseException)), None)
+        if isinstance(failed, OSError):
+            self._failure = self._failure or failed
+            try:
+                await asyncio.to_thread(self._mark_distrusted, failed)
+            finally:
+                self._tell_failure(failed)
+        if failed is not None:
+            raise failed
+        self._synced_through(pending)
+
+    def _sync_now(self) -> None:
+        """As `_sync`, but that the event loop has to wait."""
+        pending = self._pending()
+        try:
+            for file in pending.files:
+                if not file.discarded:
+                    with file.borrow():
+                        file.sync()
+            for folder in pending.folders:
+                self._folder.disk.sync_folder(folder)
+        except OSError as error:
+            self._failure = self._failure or error
+            self._mark_distrusted(error)
+            self._tell_failure(error)
+            raise
+        self._synced_through(pending)
+
+    def _pending(self) -> _Pending:
+        """All that a sync has to force to the disk by now."""
+        retired = list(self._retired)
+        files = list(retired)
         if self._spool.fragment.length:
             files.append(self._content)
         if self._log is not None:
             files.append(self._log)
-        with ExitStack() as loans:
-            # Content before the log that vouches for it. What was discarded meanwhile is safe in a fragment store.
-            borrowed = [loans.enter_context(file.borrow()) for file in files if not file.discarded]
-            await asyncio.to_thread(_sync_all, borrowed)
-        self._retired = [file for file in self._retired if file not in files]
-        self._synced = max(self._synced, version)
+        folders, superseded = dict(self._unsynced_folders), list(self._superseded)
+        return _Pending(self._version, self._spool.end, files, retired, folders, superseded)
+
+    def _synced_through(self, pending: _Pending) -> None:
+        """All of that is on the disk."""
+        self._retired = [file for file in self._retired if file not in pending.retired]
+        for folder, change in pending.folders.items():
+            if self._unsynced_folders.get(folder) == change:
+                del self._unsynced_folders[folder]
+        self._synced = max(self._synced, pending.version)
+        if self.fsync is Fsync.COMMIT and pending.end > self._flushed_end:
+            self._flushed_end = pending.end
+            self._mark()
+        for old in pending.superseded:
+            if old in self._superseded:
+                self._superseded.remove(old)
+                old.discard()
+        if self._log is not None and not self._spool.fragment.length and not self._spool.delta:
+            self._log.rest()
+
+    def _mark(self) -> None:
+        """Write down what is promised, lest content that the disk loses later look like content that never was."""
+        if self._log is None or self._log.discarded:
+            return
+        mark = commit_log.encode_mark(self._flushed_end)
+        with contextlib.suppress(OSError):  # On a full disk, say. The next record tells it, too.
+            self._log.write_at(self._log_length, mark)
+            self._log_length += len(mark)
+
+    def _assure(self, version: int) -> bool:
+        """See to it that the spool outlives the machine as it was at that version, if that is promised at all.
+
+        Nearly always it has been flushed since. False if the disk fails.
+        """
+        if self.fsync is not Fsync.NEVER and self._synced < version and self._failure is None:
+            with contextlib.suppress(OSError):  # It has been told of by then.
+                self._sync_now()
+        return self._failure is None
+
+    def _require_sound(self) -> None:
+        if self._failure is not None:
+            raise DiskFailed(
+                f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
+                "taken up anew; if that does not help, replace the disk"
+            )
+
+    def _mark_distrusted(self, error: OSError) -> None:
+        """Have recovery write everything anew, also that of a later process."""
+        try:
+            self._folder.disk.write_atomic(self._folder.path / DISTRUSTED_FILE, str(error).encode())
+        except OSError as problem:
+            _log.error("spool could not be marked as distrusted", folder=str(self._folder.path), error=str(problem))
+
+    def _tell_failure(self, error: OSError) -> None:
+        if self._told:
+            return
+        self._told = True
+        _log.error(
+            "spool could not be forced to the disk and is taken up anew",
+            journal=self._folder.journal,
+            folder=str(self._folder.path),
+            error=str(error),
+        )
+        self.on_failure()
 
     def _sync_done(self, task: asyncio.Task[None]) -> None:
         self._syncing = None
         if not task.cancelled():
-            task.exception()  # Whoever waits for it gets it; without a waiter it is not lost but repeated.
+            task.exception()  # Whoever waits for it gets it.
 
 
-def _sync_all(files: list[SharedFile]) -> None:
-    for file in files:
-        file.sync()
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What a sync forces to the disk: commits up to `version`, the journal up to `end`.
+
+    `retired` are those of the `files` that need no further sync, and the `superseded` logs are of no use any more then.
+    """
+
+    version: int
+    end: int
+    files: list[SharedFile]
+    retired: list[SharedFile]
+    folders: dict[Path, int]
+    superseded: list[SharedFile]

@@ -1,15 +1,21 @@
 """Taking up spools again after a restart.
 
-For every fragment whose files lie in a journal's spool folder: the last whole record of its commit log says what had
-committed. The content is hashed again and must agree; whatever lies behind it never committed and is cut off. The
-newest fragment becomes the spool, with its registers. Older ones had completed but may not be in a store yet, so they
-go back to the persister.
+Of every fragment whose files lie in a journal's spool folder, the longest commit counts that its content bears out: the
+record with the greatest end whose SHA-1 is that of the content up to there (`commit_check`). After the death of a
+process that is the last one. After a power loss it may be an earlier one, since content and log reach the disk in any
+order. What lies behind it is cut off. The newest fragment becomes the spool, with its registers. Older ones had
+completed but may not be in a store yet, so they go back to the persister.
 
-Files that contradict each other (which a killed process cannot cause, but power loss or a failing disk can) are never
-served. They are set aside under `set-aside/`. If they were the newest, the journal's head is beyond anything that can
-still be shown here: that offset is kept in `lost.json`, and until the spool has reached it appends are refused with
-INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append of nothing with that
-explicit offset confirms the loss.
+The log also tells what may have been acknowledged. If that reaches beyond what can be shown here, content is lost:
+power was, and the fsync policy does not wait for the disk, or a disk fails. Then the files are copied to `set-aside/`
+as they are before anything is cut off, or moved there if nothing of them can be used. If they were the newest, the
+journal's head is beyond what is here: that offset is kept in `lost.json`, and until the spool has reached it appends
+are refused with INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append of
+nothing with that explicit offset confirms the loss. What was never promised is no loss, and the journal goes on.
+
+What recovery changes is on the disk before it returns. So what it has cut off does not come back, and cannot be taken
+for what is written there later. In a folder that has met a failed sync everything is written anew: what was read may
+lie in memory alone, and to sync it again would prove nothing.
 
 Whether others went on without what is found here is for `in_sync` to say. What they went on without is set aside, too.
 """
@@ -19,19 +25,30 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import structlog
 
-from coranto.errors import CorruptSpool
 from coranto.fragments import Fragment
-from coranto_broker import commit_log
+from coranto_broker.commit_check import Examined, examine
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Hash, Spool, empty_at, new_sum
-from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, SpoolObserver, Watermark
+from coranto_broker.spool_files import (
+    DISTRUSTED_FILE,
+    SET_ASIDE,
+    DurableSpool,
+    Fsync,
+    Sealed,
+    SpoolFolder,
+    SpoolObserver,
+    Watermark,
+)
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
+_PARTIAL = ".partial"
 LOST_FILE = "lost.json"
 _READ_BYTES = 1 << 20
 _log = structlog.get_logger(__name__)
@@ -39,7 +56,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Files of one fragment."""
+    """Files of one fragment; generations from the newest on."""
 
     begin: int
     has_content: bool = False
@@ -82,6 +99,7 @@ class Recovered:
             generation=self.generation,
             stamp=self.stamp,
             watermark=self.watermark,
+            retired=[file for sealed in self.sealed for file in (sealed.content, sealed.log)],
         )
 
     def without_spool(self, folder: SpoolFolder) -> Recovered:
@@ -102,37 +120,63 @@ class Recovered:
         return replace(self, lost_end=0)
 
 
-def recover(folder: SpoolFolder) -> Recovered:
+def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     """Read, verify and clean up a spool folder; an absent one is an empty spool.
 
-    Reads all content, so it belongs in a thread. Nothing else may use the folder meanwhile.
+    `distrusted` says that a sync failed there, as a mark in the folder does. Reads all content, so it belongs in a
+    thread. Nothing else may use the folder meanwhile. Raises OSError when the folder cannot be read, or be changed for
+    good; nothing is lost by that, and it may be tried again.
     """
-    verified: list[_Verified] = []
-    lost_end = _read_lost_end(folder)
-    for found in _find(folder):
-        try:
-            fragment = _verify(folder, found)
-        except CorruptSpool as error:
-            claimed = _set_aside(folder, found)
-            lost_end = max(lost_end, claimed)
+    names = folder.disk.list(folder.path)
+    distrusted = distrusted or DISTRUSTED_FILE in names
+    for name in names:
+        if name.endswith(_PARTIAL):
+            folder.disk.remove(folder.path / name)
+    examined = _examine_all(folder, names)
+    promised = max((each.promised for _, each in examined), default=0)
+    lost_end = max(_read_lost_end(folder), _give_up_empty(examined, promised))
+    end = max((each.record.committed.fragment.end for _, each in examined if each.record is not None), default=0)
+    for found, each in examined:
+        if (lost := each.lost(promised)) is not None:
+            lost_end = max(lost_end, lost)
             _log.error(
                 "spool is corrupt and was set aside",
                 journal=folder.journal,
-                error=str(error),
+                error=each.problem,
                 begin=found.begin,
-                claimed_end=claimed,
-                folder=str(folder.path / "set-aside"),
+                kept_end=each.kept_end,
+                claimed_end=lost,
+                folder=str(folder.path / SET_ASIDE),
             )
-            continue
-        if fragment is not None:
-            verified.append(fragment)
+        elif each.problem:
+            _log.warning(
+                "commits that were never acknowledged were lost with the power",
+                journal=folder.journal,
+                begin=found.begin,
+                kept_end=each.kept_end,
+                claimed_end=each.claimed_end,
+                details=each.problem,
+            )
+    if end >= lost_end:
+        lost_end = 0
+    else:  # Before anything is touched that shows it.
+        folder.disk.write_atomic(folder.path / LOST_FILE, json.dumps({"end": lost_end}).encode())
+    verified: list[_Verified] = []
+    try:
+        for found, each in examined:
+            if (kept := _settle(folder, found, each, promised, distrusted)) is not None:
+                verified.append(kept)
+    except BaseException:
+        for kept in verified:
+            kept.log.seal()
+        raise
     # Content of a later fragment was taken only behind what everybody had.
     watermark = Watermark(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
     stamp = verified[-1].stamp if verified else UNSTAMPED
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
     if not verified:
         spool, log, generation = Spool(folder.journal), None, 0
-    elif not lost_end or verified[-1].committed.fragment.end >= lost_end:
+    elif not lost_end:
         newest = verified[-1]
         spool, log, generation = Spool.restored(newest.committed, newest.sum), newest.log, newest.generation
         if newest.committed.fragment.length:
@@ -140,18 +184,17 @@ def recover(folder: SpoolFolder) -> Recovered:
     else:
         # What came after is lost. The last good fragment is closed, as it would have been.
         spool, log, generation = _after(verified[-1]), None, 0
-    if lost_end:
-        if spool.end >= lost_end:
-            lost_end = 0
-            folder.disk.remove(folder.path / LOST_FILE)
-        else:
-            folder.disk.write_atomic(folder.path / LOST_FILE, json.dumps({"end": lost_end}).encode())
-    for each in verified:
-        if each.log is not log:
-            each.log.seal()
-            if not each.committed.fragment.length:
-                each.log.discard()
-                folder.content(each.committed.fragment.begin).discard()
+    if not lost_end and LOST_FILE in names:
+        folder.disk.remove(folder.path / LOST_FILE)
+    for kept in verified:
+        if kept.log is not log:
+            kept.log.seal()
+            if not kept.fragment.length:
+                kept.log.discard()
+                folder.content(kept.fragment.begin).discard()
+    if distrusted:
+        folder.disk.sync_folder(folder.path)
+        folder.disk.remove(folder.path / DISTRUSTED_FILE)
     return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark)
 
 
@@ -161,11 +204,11 @@ def _after(last: _Verified) -> Spool:
     return Spool.restored(Committed(fragment, last.committed.registers), new_sum())
 
 
-def _find(folder: SpoolFolder) -> list[_Found]:
-    """Fragments that have files here, in offset order."""
+def _find(names: list[str]) -> list[_Found]:
+    """Fragments that have files of these names, in offset order."""
     contents: set[int] = set()
     generations: dict[int, list[int]] = defaultdict(list)
-    for name in folder.disk.list(folder.path):
+    for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
             continue
@@ -180,66 +223,113 @@ def _find(folder: SpoolFolder) -> list[_Found]:
     ]
 
 
-def _verify(folder: SpoolFolder, found: _Found) -> _Verified | None:
-    """A fragment's last commit, its content checked and cut to length. None (and no files) if there never was one."""
+def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Examined]]:
+    """Look at all fragments' files. Changes nothing."""
+    examined = []
+    awaits_flush = False
+    for found in _find(names):
+        each = _examine(folder, found)
+        if each.torn and awaits_flush:
+            # Acknowledgements wait for the disk, and for the log before it has content. So none was given here.
+            each = Examined(found.begin)
+        awaits_flush = each.record.awaits_flush if each.record is not None else awaits_flush
+        examined.append((found, each))
+    return examined
+
+
+def _give_up_empty(examined: list[tuple[_Found, Examined]], promised: int) -> int:
+    """Give up empty fragments that come last, right behind one that lost content. Returns their offset, else 0.
+
+    To go on there would leave a hole that readers wait at. With content behind it there is no other way.
+    """
+    kept = len(examined)
+    while kept and examined[kept - 1][1].kept_end == examined[kept - 1][0].begin and not examined[kept - 1][1].problem:
+        kept -= 1
+    if not kept or kept == len(examined) or examined[kept - 1][1].lost(promised) is None:
+        return 0
+    for index in range(kept, len(examined)):
+        found, _ = examined[index]
+        examined[index] = found, Examined(found.begin)
+    return examined[-1][0].begin
+
+
+def _examine(folder: SpoolFolder, found: _Found) -> Examined:
+    """Look at a fragment's files. Changes nothing."""
+    logs = {each: folder.disk.read(folder.log(found.begin, each).path) for each in found.generations}
+    if not found.has_content:
+        return examine(folder.journal, folder.create_revision, found.begin, logs, 0, lambda position, length: b"")
     content = folder.content(found.begin)
-    records, log, generation = _last_records(folder, found)
-    size = content.size() if found.has_content else 0
-    if records is None or records.last is None:
-        if size and found.generations:
-            raise CorruptSpool(f"{content.path} has {size} bytes but no log with a whole record")
-        # Its first record never got written, or it was dropped after being stored.
-        content.discard()
-        for each in found.generations:
-            folder.log(found.begin, each).discard()
+    try:
+        with content.borrow():
+            return examine(folder.journal, folder.create_revision, found.begin, logs, content.size(), content.read_at)
+    finally:
+        content.seal()
+
+
+def _settle(
+    folder: SpoolFolder, found: _Found, examined: Examined, promised: int, distrusted: bool
+) -> _Verified | None:
+    """Leave of a fragment's files what counts, on the disk for good. None when that is nothing."""
+    content = folder.content(found.begin)
+    if examined.record is None:
+        if examined.lost(promised) is not None:
+            _set_aside(folder, found)
+        else:
+            # Its first record never got written, or it was dropped after being stored.
+            content.discard()
+            for each in found.generations:
+                folder.log(found.begin, each).discard()
+            folder.disk.sync_folder(folder.path)
         return None
-    committed = records.last
-    fragment = committed.fragment
-    if (fragment.journal, fragment.begin, records.create_revision) != (
-        folder.journal,
-        found.begin,
-        folder.create_revision,
-    ):
-        raise CorruptSpool(
-            f"{log.path} is of journal {fragment.journal} at {fragment.begin}, create revision "
-            f"{records.create_revision}, which is not what its name says"
-        )
-    if size < fragment.length:
-        raise CorruptSpool(f"{content.path} has {size} of {fragment.length} committed bytes")
-    running_sum = new_sum()
-    with content.borrow():
-        position = 0
-        while position < fragment.length:
-            data = content.read_at(position, min(_READ_BYTES, fragment.length - position))
-            if not data:
-                raise CorruptSpool(f"{content.path} ends at {position} of {fragment.length} committed bytes")
-            running_sum.update(data)
-            position += len(data)
-        if fragment.length and running_sum.digest() != fragment.sum:
-            raise CorruptSpool(
-                f"{content.path} has SHA-1 {running_sum.digest().hex()}, committed was {fragment.sum.hex()}"
-            )
-        if size > fragment.length:
-            content.truncate(fragment.length)
-    content.seal()
-    log.truncate(records.valid_length)
-    return _Verified(committed, log, generation, running_sum, records.stamp)
+    if examined.lost(promised) is not None:
+        _copy_aside(folder, found)
+    generation = max(found.generations) + 1 if distrusted else examined.generation
+    log = folder.log(found.begin, generation)
+    older = [folder.log(found.begin, each) for each in found.generations if each != generation]
+    try:
+        if distrusted:
+            _write_anew(folder, found, examined, log)
+        else:
+            _cut(found, examined, content, log, superseding=bool(older))
+        if older:
+            folder.disk.sync_folder(folder.path)
+            for each in older:
+                each.discard()
+            folder.disk.sync_folder(folder.path)
+    except BaseException:
+        log.seal()
+        raise
+    finally:
+        content.seal()
+    return _Verified(examined.record.committed, log, generation, examined.sum, examined.record.stamp)
 
 
-def _last_records(folder: SpoolFolder, found: _Found) -> tuple[commit_log.LogContent | None, SharedFile, int]:
-    """The newest generation with a whole record; older generations, and torn newer ones, are removed."""
-    chosen: tuple[commit_log.LogContent | None, SharedFile, int] | None = None
-    for generation in found.generations:
-        log = folder.log(found.begin, generation)
-        if chosen is None:
-            records = commit_log.decode(folder.disk.read(log.path))
-            if records.last is not None:
-                chosen = records, log, generation
-                continue
-            if generation == found.generations[-1]:
-                break
-        log.discard()
-    return chosen or (None, folder.log(found.begin, 0), 0)
+def _cut(found: _Found, examined: Examined, content: SharedFile, log: SharedFile, *, superseding: bool) -> None:
+    """Leave in content and log nothing but what counts. With `superseding` the log is to do without older ones."""
+    assert examined.record is not None
+    length = examined.record.committed.fragment.length
+    cut = log.size() > examined.log_end
+    log.truncate(examined.log_end)
+    if found.has_content and (content.size() > length or superseding):
+        content.truncate(length)
+        content.sync()
+    if cut or superseding:
+        log.sync()
+
+
+def _write_anew(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile) -> None:
+    """Write what counts to new files."""
+    assert examined.record is not None
+    content, old = folder.content(found.begin), folder.log(found.begin, examined.generation)
+    if found.has_content:
+        with content.borrow():
+            _copy(folder, content.read_at, examined.record.committed.fragment.length, content.path)
+        content.seal()
+    try:
+        log.write_at(0, old.read_at(0, examined.log_end))
+    finally:
+        old.seal()
+    log.sync()
 
 
 def _sealed(folder: SpoolFolder, verified: _Verified, watermark: Watermark) -> Sealed:
@@ -258,23 +348,57 @@ def _sealed(folder: SpoolFolder, verified: _Verified, watermark: Watermark) -> S
     )
 
 
-def _set_aside(folder: SpoolFolder, found: _Found) -> int:
-    """Move a fragment's files out of the way; returns the end that they claim."""
-    claimed = found.begin
-    aside = folder.path / "set-aside"
-    for generation in found.generations:
-        log = folder.log(found.begin, generation)
-        last = commit_log.decode(folder.disk.read(log.path)).last
-        if last is not None:
-            claimed = max(claimed, last.fragment.end)
-        folder.disk.rename(log.path, aside / log.path.name)
-    if found.has_content:
-        content = folder.content(found.begin)
-        if claimed == found.begin:
-            claimed += content.size()
-        content.seal()
-        folder.disk.rename(content.path, aside / content.path.name)
-    return claimed
+def _files(folder: SpoolFolder, found: _Found) -> list[SharedFile]:
+    logs = [folder.log(found.begin, each) for each in found.generations]
+    return [*logs, folder.content(found.begin)] if found.has_content else logs
+
+
+def _free_name(folder: SpoolFolder, found: _Found) -> Callable[[str], str]:
+    """Gives names below `set-aside/` that nothing has that was set aside before."""
+    taken = set(folder.disk.list(folder.path / SET_ASIDE))
+    names = [file.path.name for file in _files(folder, found)]
+    number = 1
+    while any(_numbered(name, number) in taken for name in names):
+        number += 1
+    return lambda name: _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{number}.{name}"
+
+
+def _set_aside(folder: SpoolFolder, found: _Found) -> None:
+    """Move a fragment's files out of the way."""
+    aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
+    for file in _files(folder, found):
+        folder.disk.rename(file.path, aside / name(file.path.name))
+        folder.disk.sync_folder(aside)
+        folder.disk.sync_folder(folder.path)
+
+
+def _copy_aside(folder: SpoolFolder, found: _Found) -> None:
+    """Keep a copy of a fragment's files as they are."""
+    aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
+    for file in _files(folder, found):
+        with file.borrow():
+            file.seal()
+            _copy(folder, file.read_at, file.size(), aside / name(file.path.name))
+    folder.disk.sync_folder(folder.path)
+
+
+def _copy(folder: SpoolFolder, read: Callable[[int, int], bytes], length: int, target: Path) -> None:
+    """Write the first `length` bytes to a file, which is there for good and whole once it has its name."""
+    partial = target.with_name(target.name + _PARTIAL)
+    file = folder.disk.open(partial)
+    try:
+        file.truncate(0)
+        for position in range(0, length, _READ_BYTES):
+            file.write(read(position, min(_READ_BYTES, length - position)))
+        file.sync()
+    finally:
+        file.close()
+    folder.disk.rename(partial, target)
+    folder.disk.sync_folder(target.parent)
 
 
 def _read_lost_end(folder: SpoolFolder) -> int:

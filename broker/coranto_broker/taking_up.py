@@ -17,12 +17,13 @@ from coranto_broker.spool_recovery import Recovered, recover
 _log = structlog.get_logger(__name__)
 
 
-async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock) -> Recovered:
+async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False) -> Recovered:
     """Recover a folder, and set aside what is not part of the journal. Waits until etcd answers.
 
-    Nothing else may use the folder meanwhile. Raises OSError when it cannot be read.
+    Nothing else may use the folder meanwhile. Raises OSError when it cannot be read, or cannot be trusted: to be tried
+    again. `distrusted` is as of `recover`.
     """
-    recovered = await asyncio.to_thread(recover, folder)
+    recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
     recovered, record = await _verified(recovered, folder, records, clock)
     for sealed in list(recovered.sealed):
         fragment = sealed.fragment

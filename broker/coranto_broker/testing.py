@@ -44,13 +44,20 @@ class ManualClock:
 class FaultyDisk(LocalDisk):
     """This machine's disk, with faults.
 
-    Writes to files that contain `full` in their name fail half-way; if `stuck`, truncating them fails, too.
+    Writes to files that contain `full` in their name fail half-way; if `stuck`, truncating them fails, too. Syncs of
+    files that contain `failing` in their name fail.
     """
 
     def __init__(self) -> None:
         self.full: str | None = None
         self.stuck = False
+        self.failing: str | None = None
         self.syncs: list[str] = []
+        self.folder_syncs: list[str] = []
+
+    def sync_folder(self, folder: Path) -> None:
+        self.folder_syncs.append(folder.name)
+        super().sync_folder(folder)
 
     def open(self, path: Path) -> Any:
         return _FaultyFile(self, path, super().open(path))
@@ -70,6 +77,8 @@ class _FaultyFile:
 
     def sync(self) -> None:
         self._disk.syncs.append(self._path.name)
+        if self._disk.failing is not None and self._disk.failing in self._path.name:
+            raise OSError(errno.EIO, "the disk cannot write", str(self._path))
         self._file.sync()
 
     def read_at(self, offset: int, length: int) -> bytes:

@@ -8,6 +8,7 @@ The coordination service, transports and object stores have interfaces of their 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -86,7 +87,10 @@ class Disk(Protocol):
         ...
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        """Replace the file: a reader, or a later process, finds the old content or the new, never a mixture."""
+        """Replace the file: a reader, or a later process, finds the old content or the new, never a mixture.
+
+        Once it returns, the new content survives power loss.
+        """
         ...
 
     def list(self, folder: Path) -> list[str]:
@@ -103,6 +107,13 @@ class Disk(Protocol):
 
     def remove_tree(self, folder: Path) -> None:
         """Remove a folder and all below it; no error when it is absent."""
+        ...
+
+    def sync_folder(self, folder: Path) -> None:
+        """Return once files and folders that were created, renamed or removed in `folder` are so after a power loss.
+
+        That of the folder itself is its parent's matter. No error when it is absent.
+        """
         ...
 
 
@@ -156,6 +167,7 @@ class LocalDisk:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        self.sync_folder(path.parent)
 
     def list(self, folder: Path) -> list[str]:
         try:
@@ -179,3 +191,16 @@ class LocalDisk:
                 child.unlink(missing_ok=True)
         if folder.exists():
             folder.rmdir()
+
+    def sync_folder(self, folder: Path) -> None:
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):  # Where we may not read, another has made the folders.
+            return
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # File systems that cannot do it need no such call, or have none.
+                raise
+        finally:
+            os.close(fd)

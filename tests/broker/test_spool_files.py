@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from coranto_broker import spool_files
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Decision, Outcome, empty_at
-from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool_files import DiskFailed, DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.spool_recovery import Recovered, recover
 from coranto_broker.testing import FaultyDisk, ManualClock
 
@@ -276,26 +278,51 @@ def test_a_long_commit_log_is_started_over(
     monkeypatch.setattr(spool_files, "COMPACT_LOG_BYTES", 500)
     for n in range(40):
         append(spool, bytes([n]))
-    (log,) = [name for name in names(folder) if name.endswith("commits")]
+    older, log = sorted(name for name in names(folder) if name.endswith("commits"))  # One stands in for the other.
     assert int(log.split(".")[1]) >= 5
-    assert len(folder.disk.read(folder.path / log)) < 1000
+    assert len(folder.disk.read(folder.path / log)) + len(folder.disk.read(folder.path / older)) < 2000
     spool.close()
     assert recover(folder).spool.end == 40
 
 
-async def test_the_commit_policy_syncs_content_before_log_and_shares_flushes(
+async def test_the_commit_policy_syncs_content_and_log_and_shares_flushes(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    spool.propose(spool.fragment, NONE, primary=True, revision=10)
+    await spool.flush_commits()
+    assert [name.rpartition(".")[2] for name in disk.syncs] == ["commits"]
+    assert len(disk.folder_syncs) == 5, "the folder is new, and those above it may be"
+    disk.folder_syncs.clear()
+    append(spool, b"abc")
+    assert len(disk.syncs) == 1
+    await asyncio.gather(*(spool.flush_commits() for _ in range(10)))
+    assert sorted(name.rpartition(".")[2] for name in disk.syncs[1:]) == ["commits", "content"]
+    assert disk.folder_syncs == ["7"], "the content is new"
+    await spool.flush_commits()
+    assert len(disk.syncs) == 3
+    append(spool, b"def")
+    roll(spool)
+    assert len(disk.syncs) == 5, "a fragment that completes is visible, so it is forced to the disk"
+
+
+async def test_a_commit_costs_two_syncs_and_a_new_fragment_one_of_its_folder(
     folder: SpoolFolder, observer: Observer, disk: FaultyDisk
 ) -> None:
     spool = DurableSpool(folder, observer, Fsync.COMMIT)
     append(spool, b"abc")
-    assert disk.syncs == []
-    await asyncio.gather(*(spool.flush_commits() for _ in range(10)))
-    assert [name.rpartition(".")[2] for name in disk.syncs] == ["content", "commits"]
     await spool.flush_commits()
-    assert len(disk.syncs) == 2
-    append(spool, b"def")
+    disk.syncs.clear()
+    disk.folder_syncs.clear()
+    for _ in range(20):
+        append(spool, b"abc")
+        await spool.flush_commits()
+    assert (len(disk.syncs), disk.folder_syncs) == (40, [])
     roll(spool)
-    assert len(disk.syncs) == 4, "a fragment that completes is visible, so it is forced to the disk"
+    await spool.flush_commits()
+    append(spool, b"abc")
+    await spool.flush_commits()
+    assert disk.folder_syncs == ["7", "7"], "one for the log, one for the content"
 
 
 async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
@@ -309,6 +336,114 @@ async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer
     assert sorted({name[:16] for name in disk.syncs}) == ["0" * 16, "0" * 15 + "3"]
     await spool.flush()
     assert len(disk.syncs) == 4
+
+
+# ----------------------------------------------------------------------------------------------- a disk that fails
+
+
+@pytest.mark.parametrize("failing", [".content", ".commits"])
+async def test_nothing_is_acknowledged_after_a_sync_that_failed(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk, failing: str
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    failures: list[None] = []
+    spool.on_failure = lambda: failures.append(None)
+    append(spool, b"abc")
+    await spool.flush_commits()
+    append(spool, b"def")
+    disk.failing = failing
+    with structlog.testing.capture_logs() as logs, pytest.raises(OSError, match="cannot write"):
+        await spool.flush_commits()
+    disk.failing = None
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert failures == [None]
+    for flush in (spool.flush_commits, spool.flush):
+        with pytest.raises(DiskFailed, match="the disk failed to keep"):
+            await flush()
+    refusals: list[Callable[[], object]] = [
+        lambda: spool.write(0, b"ghi"),
+        lambda: spool.commit(b"ghi", NONE, 1),
+        lambda: spool.propose(spool.fragment, NONE, primary=True, revision=11),
+    ]
+    for refused in refusals:
+        with pytest.raises(DiskFailed, match="the disk failed to keep"):
+            refused()
+    spool.close()
+    before = {name: folder.disk.read(folder.path / name) for name in names(folder)}
+    assert spool_files.DISTRUSTED_FILE in before
+
+    # What is read back may lie in memory alone: it is written anew, to other files.
+    disk.syncs.clear()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (6, 0)
+    assert disk.syncs == [f"{0:016x}.content.partial", f"{0:016x}.1.commits"]
+    assert names(folder) == [f"{0:016x}.1.commits", f"{0:016x}.content"]
+    disk.syncs.clear()
+    assert recover(folder).spool.end == 6
+    assert disk.syncs == [], "now it is trusted"
+
+
+async def test_a_failed_sync_by_interval_loses_nothing_either(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    disk.failing = ".content"
+    with pytest.raises(OSError, match="cannot write"):
+        await spool.flush()
+    with pytest.raises(OSError, match="cannot write"):
+        recover(folder)  # It fails still.
+    disk.failing = None
+    assert recover(folder).spool.end == 3
+
+
+@pytest.mark.parametrize("policy", list(Fsync))
+async def test_what_is_synced_while_a_fragment_rolls_is_synced_again(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk, policy: Fsync
+) -> None:
+    spool = DurableSpool(folder, observer, policy)
+    append(spool, b"abc")
+    flushing = asyncio.create_task(spool.flush())
+    await asyncio.sleep(0)
+    append(spool, b"def")
+    roll(spool)
+    await flushing
+    disk.syncs.clear()
+    await spool.flush()
+    again = policy is Fsync.INTERVAL  # COMMIT has done so at once, and NEVER promises nothing.
+    assert (f"{0:016x}.content" in disk.syncs) == again
+
+
+def test_rolls_that_meet_a_full_disk_leave_no_descriptors(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(spool, b"abc")
+    disk.full = ".commits"
+    before = (len(os.listdir("/proc/self/fd")), names(folder))
+    for _ in range(50):
+        with pytest.raises(OSError, match="no space"):
+            roll(spool)
+    monkeypatch.setattr(spool_files, "COMPACT_LOG_BYTES", 1)
+    for _ in range(50):
+        with pytest.raises(OSError, match="no space"):
+            append(spool, b"def")
+        spool.roll_back()
+    assert (len(os.listdir("/proc/self/fd")), names(folder)) == before
+    disk.full = None
+    append(spool, b"def")
+    assert recover(folder).spool.end == 6
+
+
+def test_a_first_log_that_meets_a_full_disk_is_begun_again(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    disk.full = ".commits"
+    with pytest.raises(OSError, match="no space"):
+        spool.write(0, b"abc")
+    disk.full = None
+    assert names(folder) == []
+    spool.write(0, b"abc")  # A kill here: the content has a log with a whole record.
+    assert (recover(folder).lost_end, names(folder)) == (0, [f"{0:016x}.0.commits", f"{0:016x}.content"])
 
 
 # -------------------------------------------------------------------------------------------------------- recovery
@@ -460,6 +595,85 @@ def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
     final = recover(folder)
     assert (final.lost_end, final.spool.end, final.spool.registers) == (0, 9, MINE)
     assert not (folder.path / "lost.json").exists()
+
+
+def test_recovery_goes_back_to_the_last_commit_whose_content_is_there(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    for number in range(5):
+        append(spool, b"%d" % number * 100, labels.label_set(nr=str(number)))
+    spool.propose(spool.fragment, spool.registers, primary=True, revision=10)
+    append(spool, b"x" * 100)
+    content = folder.path / f"{0:016x}.content"
+    content.write_bytes(content.read_bytes()[:350])
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    assert [entry["log_level"] for entry in logs] == ["warning"], "nothing of it was acknowledged"
+    assert (recovered.spool.end, recovered.lost_end) == (300, 0)
+    assert (recovered.spool.registers, recovered.stamp) == (labels.label_set(nr="2"), UNSTAMPED)
+    assert recovered.spool.fragment.sum == sum_of(b"0" * 100 + b"1" * 100 + b"2" * 100)
+    assert content.read_bytes() == b"0" * 100 + b"1" * 100 + b"2" * 100
+    durable = recovered.durable(folder, observer, Fsync.COMMIT)
+    append(durable, b"y")
+    with structlog.testing.capture_logs() as logs:
+        assert recover(folder).spool.end == 301
+    assert not logs
+    assert "set-aside" not in names(folder)
+
+
+async def test_content_that_was_acknowledged_is_missed_under_every_policy(
+    tmp_path: Path, observer: Observer, disk: FaultyDisk
+) -> None:
+    for policy in Fsync:
+        folder = SpoolFolder(folder_of(tmp_path / policy, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
+        spool = DurableSpool(folder, observer, policy)
+        append(spool, b"abc", MINE)
+        await spool.flush_commits()
+        append(spool, b"def")
+        await spool.flush_commits()
+        content = folder.path / f"{0:016x}.content"
+        content.write_bytes(b"abcdXf")
+        recovered = recover(folder)
+        assert (recovered.spool.end, recovered.lost_end, recovered.spool.registers) == (3, 6, MINE), policy
+        assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"], "what is good is kept"
+        aside = folder.path / "set-aside"
+        assert sorted(path.name for path in aside.iterdir()) == [f"{0:016x}.0.commits", f"{0:016x}.content"]
+        assert (aside / content.name).read_bytes() == b"abcdXf"
+        assert (recover(folder).lost_end, len(list(aside.iterdir()))) == (6, 2), "it is told again, not kept again"
+
+
+def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    append(spool, b"def")
+    roll(spool)
+    (folder.path / f"{0:016x}.content").write_bytes(b"abc")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (3, 6), "readers would wait at 3 otherwise"
+    assert (recover(folder).spool.end, recover(folder).lost_end) == (3, 6)
+
+
+def test_nothing_overwrites_what_was_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
+    kept = []
+    for letter in (b"X", b"Y"):
+        spool = recover(folder).durable(folder, observer, Fsync.NEVER)
+        content = folder.path / f"{spool.fragment.begin:016x}.content"
+        if spool.end == 0:
+            append(spool, b"abc")
+        content.write_bytes(b"ab" + letter)
+        (folder.path / "lost.json").unlink(missing_ok=True)
+        recover(folder)
+        kept = sorted((folder.path / "set-aside").glob("*.content"))
+    assert [path.read_bytes() for path in kept] == [b"abX", b"abY"]
+
+
+def test_a_log_of_the_commit_policy_that_is_torn_is_no_loss(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    (folder.path / f"{3:016x}.0.commits").write_bytes(b"")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (3, 0), "nothing was acknowledged before the log was synced"
 
 
 def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder, observer: Observer) -> None:

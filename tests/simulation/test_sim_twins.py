@@ -40,9 +40,9 @@ def run(scenario: Callable[[SimLoop], Awaitable[None]], seed: int = 1) -> None:
 # -- Disk --------------------------------------------------------------------------------------------------------------
 
 
-def written(seed: int, *, any_order: bool = False) -> tuple[SimLoop, SimDisk, Process]:
+def written(seed: int) -> tuple[SimLoop, SimDisk, Process]:
     loop = SimLoop(seed)
-    disk = SimDisk(loop, random.Random(seed), any_order=any_order)
+    disk = SimDisk(loop, random.Random(seed))
     process = Process(loop, "writer")
     return loop, disk, process
 
@@ -67,10 +67,12 @@ def test_a_crash_keeps_what_was_synced_and_any_prefix_of_the_rest() -> None:
         file = files.open(FILE)
         file.write(b"abc")
         file.sync()
+        files.sync_folder(FILE.parent)
+        files.sync_folder(FILE.parent.parent)
         file.write(b"def")
         files.open(FILE.with_name("unsynced")).write(b"xyz")
         process.kill()
-        disk.crash()
+        disk.crash("in order")
         content = disk.content(FILE)
         assert content is not None
         assert b"abcdef".startswith(content)
@@ -84,8 +86,8 @@ def test_a_crash_keeps_what_was_synced_and_any_prefix_of_the_rest() -> None:
 
 def test_without_an_order_a_later_write_may_survive_alone() -> None:
     found = set()
-    for seed in range(100):
-        loop, disk, process = written(seed, any_order=True)
+    for seed in range(300):
+        loop, disk, process = written(seed)
         files = disk.for_process(process)
         files.open(FILE).write(b"abc")
         files.open(FILE.with_name("later")).write(b"xyz")
@@ -94,6 +96,82 @@ def test_without_an_order_a_later_write_may_survive_alone() -> None:
         found.add((disk.content(FILE), disk.content(FILE.with_name("later"))))
         loop.close()
     assert any(earlier is None and later == b"xyz" for earlier, later in found)
+
+
+def test_a_crash_keeps_any_sectors_of_what_was_not_synced() -> None:
+    found = set()
+    for seed in range(100):
+        loop, disk, process = written(seed)
+        files = disk.for_process(process)
+        file = files.open(FILE)
+        file.write(b"s" * 100)
+        file.sync()
+        for folder in (FILE.parent, FILE.parent.parent):
+            files.sync_folder(folder)
+        file.write(b"a" * 412 + b"b" * 512)
+        file.write(b"c" * 100)
+        disk.crash("sector by sector")
+        content = disk.content(FILE)
+        assert content is not None
+        assert content.startswith(b"s" * 100), "what was synced stays, in a sector that was written to since, too"
+        found.add((len(content), content[100:512].strip(b"\0")[:1], content[512:1024].strip(b"\0")[:1]))
+        loop.close()
+    assert {(1124, b"", b"b"), (1124, b"a", b""), (100, b"", b"")} <= found
+
+
+def test_names_outlive_a_crash_once_their_folders_are_synced() -> None:
+    for synced in ([FILE.parent, FILE.parent.parent], [FILE.parent], []):
+        loop, disk, process = written(1)
+        files = disk.for_process(process)
+        file = files.open(FILE)
+        file.write(b"abc")
+        file.sync()
+        for folder in synced:
+            files.sync_folder(folder)
+        assert (disk.content(FILE, durable=True) is not None) == (len(synced) == 2)
+        disk.crash("nothing" if len(synced) == 2 else "all")
+        assert (disk.content(FILE) is not None) == (len(synced) == 2)
+        loop.close()
+
+
+def test_a_rename_and_a_removal_are_undone_or_not() -> None:
+    found = set()
+    for seed in range(100):
+        loop, disk, process = written(seed)
+        files = disk.for_process(process)
+        for name in ("one", "two"):
+            file = files.open(FILE.with_name(name))
+            file.write(name.encode())
+            file.sync()
+        for folder in (FILE.parent, FILE.parent.parent):
+            files.sync_folder(folder)
+        files.rename(FILE.with_name("one"), FILE)
+        files.remove(FILE.with_name("two"))
+        disk.crash()
+        found.add(tuple(files.list(FILE.parent)))
+        loop.close()
+    assert found == {("one", "two"), ("one",), ("file", "two"), ("file",)}
+
+
+def test_what_a_failed_sync_dropped_never_reaches_the_disk() -> None:
+    lost = 0
+    for seed in range(40):
+        loop, disk, process = written(seed)
+        files = disk.for_process(process)
+        file = files.open(FILE)
+        for folder in (FILE.parent, FILE.parent.parent):
+            files.sync_folder(folder)
+        file.write(b"a" * 512)
+        disk.fail_sync = lambda name: name == "file"
+        with pytest.raises(OSError, match="cannot write"):
+            file.sync()
+        disk.fail_sync = None
+        assert file.read_at(0, 512) == b"a" * 512, "processes see it"
+        file.sync()
+        disk.crash("nothing")
+        lost += disk.content(FILE) != b"a" * 512
+        loop.close()
+    assert lost
 
 
 def test_a_process_dies_within_a_write() -> None:

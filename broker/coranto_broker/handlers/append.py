@@ -19,7 +19,7 @@ from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.content import AppendMessage, Content
-from coranto_broker.flow_control import FlowControl
+from coranto_broker.flow_control import FlowControl, RolledBack
 from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Source, concerns, require_readable
@@ -74,7 +74,7 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
         finally:
             state = fsm.state
             fsm.release()
-    except ReplicationFailed:
+    except (ReplicationFailed, RolledBack):
         state = State.ERROR
         raise
     finally:

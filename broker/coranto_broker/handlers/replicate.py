@@ -117,8 +117,9 @@ async def _drive(
                 settled=not request.acknowledge,
             )
             response = decision.response()
+            # Also a mismatch tells what we have, and the primary goes on from there: it must stay.
+            await spool.flush_commits()
             if response.status == pb.OK:
-                await spool.flush_commits()
                 spool.publish(spool.fragment)
             if request.acknowledge:
                 if first is not None:

@@ -15,7 +15,7 @@ from coranto.errors import (
 )
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.authorization import TokenExpired
-from coranto_broker.flow_control import AppendUnderflow, RolledBack
+from coranto_broker.flow_control import AppendUnderflow, DiskFull, RolledBack
 
 # Gazette's gateway answers 404, 416, and 503 for too few brokers; and 500 for everything else.
 STATUSES: Mapping[int, int] = {
@@ -56,6 +56,7 @@ _ERRORS: tuple[tuple[type[BaseException], int], ...] = (
     (TokenExpired, 401),
     (PermissionDenied, 403),
     (AppendUnderflow, 408),
+    (DiskFull, 507),
     (RolledBack, 503),
     (StoreError, 503),
     (Unavailable, 503),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from coranto_broker.simulation.options import options_of
@@ -16,11 +14,10 @@ def main(
     seeds: Seeds = 200,
     first: First = 0,
     quiet: Quiet = False,
-    any_order: Annotated[bool, typer.Option(help="Let crashed machines have written in any order.")] = False,
 ) -> None:
     """Run simulations. The exit code is 1 when one of them found something."""
     play_seeds(
-        lambda number, tell: run(options_of(number, any_order=any_order), tell=tell),
+        lambda number, tell: run(options_of(number), tell=tell),
         seed=seed,
         seeds=seeds,
         first=first,

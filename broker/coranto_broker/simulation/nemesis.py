@@ -40,6 +40,7 @@ class Nemesis:
             "store errors": self._store_errors,
             "slow store": self._slow_store,
             "disk full": self._disk_full,
+            "disk fails": self._disk_fails,
             "exit gracefully": self._exit_gracefully,
             "change spec": self._change_spec,
             "suspend": self._suspend,
@@ -82,6 +83,7 @@ class Nemesis:
         world.store.faults = StoreFaults()
         for machine in world.machines:
             machine.disk.full = False
+            machine.disk.fail_sync = None
             machine.disk.kill_in_write = None
             machine.stays_down = False
             if machine.process is not None:
@@ -230,6 +232,25 @@ class Nemesis:
 
         machine.disk.full = True
         await self._for_a_while(mend, 0.1, 3.0)
+
+    async def _disk_fails(self, machine: Machine) -> None:
+        """Some syncs fail: one, or all for a while."""
+        rng, disk = self._rng, machine.disk
+        wanted = rng.choice((".content", ".commits", ""))
+        left = rng.choice((1, 1, 3, 1000))
+
+        def fails(name: str) -> bool:
+            nonlocal left
+            if left <= 0 or not name.endswith(wanted):
+                return False
+            left -= 1
+            return True
+
+        def mend() -> None:
+            disk.fail_sync = None
+
+        disk.fail_sync = fails
+        await self._for_a_while(mend, 0.1, 5.0)
 
     async def _change_spec(self, _: Machine) -> None:
         """What an operator applies: another replication, codec or fragment length."""

@@ -29,6 +29,7 @@ FAULTS = (
     "store errors",
     "slow store",
     "disk full",
+    "disk fails",
     "exit gracefully",
     "change spec",
     "suspend",
@@ -63,8 +64,6 @@ class Options:
     min_append_rate: int = 1 << 16
     stored_at_end: bool = True
     """End by shutting down gracefully, so that everything has to be stored; otherwise by killing every broker."""
-    any_order: bool = False
-    """Whether a machine that crashes may have written unsynced data to its disk in another order than it was given."""
     nested: bool = False
     """Whether the name of each journal but the first goes on from the one before."""
     faults: tuple[str, ...] = ()

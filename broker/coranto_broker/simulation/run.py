@@ -46,10 +46,6 @@ class Report(playing.Report[Options, Anomaly]):
 
     command = "python -m coranto_broker.simulation"
 
-    @property
-    def flags(self) -> str:
-        return " --any-order" * self.options.any_order
-
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> Report:
     """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""

@@ -266,7 +266,7 @@ class Machine(Host):
 
     @staticmethod
     def _new_disk(world: World) -> SimDisk:
-        disk = SimDisk(world.loop, world.rng, any_order=world.options.any_order)
+        disk = SimDisk(world.loop, world.rng)
         world.disks.append(disk)
         return disk
 

@@ -1,9 +1,9 @@
 """A machine's disk that remembers what the machine forgets.
 
-Written bytes are there for the next process at once (the kernel has them), but only synced ones outlive the machine for
-certain: `SimDisk.crash` undoes what was not synced, back to some moment that is the same for all files (or, with
-`any_order`, another one for each), and tears the write of that moment. A process may also be killed in the middle of a
-write (`kill_in_write`), which leaves a part of it, and the disk may be full.
+Written bytes and new names are there for the next process at once (the kernel has them), but only what is synced
+outlives the machine for certain: `SimDisk.crash` undoes any part of the rest (`coranto.testing.sim.power`). A process
+may also be killed in the middle of a write (`kill_in_write`), which leaves a part of it, the disk may be full, and
+syncs may fail, which leaves processes to see what the disk will never have.
 """
 
 from __future__ import annotations
@@ -12,73 +12,46 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from coranto.effects import Bytes
+from coranto.testing.sim.power import Inode, Loss, NameChange, Names
 from coranto.testing.sim.timeline import Killed, Process, Timeline
-
-_SETTLED_SECONDS = 5.0
-"""Removed and renamed files are so on the disk after this time."""
-
-
-@dataclass(slots=True, eq=False)
-class _Inode:
-    data: bytearray = field(default_factory=bytearray)
-    synced: bytes | None = None  # What a crash of the machine leaves for certain; None: not even the name.
-    pending: list[tuple[int, int, bytes]] = field(default_factory=list)  # Unsynced: when, position, content.
 
 
 class SimDisk:
     """One machine's disk. Processes use it through `for_process`."""
 
-    def __init__(
-        self, loop: Timeline, rng: random.Random, *, any_order: bool = False, loses_power: bool = True
-    ) -> None:
-        """With `any_order`, unsynced writes to different files reach the disk in any order.
-
-        Without `loses_power` there will be no `crash`, and what that would undo is not remembered.
-        """
+    def __init__(self, loop: Timeline, rng: random.Random, *, loses_power: bool = True) -> None:
+        """Without `loses_power` there will be no `crash`, and what that would undo is not remembered."""
         self.full = False
         self.kill_in_write: Callable[[str], bool] | None = None
+        self.fail_sync: Callable[[str], bool] | None = None
+        """Says of a file or folder, by its name, whether to sync it fails."""
+        self.before_sync: Callable[[str], object] = lambda name: None
+        """Hears of each sync of a file or folder before it has any effect."""
         self.faulty: Counter[str] = Counter()
         """How many writes met which fault."""
         self._loop = loop
         self._rng = rng
-        self._any_order = any_order
         self._loses_power = loses_power
-        self._writes = 0
-        self._files: dict[str, _Inode] = {}
-        self._removed: list[tuple[float, int, str, _Inode]] = []
+        self._moment = 0
+        self._files: dict[str, Inode] = {}
+        self._names = Names()
 
     def for_process(self, process: Process) -> ProcessDisk:
         return ProcessDisk(self, process)
 
-    def crash(self) -> None:
-        """Lose what a loss of power would take. All processes that use the disk must be dead."""
-        now, rng = self._loop.time(), self._rng
-        pending = [at for inode in self._files.values() for at, *_ in inode.pending]
-        common = rng.randint(min(pending, default=self._writes), self._writes)
-        for at, number, path, inode in reversed(self._removed):
-            undone = rng.random() < 0.3 if self._any_order else number > common
-            if undone and at >= now - _SETTLED_SECONDS and path not in self._files:
-                self._files[path] = inode
-        self._removed.clear()
-        for path, inode in list(self._files.items()):
-            last = rng.randint(0, self._writes) if self._any_order else common
-            kept = [each for each in inode.pending if each[0] <= last]
-            self.faulty["lost with the machine"] += len(inode.pending) - len(kept)
-            if inode.synced is None and not kept:
-                del self._files[path]
-                continue
-            data = bytearray(inode.synced or b"")
-            for number, position, content in kept:
-                torn = number == last and len(content) > 1 and rng.random() < 0.7
-                self.faulty["torn with the machine"] += torn
-                del data[position:]
-                data += content[: rng.randrange(len(content))] if torn else content
-            inode.data, inode.synced = data, bytes(data)
-            inode.pending.clear()
+    def crash(self, kind: str = "") -> None:
+        """Lose what a loss of power (of that `Loss` kind) may take. All processes that use the disk must be dead."""
+        firsts = [inode.changes[0].number for inode in self._files.values() if inode.changes]
+        if self._names.first is not None:
+            firsts.append(self._names.first)
+        loss = Loss(self._rng, min(firsts, default=self._moment + 1) - 1, self._moment, kind)
+        self._files = self._names.lose(loss)
+        for inode in dict.fromkeys(self._files.values()):
+            self.faulty["lost with the machine"] += inode.lose(loss)
+        self.faulty["torn with the machine"] += loss.torn
 
     def names(self, folder: Path) -> list[str]:
         """Names of files and folders in a folder."""
@@ -90,7 +63,9 @@ class SimDisk:
         inode = self._files.get(str(path))
         if inode is None:
             return None
-        return inode.synced if durable else bytes(inode.data)
+        if not durable:
+            return bytes(inode.data)
+        return inode.durable if self._names.holds(str(path), inode) else None
 
     def size(self, path: Path) -> int:
         inode = self._files.get(str(path))
@@ -106,10 +81,14 @@ class SimDisk:
 
     # -- For processes -------------------------------------------------------------------------------------------------
 
-    def open_inode(self, path: Path) -> _Inode:
-        return self._files.setdefault(str(path), _Inode())
+    def open_inode(self, path: Path) -> Inode:
+        inode = self._files.get(str(path))
+        if inode is None:
+            inode = self._files[str(path)] = Inode()
+            self._rename(inode, new=str(path))
+        return inode
 
-    def write(self, process: Process, path: Path, inode: _Inode, data: bytes) -> None:
+    def write(self, process: Process, path: Path, inode: Inode, data: bytes) -> None:
         process.check_alive()
         if self.full:
             self.faulty["refused, the disk being full"] += 1
@@ -125,24 +104,39 @@ class SimDisk:
             raise Killed
         self._append(inode, data)
 
-    def truncate(self, process: Process, inode: _Inode, length: int) -> None:
+    def truncate(self, process: Process, inode: Inode, length: int) -> None:
         process.check_alive()
         if length < len(inode.data):
-            del inode.data[length:]
-            self._remember(inode, length, b"")
+            inode.change(self._next(), length, b"", remember=self._loses_power)
 
-    def sync(self, process: Process, inode: _Inode) -> None:
+    def sync(self, process: Process, path: Path, inode: Inode) -> None:
         process.check_alive()
-        if not self._loses_power:
-            return
-        inode.synced = bytes(inode.data)
-        inode.pending.clear()
+        self.before_sync(path.name)
+        process.check_alive()
+        failing = self.fail_sync is not None and self.fail_sync(path.name)
+        if failing:
+            self.faulty["dropped by a sync that failed"] += bool(inode.changes)
+            inode.fail_sync(self._rng)
+            raise OSError(errno.EIO, "the disk cannot write", str(path))
+        if self._loses_power:
+            inode.sync()
+
+    def sync_folder(self, process: Process, folder: Path) -> None:
+        process.check_alive()
+        self.before_sync(folder.name)
+        process.check_alive()
+        if self.fail_sync is not None and self.fail_sync(folder.name):
+            raise OSError(errno.EIO, "the disk cannot write", str(folder))
+        self._names.sync(str(folder).rstrip("/"))
 
     def put(self, process: Process, path: Path, data: bytes) -> None:
         process.check_alive()
         if self.full:
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
-        self._files[str(path)] = _Inode(bytearray(data), bytes(data))
+        self._files[str(path)] = inode = Inode(bytearray(data), bytes(data))
+        if self._loses_power:
+            self._names.make_folders(str(path), self._next())
+            self._names.sync_file(str(path), inode)
 
     def rename(self, process: Process, source: Path, target: Path) -> None:
         process.check_alive()
@@ -151,14 +145,15 @@ class SimDisk:
         if not moved:
             raise FileNotFoundError(errno.ENOENT, "no such file or folder", str(source))
         for path in moved:
-            self._files[f"{target}{path[len(str(source)) :]}"] = self._files.pop(path)
+            new = f"{target}{path[len(str(source)) :]}"
+            self._files[new] = inode = self._files.pop(path)
+            self._rename(inode, old=path, new=new)
 
     def remove(self, process: Process, path: Path) -> None:
         process.check_alive()
         inode = self._files.pop(str(path), None)
-        if inode is not None and self._loses_power:
-            self._writes += 1
-            self._removed.append((self._loop.time(), self._writes, str(path), inode))
+        if inode is not None:
+            self._rename(inode, old=str(path))
 
     def remove_tree(self, process: Process, folder: Path) -> None:
         process.check_alive()
@@ -166,14 +161,19 @@ class SimDisk:
         for path in [path for path in list(self._files) if path.startswith(prefix)]:
             self.remove(process, Path(path))
 
-    def _append(self, inode: _Inode, data: bytes) -> None:
-        self._remember(inode, len(inode.data), data)
-        inode.data += data
+    def _append(self, inode: Inode, data: bytes) -> None:
+        inode.change(self._next(), len(inode.data), data, remember=self._loses_power)
 
-    def _remember(self, inode: _Inode, position: int, data: bytes) -> None:
+    def _rename(self, inode: Inode, old: str = "", new: str = "") -> None:
         if self._loses_power:
-            self._writes += 1
-            inode.pending.append((self._writes, position, data))
+            number = self._next()
+            if new:
+                self._names.make_folders(new, number)
+            self._names.change(NameChange(number, inode, old, new))
+
+    def _next(self) -> int:
+        self._moment += 1
+        return self._moment
 
 
 class ProcessDisk:
@@ -210,6 +210,9 @@ class ProcessDisk:
     def remove_tree(self, folder: Path) -> None:
         self._disk.remove_tree(self._process, folder)
 
+    def sync_folder(self, folder: Path) -> None:
+        self._disk.sync_folder(self._process, folder)
+
 
 class ProcessFile:
     """An open file: a `coranto.effects.DiskFile`."""
@@ -235,7 +238,7 @@ class ProcessFile:
         return len(self._inode.data)
 
     def sync(self) -> None:
-        self._disk.sync(self._process, self._inode)
+        self._disk.sync(self._process, self._path, self._inode)
 
     def close(self) -> None:
         """Nothing is held."""
