@@ -17,6 +17,8 @@ only one can be applied, and the entry tells which appends were.
 ==============================  ======================================================================================
 
 Entries are bounded: to enter where there is no room, the writer removes those that were not used for the longest time.
+When an entry was used is told by its own writer's clock. One that is far ahead of the clock of the writer that enters
+is not believed, lest such entries stay for ever and the others' go: these are removed first, in the order of offsets.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ ENTERED_LABEL: Final = "coranto.dev/entered"
 FENCE_PREFIX: Final = "coranto.dev/fence-"
 
 DEFAULT_MAX_WRITERS: Final = 64
+FAR_AHEAD_S: Final = 3600
+"""Seconds that a writer's clock may be ahead of another's for them to be compared."""
 MAX_FENCES: Final = 16
 """How many names of fences a segment has at most."""
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
@@ -269,13 +273,20 @@ def enter(
         include[FENCE_PREFIX + fence.name] = fence.token
     excess = len(registers.entries) + 1 - max_writers
     if excess > 0:
-        oldest = sorted(registers.entries.items(), key=lambda item: (item[1].used, item[0]))[:excess]
+        latest = Entry.decode(after).used + FAR_AHEAD_S
+        oldest = sorted(registers.entries.items(), key=lambda item: (*_use(item[1], latest), item[0]))[:excess]
         expired = registers.expired or Expired(0, 0)
         for name, entry in oldest:
             removed[name] = include[name] = registers.value_of(name)
             expired = Expired(max(expired.used, entry.used), max(expired.clock, entry.clock))
         union[EXPIRED_LABEL] = f"{expired.used:x}.{expired.clock:x}"
     return Conditions(_selector(include, exclude), _label_set(union), _label_set(removed) if removed else None)
+
+
+def _use(entry: Entry, latest: int) -> tuple[bool, int]:
+    """How recently an entry was used, to sort by, when no clock that is right is past `latest`."""
+    is_believed = entry.used <= latest
+    return is_believed, entry.used if is_believed else entry.hint
 
 
 def restore(head: int) -> Conditions:

@@ -212,8 +212,11 @@ class SegmentWriter(Sending):
                     raise shared.dead
                 self._taken_from = entry.session
                 self._adopt_entry(entry)
-            floor = max(self._lineage.clock, registers.expired.clock if registers.expired is not None else 0)
-            shared.ticks.update(clock_to_ns(floor))
+            shared.ticks.update(clock_to_ns(self._lineage.clock))
+            if identity.stable and entry is None and registers.expired is not None:
+                # An entry that was removed may have been of this writer id. Others have never written before: a clock
+                # that was ahead must not pass on to them.
+                shared.ticks.update(clock_to_ns(registers.expired.clock))
             self._end = max(self._end, head)
             self._registers = registers
 

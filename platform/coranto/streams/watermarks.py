@@ -10,8 +10,8 @@ events of times below `lower`. Everybody finds the same watermarks, for they dep
 
 A writer that is silent for `timeout` seconds does not hold time up any more. How long it is silent is told by what
 other writers' clocks counted since its last mark, each from one of its own marks to the next: no two clocks are
-compared, so one that is ahead does not make the others silent. A step from one mark to the next counts at most half of `timeout`, so
-that a clock that is set forward once does not either. Where marks are further apart than that it takes more of them.
+compared, so one that is ahead does not make the others silent. A step from one mark to the next counts at most half of
+`timeout`, so that a clock that is set forward once does not either. Where marks are further apart, it takes more.
 
 Time windows are a weak claim, as good as the writers' clocks and their word.
 """

@@ -382,6 +382,30 @@ async def test_t22_writers_of_a_broker_are_bounded_and_whoever_expired_is_told()
         assert found[-2:] == [3, 4]
 
 
+class FastClock(SystemClock):
+    """A clock that is ahead by years."""
+
+    def now(self) -> float:
+        return super().now() + 10 * 365 * 24 * 3600
+
+
+async def test_t22_a_clock_ahead_does_not_pass_on_to_writers_that_come_later() -> None:
+    async with stream_world(max_writers=2) as world:
+        async with StreamWriter(world.client, STREAM, writer_id="fast", clock=FastClock()) as fast:
+            await write(fast, "key", {"n": 0}, sequence=0)
+        for number in range(1, 4):
+            async with StreamWriter(world.client, STREAM) as writer:
+                await write(writer, "key", {"n": number})
+        async with StreamWriter(world.client, STREAM, writer_id="fast", fresh=True) as again:
+            await write(again, "key", {"n": 4}, sequence=1)
+        now = SystemClock().now()
+        async with StreamReader[Any](world.client, STREAM) as reader:
+            events = {event.data["n"]: event.time - now async for event in reader}
+        assert set(events) == set(range(5)), "what goes on with the writer id is no repetition to readers"
+        ahead = 9 * 365 * 24 * 3600
+        assert {number for number, off in events.items() if off > ahead} == {0, 4}
+
+
 class OldClock(SystemClock):
     """A clock that is behind, so that its writer is the least recently used."""
 

@@ -155,6 +155,24 @@ def test_entries_are_bounded_and_the_least_recently_used_go_first(
         assert (journal.registers.expired or Expired(0, 0)) == removed
 
 
+def test_an_entry_used_in_the_future_goes_first() -> None:
+    """Else the entries of a machine whose clock is ahead would stay, and every other writer's go."""
+    year, now = 365 * 24 * 3600, 1_900_000_000
+    journal = Journal()
+    for number in range(3):
+        assert entered(journal, identity(number), Entry(1, 1, 1, 100 - number, now + year), 4)
+    right = identity(5)
+    assert entered(journal, right, Entry(1, 1, 1, 90, now), 4)
+    for number, gone in ((10, 2), (11, 1), (12, 0)):
+        assert identity(gone).label in journal.registers.entries
+        assert entered(journal, identity(number), Entry(1, 1, 1, 200, now + number), 4)
+        assert identity(gone).label not in journal.registers.entries
+    assert right.label in journal.registers.entries
+    # A writer whose own clock is behind believes nobody's, and goes by offsets.
+    assert entered(journal, identity(13), Entry(1, 1, 1, 300, now - year), 4)
+    assert right.label not in journal.registers.entries
+
+
 def test_a_writer_is_not_removed_that_was_used_meanwhile() -> None:
     journal = Journal()
     old, young, new = identity(1), identity(2), identity(3)
