@@ -15,7 +15,6 @@ Time windows are a weak claim, as good as the writers' clocks and their word.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,7 +30,7 @@ from coranto.streams.model import Stream, marks_journal
 from coranto.streams.positions import StreamPosition
 
 DEFAULT_TIMEOUT: Final = 120.0
-"""Seconds after which a silent writer does not hold up time any more, as the clock of one other writer has it."""
+"""Seconds after which a silent writer does not hold up time any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,6 @@ class Mark:
             positions = {int(number): int(offset) for number, offset in message["positions"].items()}
             if not isinstance(writer, str) or isinstance(time, bool) or not isinstance(time, int | float):
                 raise TypeError("its writer must be a text and its time a number")
-            if not math.isfinite(time) or any(offset < 0 for offset in positions.values()):
-                raise ValueError("its time must be finite, and its offsets not negative")
             return cls(writer, time, positions, bool(message.get("left", False)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptData(f"{message!r} is no mark of a writer: {error}") from error
@@ -92,31 +89,20 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A writer. `written` is when it noted something last, by its clock; `active` how long it noted things, likewise.
-
-    `heard` is how long each of the others had been active when it noted something last.
-    """
-
     time: float
+    seen: float
     positions: Mapping[int, int]
-    written: float
-    active: float
-    heard: Mapping[str, float]
 
 
 class Watermarks:
-    """Adds up marks, in the order of their journal. Pure.
-
-    No clock is compared with another's. A writer counts as silent once *one* other has noted things for longer than the
-    time-out since, by that one's clock; so a clock that is ahead drops nobody. Nor does one that is set forward: of the
-    time between two notes of a writer, no more than half of the time-out counts.
-    """
+    """Adds up marks, in the order of their journal. Pure."""
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is no time-out; give seconds above 0", field="timeout")
         self._timeout = timeout
         self._writers: dict[str, _Noted] = {}
+        self._latest = 0.0
         self._found: list[Watermark] = []
 
     @property
@@ -129,17 +115,17 @@ class Watermarks:
 
         Returns the watermark that it brings about, if it does.
         """
-        before = self._writers.pop(mark.writer, None)
-        if not mark.left:
-            passed = 0.0 if before is None else min(max(0.0, written - before.written), self._timeout / 2)
-            self._writers[mark.writer] = _Noted(
-                mark.time if before is None else max(mark.time, before.time),
-                _largest({} if before is None else before.positions, mark.positions),
-                written,
-                passed if before is None else before.active + passed,
-                {name: other.active for name, other in self._writers.items()},
-            )
-            self._drop_silent(mark.writer)
+        self._latest = max(self._latest, written)
+        if mark.left:
+            self._writers.pop(mark.writer, None)
+        else:
+            before = self._writers.get(mark.writer)
+            positions = _largest(before.positions if before is not None else {}, mark.positions)
+            time = max(mark.time, before.time) if before is not None else mark.time
+            self._writers[mark.writer] = _Noted(time, written, positions)
+        self._writers = {
+            writer: noted for writer, noted in self._writers.items() if self._latest - noted.seen <= self._timeout
+        }
         if not self._writers:
             return None
         lower = min(noted.time for noted in self._writers.values())
@@ -153,13 +139,6 @@ class Watermarks:
         watermark = Watermark(lower, max(noted.time for noted in self._writers.values()), cut)
         self._found.append(watermark)
         return watermark
-
-    def _drop_silent(self, writer: str) -> None:
-        """Forget those who have noted nothing for the time-out, by the clock of a writer that has."""
-        active = self._writers[writer].active
-        for name, other in [*self._writers.items()]:
-            if name != writer and active - other.heard.get(writer, 0.0) > self._timeout:
-                del self._writers[name]
 
     def window(self, position: StreamPosition, graph: Graph) -> TimeWindow:
         """The window of a reader of these segments at this position. Later ones must not be before it."""
