@@ -5,11 +5,9 @@ What has its zero value is left out, as it is in a wire message.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from google.protobuf.duration_pb2 import Duration
@@ -20,12 +18,6 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 DocumentT = TypeVar("DocumentT")
-
-_left: ContextVar[float] = ContextVar("left", default=math.inf)
-"""How many entries and items of the document at hand may still be looked at."""
-
-_LEAST: Final = 100_000
-_PER_CHARACTER: Final = 20
 
 Value = int | str | tuple[str, ...]
 
@@ -55,13 +47,7 @@ def is_null(node: yaml.Node) -> bool:
 def read_text(node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise line_error(line_of(node), "a text is expected here")
-    text = "" if is_null(node) else str(node.value)
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise line_error(line_of(node), f"{text[:100]!r} is not valid Unicode text") from None
-    return text
+    return "" if is_null(node) else str(node.value)
 
 
 def read_integer(node: yaml.Node) -> int:
@@ -69,12 +55,9 @@ def read_integer(node: yaml.Node) -> int:
     if not text:
         return 0
     try:
-        number = int(text.replace("_", ""), 0)
+        return int(text.replace("_", ""), 0)
     except ValueError:
-        raise line_error(line_of(node), f"{text[:100]!r} is not a whole number") from None
-    if not -(1 << 63) <= number < 1 << 63:
-        raise line_error(line_of(node), f"{text[:100]!r} is beyond 64 bits")
-    return number
+        raise line_error(line_of(node), f"{text!r} is not a whole number") from None
 
 
 def read_flag(node: yaml.Node) -> bool:
@@ -145,13 +128,9 @@ def get_fields(message: Any, kinds: Mapping[str, Kind]) -> Fields:
 
 
 def put_fields(message: Any, kinds: Mapping[str, Kind], fields: Fields) -> None:
-    """Raises InvalidInput for a value that the field cannot hold."""
     for name, value in fields.items():
         if name in kinds:
-            try:
-                kinds[name].put(message, name, value)
-            except ValueError as error:
-                raise InvalidInput(f"{value!r} is beyond what it can hold", field=name) from error
+            kinds[name].put(message, name, value)
 
 
 def write_fields(kinds: Mapping[str, Kind], fields: Fields) -> dict[str, object]:
@@ -170,7 +149,6 @@ def entries_of(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, .
     """The entries of a mapping, whose keys must be known and given once; those of `<<` come behind its own."""
     if not isinstance(node, yaml.MappingNode):
         raise line_error(line_of(node), f"fields are expected here: {', '.join(known)}")
-    _count(node)
     own: dict[str, yaml.Node] = {}
     merged: dict[str, yaml.Node] = {}
     for key, value in node.value:
@@ -192,19 +170,7 @@ def entries_of(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, .
 def items_of(node: yaml.Node) -> list[yaml.Node]:
     if not isinstance(node, yaml.SequenceNode):
         raise line_error(line_of(node), "a list is expected here")
-    _count(node)
     return list(node.value)
-
-
-def _count(node: yaml.CollectionNode) -> None:
-    """Raises InvalidInput once a document was looked at far more often than its length explains.
-
-    Each step of aliases of aliases, or of merges of merges, may be looked at several times as often as the one before.
-    """
-    left = _left.get() - 1 - len(node.value)
-    if left < 0:
-        raise line_error(line_of(node), "aliases of aliases, or merges of merges, make this document far too large")
-    _left.set(left)
 
 
 def read_fields(node: yaml.Node | None, kinds: Mapping[str, Kind]) -> Fields:
@@ -240,7 +206,6 @@ def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> Document
     except yaml.reader.ReaderError as err:  # A character that YAML does not allow.
         line = text.count("\n", 0, err.position) + 1
         raise line_error(line, f"this is not YAML: it has the character {chr(err.character)!r}") from err
-    left = _left.set(_LEAST + _PER_CHARACTER * len(text))
     try:
         document = loader.get_single_node()
         return None if document is None or is_null(document) else read(document)
@@ -249,10 +214,7 @@ def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> Document
         raise (line_error(err.problem_mark.line + 1, problem) if err.problem_mark else InvalidInput(problem)) from err
     except yaml.YAMLError as err:
         raise InvalidInput(f"this is not YAML: {err}") from err
-    except RecursionError:
-        raise InvalidInput("this is nested too deeply to be read") from None
     finally:
-        _left.reset(left)
         loader.dispose()
 
 

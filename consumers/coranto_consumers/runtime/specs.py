@@ -17,8 +17,6 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog.hint_store import HintKeys, require_no_cluster_keys
 
 MAX_SHARD_LIMIT = 131_072
-MAX_HINT_BACKUPS = 64
-"""All hints of a shard are read in one transaction of etcd."""
 MAX_HOT_STANDBYS = 3
 """Caps the hot standbys of every shard, unless a process is told otherwise."""
 
@@ -42,8 +40,6 @@ def validate_shard_spec(spec: pc.ShardSpec) -> None:
         raise InvalidInput("hints are of a recovery log; set recovery_log_prefix too", field="hint_prefix")
     if spec.hint_backups < 0:
         raise InvalidInput(f"{spec.hint_backups} is below 0", field="hint_backups")
-    if spec.hint_backups > MAX_HINT_BACKUPS:
-        raise InvalidInput(f"{spec.hint_backups} is above {MAX_HINT_BACKUPS}; 2 are usual", field="hint_backups")
     minimum, maximum = duration_seconds(spec.min_txn_duration), duration_seconds(spec.max_txn_duration)
     if minimum < 0:
         raise InvalidInput(f"{minimum:g} s is below 0", field="min_txn_duration")

@@ -21,7 +21,6 @@ from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segme
 from coranto_consumers.runtime import primary
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.replica import MAX_ERROR_CHARS
-from coranto_consumers.runtime.specs import MAX_HINT_BACKUPS
 from coranto_consumers.runtime.testing import running_shard, shard_spec
 from coranto_consumers.stores.json_file import JsonFileStore
 
@@ -104,20 +103,6 @@ async def test_a_value_that_is_no_uuid_is_named_in_brief(journals, consumer, sum
     (status,) = (await consumer.shard(process)).status
     assert "is not a text" in status.errors[0]
     assert len(status.errors[0]) < 500
-
-
-async def test_no_shard_has_more_backups_of_hints_than_one_transaction_reads(journals, consumer, sums):
-    process = await consumer.start(sums)
-    made = recorded("shard-sums")
-    made.hint_backups = 2**31 - 1
-    code, details = await refused(consumer.apply(process, made))
-    assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "hint_backups" in details
-    assert str(MAX_HINT_BACKUPS) in details
-    response = await consumer.apply(process, recorded("most-backups", hint_backups=MAX_HINT_BACKUPS))
-    assert response.status == pc.OK
-    found = await consumer.stub(process).GetHints(pc.GetHintsRequest(shard="most-backups"))
-    assert len(found.backup_hints) == MAX_HINT_BACKUPS
 
 
 class Counter(Application[JsonFileStore[int]]):

@@ -193,10 +193,3 @@ def test_what_is_wrong_in_yaml_is_told_by_its_line():
     ):
         with pytest.raises(InvalidInput, match=problem):
             parse_shards(text)
-
-
-def test_values_that_no_field_can_hold_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="line 1: sums-000: hint_backups: 99999999999 is beyond"):
-        parse_shards("shards: [{id: sums-000, hint_backups: 99999999999}]")
-    with pytest.raises(InvalidInput):
-        parse_shards("shards: " + "[" * 1500)
