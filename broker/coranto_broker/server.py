@@ -21,6 +21,7 @@ from coranto.errors import ClusterError
 from coranto.memory import keep_freed_memory, spare_garbage_collection
 from coranto.server_security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto.specs import validate_broker_spec
+from coranto.store_endpoints import AllowedEndpoints
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
@@ -142,7 +143,7 @@ class BrokerProcess:
         self._exits.push_async_callback(coordinator.close)
         layout = Layout(settings.etcd_prefix)
         keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)
-        stores = StoreRegistry(settings.file_root)
+        stores = StoreRegistry(settings.file_root, AllowedEndpoints(settings.store_endpoints))
         self.broker = Broker(
             settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores
         )

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
+from coranto.store_urls import parse_store_url
 from coranto.stores import Content, FragmentStore, StoreRegistry
 from coranto.testing.sim.loop import Process
 from coranto.testing.sim.network import Network, TimedOut
@@ -153,6 +154,9 @@ class SimStores(StoreRegistry):
         super().__init__()
         self._reach = (service, network, node, process)
         self._found: dict[str, SimFragments] = {}
+
+    def check(self, url: str) -> None:
+        parse_store_url(url)
 
     def get(self, url: str) -> FragmentStore:
         found = self._found.get(url)
