@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from coranto.client.config import is_loopback
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
@@ -154,7 +155,10 @@ class BrokerProcess:
                 journals=lambda: len(self.broker.resolver.local_replicas),
                 pending=lambda: self.broker.persister.pending,
             )
-            site = Site(operation.application(self.broker.metrics.registry, self.readiness), grace_seconds=0.1)
+            operations = operation.application(
+                self.broker.metrics.registry, self.readiness, local=is_loopback(settings.host)
+            )
+            site = Site(operations, grace_seconds=0.1)
             self._exits.push_async_callback(site.stop)
             self.metrics_endpoint = await site.start(settings.host, settings.metrics_port)
         server = make_server(self.broker)

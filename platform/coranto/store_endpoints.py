@@ -36,8 +36,8 @@ class AllowedEndpoints:
     def __init__(self, text: str = "", environment: Mapping[str, str] = os.environ) -> None:
         """`text` lists URLs such as `https://minio:9000`, with commas or spaces between them; `*` stands for all.
 
-        Those that `environment` lists in $CORANTO_STORE_ENDPOINTS, and the address that it names for S3, are among them.
-        Raises InvalidInput.
+        Those that `environment` lists in $CORANTO_STORE_ENDPOINTS, and the address that it names for S3, are among
+        them. Raises InvalidInput.
         """
         named = f"{text},{environment.get(VARIABLE, '')}".replace(",", " ").split()
         self._any = ANY in named
@@ -52,8 +52,9 @@ class AllowedEndpoints:
         if not endpoint or self._any or _address(endpoint) in self._allowed:
             return
         raise InvalidInput(
-            f"{url.text!r} names the endpoint {endpoint!r}, which is not among those that this process may send signed "
-            f"requests to; an operator adds it to the brokers' setting store_endpoints, or for any process to ${VARIABLE}",
+            f"{url.text!r} names the endpoint {endpoint!r}, which is not among those that this process may send "
+            "signed requests to; an operator adds it to the brokers' setting store_endpoints, or for any process to "
+            f"${VARIABLE}",
             field="store",
         )
 

@@ -80,7 +80,7 @@ def _words(text: str) -> tuple[str, str, str]:
 
 def _of_removal(line: str) -> tuple[str, str] | None:
     """Code and message of `… failed for key <key>: <message> (code: <code>)…`; None for another line."""
-    head, found, rest = line.partition("failed for key ")
+    _, found, rest = line.partition("failed for key ")
     rest, _, code = rest.rpartition(" (code: ")
     code, closed, _ = code.partition(")")
     message = rest.rpartition(": ")[2]

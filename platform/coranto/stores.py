@@ -87,8 +87,10 @@ class FragmentStore(ABC):
 
     @abstractmethod
     async def get(self, fragment: Fragment) -> bytes:
-        """The fragment's file as stored. Raises FragmentNotFound, StoreError, and CorruptFragment for a file that is far
-        longer than the fragment's content, of which no more is taken."""
+        """The fragment's file as stored. Raises FragmentNotFound and StoreError.
+
+        Also CorruptFragment, for a file that is far longer than the fragment's content, of which no more is taken.
+        """
 
     async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
         """The fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
@@ -422,8 +424,8 @@ class StoreRegistry:
 def _require_root(url: str, file_root: Path | None) -> Path:
     if file_root is None:
         raise InvalidInput(
-            f"{url!r} is below a folder of this machine, and nothing says which: give brokers --file-root, and commands "
-            "and jobs that read files themselves $CORANTO_FILE_ROOT",
+            f"{url!r} is below a folder of this machine, and nothing says which: give brokers --file-root, and "
+            "commands and jobs that read files themselves $CORANTO_FILE_ROOT",
             field="store",
         )
     return file_root

@@ -117,9 +117,9 @@ def _name(change: pb.ApplyRequest.Change) -> str:
 def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> None:
     """Raises PermissionDenied unless claims cover all changes. They may be malformed: that is looked at afterwards.
 
-    Claims must cover a journal as it is and as it is to be, so that nobody takes one over by relabelling it, nor removes
-    one that the claims exclude. A store that leads elsewhere than to the journal's own folder must be in use already, by
-    a journal that they cover.
+    Claims must cover a journal as it is and as it is to be, so that nobody takes one over by relabelling it, nor
+    removes one that the claims exclude. A store that leads elsewhere than to the journal's own folder must be in use
+    already, by a journal that they cover.
     """
     if claims.covers_all:
         return

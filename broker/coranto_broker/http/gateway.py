@@ -24,6 +24,7 @@ from coranto_broker.handlers import append, read
 from coranto_broker.handlers.errors import told
 from coranto_broker.handlers.refusals import is_hidden
 from coranto_broker.http.answers import AppendBody, ReadAnswer, append_answer, refusal
+from coranto_broker.http.hosts import local_only, trusts_the_machine
 from coranto_broker.http.requests import append_request, journal_of, read_request
 from coranto_broker.http.statuses import http_status
 
@@ -53,7 +54,8 @@ class _Caller:
 def application(broker: Broker) -> web.Application:
     """The gateway of a broker."""
     gateway = _Gateway(broker)
-    result = web.Application()
+    settings = broker.settings
+    result = web.Application(middlewares=[local_only(settings.advertise)] if trusts_the_machine(settings) else ())
     result.router.add_route("*", "/{journal:.*}", gateway.serve)
     return result
 
