@@ -9,16 +9,13 @@ Ports of gRPC need no such check: browsers do not speak HTTP/2 without TLS, and 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from coranto.client.config import is_loopback
 from coranto.server_security import ServerSettings, keys_of
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 def trusts_the_machine(settings: ServerSettings) -> bool:

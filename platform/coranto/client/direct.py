@@ -109,9 +109,7 @@ def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
         taken += len(piece)
         check_file_length(fragment.length, taken)
         if time.monotonic() > due + taken / MIN_BYTES_PER_SECOND:
-            raise TimeoutError(
-                f"only {taken} bytes came in {_HTTP_TIMEOUT_SECONDS + taken / MIN_BYTES_PER_SECOND:.0f} s"
-            )
+            raise TimeoutError(f"it is too slow: {taken} bytes took more than {_HTTP_TIMEOUT_SECONDS:.0f} s")
         yield piece
     if getattr(source, "length", 0):
         raise ConnectionError(f"the connection ended after {taken} bytes, and {source.length} were to follow")
