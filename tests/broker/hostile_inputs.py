@@ -67,7 +67,19 @@ OTHERS = [
     *("a", "0", "9", "-", "%", "%0", ".", ".0", "/", "//", "/*", "/**/", "*/ /*", "=", "==", ",", "a,", "a in (", "a="),
     *("!", ":", "a:prefix", "1s", "1.", "Jan", ".9", "<Code>", "<Code>a</Code>", "failed for key ", "&", "?", "%2f"),
     *("failed for key : (code: a", " (code: ", "status code: 403 a", "kind: Connect ", 'message: "', "ConnectError("),
-    *("CorruptMessage: journal ", "InvalidInput: a: ", "bytes=0-", "x=1&", "- a", "a: b", "[", "{", "<<: *a", "é", "\0"),
+    *(
+        "CorruptMessage: journal ",
+        "InvalidInput: a: ",
+        "bytes=0-",
+        "x=1&",
+        "- a",
+        "a: b",
+        "[",
+        "{",
+        "<<: *a",
+        "é",
+        "\0",
+    ),
     *("ANALYZE ", "s3://b/?find=", "{{ (", "{{/*", "*/", "{{- ", " -}}"),
 ]
 ENDS = ["", "!", '"', "}}", " (x"]
@@ -85,10 +97,11 @@ def texts(length: int) -> Iterator[str]:
 def main(length: int) -> None:
     for name, read in READERS.items():
         for text in texts(min(length, 400) if name in SLOW else length):
-            print(f"{name}: {text[:20]!r}…{text[-20:]!r}", flush=True)
+            sys.stdout.write(f"{name}: {text[:20]!r}…{text[-20:]!r}\n")
+            sys.stdout.flush()
             with contextlib.suppress(CorantoError, ValueError):
                 read(text)
-    print("done")
+    sys.stdout.write("done\n")
 
 
 if __name__ == "__main__":
