@@ -209,7 +209,7 @@ class Readying(Appending):
         except Invalidated:
             return State.RESOLVE
         except StoreError as error:
-            self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, str(error)
+            self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, error.told
             return State.ERROR
         verdict = preconditions.check(
             self.request, resolution.spec, pipeline.spool.committed, replica.index.known, self._env.clock.now()

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from coranto.codecs import check_plausible, decompress_into
+from coranto.codecs import check_file_length, check_plausible, decompress_into
 from coranto.errors import CorruptFragment, Unavailable
 from coranto.fragments import Codec, Fragment
 from coranto.stores import FragmentStore, StoreRegistry
@@ -89,15 +89,13 @@ class FragmentCache:
         async with self._fetches:
             file = await asyncio.to_thread(self._new_file)
             try:
-                # Compression may lengthen content a little, but what is much longer is something else.
-                left = fragment.length + (fragment.length >> 4) + _PIECE_BYTES
+                taken = 0
                 async for piece in store.stream(fragment):
-                    left -= len(piece)
-                    if left < 0:
-                        raise CorruptFragment(
-                            f"{fragment.content_path} in {store.url}: its file is far longer than its content. "
-                            "Restore it from a copy, or remove it."
-                        )
+                    taken += len(piece)
+                    try:
+                        check_file_length(fragment.length, taken)
+                    except CorruptFragment as error:
+                        raise CorruptFragment(f"{fragment.content_path} in {store.url}: {error}") from error
                     await asyncio.to_thread(file.write, piece)
                 return _File(await asyncio.to_thread(self._unpack, fragment, file, store.url))
             except BaseException:

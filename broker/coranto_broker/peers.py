@@ -13,9 +13,9 @@ import grpc.aio
 
 from coranto.auth import Capability
 from coranto.call_tokens import CallTokens, Metadata
+from coranto.client.certificates import ChannelCertificates
 from coranto.client.channels import Channels
 from coranto.client.config import ClientTls, parse_endpoint, require_private
-from coranto.client.connection import channel_credentials
 from coranto.effects import Bytes
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments import Fragment
@@ -58,8 +58,8 @@ class Peers:
         """`zone` is ours: where any member may serve, those nearby are preferred. `tls` is for `https` endpoints."""
         self._zone = zone
         self._tokens = tokens
-        self._tls = tls or ClientTls()
-        self._channels = Channels(self._open)
+        self._certificates = ChannelCertificates(tls)
+        self._channels = Channels(self._open, self._credentials)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
         """A stub of the broker that `header` names; of any member of its Route when it names none."""
@@ -90,8 +90,12 @@ class Peers:
         except InvalidInput as error:
             raise Unavailable(f"peer endpoint {endpoint!r} cannot be used: {error}") from error
         if target.secure:
-            return grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
+            return grpc.aio.secure_channel(target.address, self._certificates.get(), options=_OPTIONS)
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
+
+    def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
+        """What a channel to an endpoint is opened with; others once certificates have changed."""
+        return self._certificates.get() if endpoint.startswith("https:") else None
 
     @contextmanager
     def calling(self, header: pb.Header) -> Iterator[None]:

@@ -353,7 +353,7 @@ class Replica:
                 # Appends wait for the first listing.
                 interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
                 failures += 1
-                self._listing_problem = str(error)
+                self._listing_problem = error.told
                 if failures >= LISTING_PATIENCE:
                     self._unlistable.set()
             self._refresh_at = self._clock.monotonic() + interval

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from coranto.client.config import is_loopback
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
@@ -21,6 +22,7 @@ from coranto.errors import ClusterError
 from coranto.memory import keep_freed_memory, spare_garbage_collection
 from coranto.server_security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto.specs import validate_broker_spec
+from coranto.store_endpoints import AllowedEndpoints
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
@@ -142,7 +144,7 @@ class BrokerProcess:
         self._exits.push_async_callback(coordinator.close)
         layout = Layout(settings.etcd_prefix)
         keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)
-        stores = StoreRegistry(settings.file_root)
+        stores = StoreRegistry(settings.file_root, AllowedEndpoints(settings.store_endpoints))
         self.broker = Broker(
             settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores
         )
@@ -153,7 +155,10 @@ class BrokerProcess:
                 journals=lambda: len(self.broker.resolver.local_replicas),
                 pending=lambda: self.broker.persister.pending,
             )
-            site = Site(operation.application(self.broker.metrics.registry, self.readiness), grace_seconds=0.1)
+            operations = operation.application(
+                self.broker.metrics.registry, self.readiness, local=is_loopback(settings.host)
+            )
+            site = Site(operations, grace_seconds=0.1)
             self._exits.push_async_callback(site.stop)
             self.metrics_endpoint = await site.start(settings.host, settings.metrics_port)
         server = make_server(self.broker)

@@ -39,7 +39,13 @@ class BrokerSettings(BaseSettings):
     zone: str = Field(default="local", description="Failure zone of this broker.")
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
-    file_root: Path | None = Field(default=None, description="Folder that file:/// stores are rooted at.")
+    file_root: Path | None = Field(
+        default=None, description="Folder that file:/// stores are rooted at; without, there are no such stores."
+    )
+    store_endpoints: str = Field(
+        default="",
+        description="Addresses that ?endpoint= of a store may name: http://host:port, with commas; * for any.",
+    )
     lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead broker goes unnoticed.")
     journal_limit: int = Field(default=1024, ge=0, le=131072, description="Most journals that this broker takes.")
     max_replication: int = Field(default=9, ge=1, description="Caps the replication of every journal.")

@@ -124,7 +124,7 @@ class StoreHealth:
                 watched.done("")
             except CorantoError as error:
                 _log.warning("fragment store is unhealthy", store=url, error=str(error), failures=watched.failures + 1)
-                watched.done(str(error))
+                watched.done(error.told)
             self._on_probe(url, not watched.failures)
             failures = watched.failures
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS

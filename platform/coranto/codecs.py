@@ -29,6 +29,7 @@ _GZIP_WBITS = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_HEADER_BYTES = 4
+_SPARE_BYTES: Final = 1 << 20
 _OUTPUT_BYTES = 1 << 20  # Size of the pieces that a Decompressor yields, at most.
 
 # The most content that one byte can stand for: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
@@ -124,6 +125,20 @@ def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
     output = bytearray(expected_length)
     _decompress_into(codec, data, output)
     return bytes(output)
+
+
+def most_file_bytes(length: int) -> int:
+    """The most bytes that the file of a fragment of `length` may have, of whatever codec.
+
+    Compression may lengthen content a little. What is much longer is something else.
+    """
+    return length + (length >> 4) + _SPARE_BYTES
+
+
+def check_file_length(length: int, file_length: int) -> None:
+    """Raises CorruptFragment when a file is far longer than the `length` of its fragment."""
+    if file_length > most_file_bytes(length):
+        raise CorruptFragment("its file is far longer than its content. Restore it from a copy, or remove it.")
 
 
 def check_plausible(codec: Codec, file_length: int, expected_length: int) -> None:

@@ -21,11 +21,14 @@ _UNITS: Final = {
     "m": 60 * _SECOND,
     "h": 3600 * _SECOND,
 }
-_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(ns|us|µs|μs|ms|s|m|h)")
+_MAX_CHARACTERS: Final = 128
 
 
 def parse_duration(text: str) -> Duration:
     """The duration that `text` says: numbers with units (ns, us, ms, s, m, h), or `0`. Raises InvalidInput."""
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidInput(f"{text[:40]!r}… is too long for a duration such as 30s, 5m or 1h30m")
     unsigned = text.removeprefix("-") if text.startswith("-") else text.removeprefix("+")
     total, position = Decimal(0), 0
     while found := _PART.match(unsigned, position):

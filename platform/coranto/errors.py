@@ -91,6 +91,11 @@ class CorantoError(Exception):
     retriable: ClassVar[bool] = False
     outcome: Outcome = Outcome.NOT_APPLIED
 
+    @property
+    def told(self) -> str:
+        """What a server may tell whoever called it; its log has the whole."""
+        return str(self)
+
 
 class InvalidInput(CorantoError, ValueError):
     """A value cannot be accepted. `field` is the path to it within the message or file, when there is one."""
@@ -187,6 +192,15 @@ class StoreError(CorantoError):
     """A fragment store refused or failed an operation."""
 
     retriable = True
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        """`kind` says what failed without a word of what the store answered; empty where `message` does so already."""
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def told(self) -> str:
+        return self.kind or str(self)
 
 
 class StoreDenied(StoreError):

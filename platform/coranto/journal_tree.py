@@ -170,17 +170,17 @@ class _Node:
     def change(self) -> pb.ApplyRequest.Change:
         """What is asked for this journal. Raises InvalidInput when that is not acceptable."""
         change = pb.ApplyRequest.Change(expect_mod_revision=self.revision)
-        if self.delete:
-            change.delete = self.name
-        else:
-            spec = change.upsert
-            spec.name = self.name
-            put_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}, self.spec)
-            spec.labels.CopyFrom(self.labels)
-            put_fields(spec.fragment, _FRAGMENT_FIELDS, self.fragment)
-            if self.suspend:
-                put_fields(spec.suspend, _SUSPEND_FIELDS, self.suspend)
         try:
+            if self.delete:
+                change.delete = self.name
+            else:
+                spec = change.upsert
+                spec.name = self.name
+                put_fields(spec, {**_SPEC_FIELDS, **_LATER_SPEC_FIELDS}, self.spec)
+                spec.labels.CopyFrom(self.labels)
+                put_fields(spec.fragment, _FRAGMENT_FIELDS, self.fragment)
+                if self.suspend:
+                    put_fields(spec.suspend, _SUSPEND_FIELDS, self.suspend)
             validate(change)
         except InvalidInput as err:
             where = err.field.removeprefix("ApplyRequest.Change").removeprefix(".").removeprefix("upsert.")

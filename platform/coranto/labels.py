@@ -18,7 +18,7 @@ A name may end in `:prefix`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -316,6 +316,52 @@ def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
     return True
 
 
+def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
+    """`matches` for many sets: the selector, which may be long, is gone through only once."""
+    include, exclude = _wishes(selector.include), _wishes(selector.exclude)
+
+    def match(labels: pb.LabelSet) -> bool:
+        found: set[str] = set()
+        for label in labels.labels:
+            wish = exclude.get(label.name)
+            if wish is not None and wish.met_by(label.value):
+                return False
+            wish = include.get(label.name)
+            if wish is not None and wish.met_by(label.value):
+                found.add(label.name)
+        return len(found) == len(include)
+
+    return match
+
+
+class _Wish:
+    """What a selector's labels of one name want its values to be."""
+
+    def __init__(self) -> None:
+        self.any = False
+        self.values: set[str] = set()
+        self.prefixes: tuple[str, ...] = ()
+
+    def met_by(self, value: str) -> bool:
+        return self.any or value in self.values or value.startswith(self.prefixes)
+
+
+def _wishes(side: pb.LabelSet) -> dict[str, _Wish]:
+    result: dict[str, _Wish] = {}
+    prefixes: dict[str, list[str]] = {}
+    for label in side.labels:
+        wish = result.setdefault(label.name, _Wish())
+        if not label.value:
+            wish.any = True
+        elif label.prefix:
+            prefixes.setdefault(label.name, []).append(label.value)
+        else:
+            wish.values.add(label.value)
+    for name, values in prefixes.items():
+        result[name].prefixes = tuple(values)
+    return result
+
+
 def _label_matches(wanted: pb.Label, present: Mapping[str, list[str]]) -> bool:
     values = present.get(wanted.name)
     if not values:
@@ -350,16 +396,17 @@ def _without_legacy_prefix(label: pb.Label) -> pb.Label:
 
 
 # A name or value is told by what cannot be part of one; `validate_token` then says precisely what is wrong with it.
-_NAME = r"\s*([^\s=!,():]{2,}(?::prefix)?)"
-_VALUE = r"\s*([^\s,()!:]*)"
-_END = r"\s*(?:,|$)"
-_SET = r"\s*\(([^()]+)\)"
-_EQUAL = re.compile(_NAME + r"\s*==?" + _VALUE + _END)
-_NOT_EQUAL = re.compile(_NAME + r"\s*!=" + _VALUE + _END)
-_IN = re.compile(_NAME + r"\s+in" + _SET + _END)
-_NOT_IN = re.compile(_NAME + r"\s+not\s?in" + _SET + _END)
+# Selectors come from clients: nothing that was matched is given back (`*+`), so that each is read once.
+_NAME = r"\s*+([^\s=!,():]{2,}+(?::prefix)?+)"
+_VALUE = r"\s*+([^\s,()!:]*+)"
+_END = r"\s*+(?:,|$)"
+_SET = r"\s*+\(([^()]++)\)"
+_EQUAL = re.compile(_NAME + r"\s*+==?" + _VALUE + _END)
+_NOT_EQUAL = re.compile(_NAME + r"\s*+!=" + _VALUE + _END)
+_IN = re.compile(_NAME + r"\s++in" + _SET + _END)
+_NOT_IN = re.compile(_NAME + r"\s++not\s?in" + _SET + _END)
 _EXISTS = re.compile(_NAME + _END)
-_NOT_EXISTS = re.compile(r"\s*!" + _NAME + _END)
+_NOT_EXISTS = re.compile(r"\s*+!" + _NAME + _END)
 _SET_VALUE = re.compile(_VALUE + _END)
 
 

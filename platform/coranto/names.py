@@ -59,12 +59,12 @@ def validate_token(
         fits = all(char in symbols or unicodedata.category(char)[0] in "LN" for char in value)
     if not min_bytes <= length <= max_bytes:
         raise InvalidInput(
-            f"{_shown(value)} has {length} bytes; it must have {min_bytes} to {max_bytes} (UTF-8)", field=kind
+            f"{shown(value)} has {length} bytes; it must have {min_bytes} to {max_bytes} (UTF-8)", field=kind
         )
     if not fits:
         bad = next(char for char in value if char not in symbols and unicodedata.category(char)[0] not in "LN")
         raise InvalidInput(
-            f"{_shown(value)} has the character {bad!r}; use letters, numbers and {_SYMBOLS_IN_WORDS[symbols]}",
+            f"{shown(value)} has the character {bad!r}; use letters, numbers and {_SYMBOLS_IN_WORDS[symbols]}",
             field=kind,
         )
     return value
@@ -86,10 +86,10 @@ def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allo
     """
     validate_token(kind, value, min_bytes, max_bytes, symbols=PATH_SYMBOLS, allow_empty=allow_empty)
     if value.startswith("/"):
-        raise InvalidInput(f"{_shown(value)} begins with '/'; use a relative path", field=kind)
+        raise InvalidInput(f"{shown(value)} begins with '/'; use a relative path", field=kind)
     if value and not is_clean_path(value):
         raise InvalidInput(
-            f"{_shown(value)} is not a clean path; remove empty, '.' and '..' parts and a trailing '/'", field=kind
+            f"{shown(value)} is not a clean path; remove empty, '.' and '..' parts and a trailing '/'", field=kind
         )
     return value
 
@@ -115,7 +115,7 @@ def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "jo
     journal, separator, metadata = name.partition(";")
     if separator:
         if not allow_metadata:
-            raise InvalidInput(f"{_shown(name)} carries metadata after ';', which is not allowed here", field=kind)
+            raise InvalidInput(f"{shown(name)} carries metadata after ';', which is not allowed here", field=kind)
         validate_path(f"{kind} metadata", metadata, 1, MAX_JOURNAL_BYTES)
     validate_path(kind, journal, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
     return name
@@ -159,6 +159,6 @@ def validate_shard_id(shard_id: str, *, kind: str = "shard id") -> str:
     return validate_token(kind, shard_id, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
     """The value quoted for an error message, cut when it is very long."""
     return repr(value) if len(value) <= 120 else repr(value[:100]) + "…"

@@ -8,6 +8,10 @@ Gazette evaluates these with Go's text/template. Coranto evaluates the part of t
 references, their methods, `printf`, `print`, `|`, parentheses, comments and `{{-`/`-}}`. A template that uses
 anything else (`if`, `range`, variables, other functions) is refused when its spec is validated, never later.
 
+Templates come from whoever may apply a spec, so that reading one takes time in proportion to its length: the text is
+walked through once, and no expression is tried a second time. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH bound what
+one can ask for.
+
 =============================================  ==========================================================
 reference                                      value
 =============================================  ==========================================================
@@ -25,9 +29,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from coranto import labels
 from coranto.errors import InvalidInput
@@ -36,6 +41,14 @@ from coranto.go_time import day_of_year, format_time, month_name, weekday_name
 from coranto.names import MAX_JOURNAL_BYTES, validate_path
 from coranto.wire import protocol_pb2 as pb
 
+MAX_TEMPLATE_BYTES: Final = 4096
+"""Length of a template, in UTF-8. A postfix has at most 512 bytes."""
+MAX_DEPTH: Final = 16
+"""Parentheses within each other."""
+MAX_WIDTH: Final = 64
+"""Width of a verb of printf."""
+_MAX_INTEGER_DIGITS: Final = 18
+
 _FIELD = "path_postfix_template"
 
 
@@ -43,8 +56,13 @@ class PostfixTemplate:
     """A template that has been parsed and tried on an empty fragment."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidInput when `text` isn't a template, or uses what Coranto doesn't evaluate."""
+        """Raises InvalidInput when `text` isn't a template, is too long, or uses what Coranto doesn't evaluate."""
         self.text = text
+        if len(text.encode()) > MAX_TEMPLATE_BYTES:
+            raise InvalidInput(
+                f"the template {text[:60]!r}… has {len(text.encode())} bytes; it may have {MAX_TEMPLATE_BYTES}",
+                field=_FIELD,
+            )
         try:
             self._parts = _parse(text)
             nothing = Fragment("", 0, 0, ZERO_SUM, Codec.NONE)
@@ -220,38 +238,55 @@ class _Pipeline:
 
 _Expression = _Literal | _Reference | _Call | _Pipeline
 
-_VERB = re.compile(r"%(?:%|(?P<flags>[-0]*)(?P<width>[0-9]*)(?P<verb>[a-zA-Z]))")
-
 
 def _printf(template: str, values: Sequence[_Value]) -> str:
     remaining = list(values)
-
-    def verb(found: re.Match[str]) -> str:
-        if found[0] == "%%":
-            return "%"
-        if not remaining:
+    pieces: list[str] = []
+    position = 0
+    while (verb := template.find("%", position)) >= 0:
+        pieces.append(template[position:verb])
+        flags, width, kind, position = _read_verb(template, verb + 1)
+        if kind == "%" and position == verb + 2:
+            pieces.append("%")
+        elif not ("a" <= kind.lower() <= "z"):  # Not a verb: the sign stands for itself.
+            position = verb + 1
+            pieces.append("%")
+        elif not remaining:
             raise _TemplateError(f"printf {template!r} has more verbs than values")
-        value, kind = remaining.pop(0), found["verb"]
-        if kind in "dxX" and isinstance(value, int):
-            return f"%{found['flags']}{found['width']}{kind}" % int(value)
-        if kind == "v" or (kind == "s" and isinstance(value, str | _Named)):
-            return f"%{found['flags'].replace('0', '')}{found['width']}s" % (value,)
-        raise _TemplateError(f"printf {template!r} cannot write {value!r} with %{kind}; use %s, %v, %d or %x")
-
-    result = _VERB.sub(verb, template)
+        else:
+            pieces.append(_write_value(template, flags, width, kind, remaining.pop(0)))
     if remaining:
         raise _TemplateError(f"printf {template!r} has fewer verbs than values")
-    return result
+    return "".join((*pieces, template[position:]))
+
+
+def _read_verb(template: str, position: int) -> tuple[str, str, str, int]:
+    """Flags, width and letter of the verb whose sign is just before `position`, and where it ends."""
+    begin = position
+    while position < len(template) and template[position] in "-0":
+        position += 1
+    middle = position
+    while position < len(template) and template[position] in "0123456789":
+        position += 1
+    return template[begin:middle], template[middle:position], template[position : position + 1], position + 1
+
+
+def _write_value(template: str, flags: str, width: str, kind: str, value: _Value) -> str:
+    if len(width) > len(str(MAX_WIDTH)) or int(width or 0) > MAX_WIDTH:
+        raise _TemplateError(f"printf {template!r} asks for a width above {MAX_WIDTH}")
+    flags = "".join(dict.fromkeys(flags))
+    if kind in "dxX" and isinstance(value, int):
+        return f"%{flags}{width}{kind}" % int(value)
+    if kind == "v" or (kind == "s" and isinstance(value, str | _Named)):
+        return f"%{flags.replace('0', '')}{width}s" % (value,)
+    raise _TemplateError(f"printf {template!r} cannot write {value!r} with %{kind}; use %s, %v, %d or %x")
 
 
 # ----------------------------------------------------------------------------------------------------------- parsing
 
-_ACTION = re.compile(
-    r"\{\{(?P<left>-(?=\s))?(?P<body>(?:\"(?:\\.|[^\"\\])*\"|`[^`]*`|(?!\}\}).)*?)(?P<right>(?<=\s)-)?\}\}", re.S
-)
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>"(?:\\.|[^"\\\n])*"|`[^`]*`)|(?P<number>-?[0-9]+)(?![0-9A-Za-z_.])"""
-    r"""|(?P<chain>(?:\.[A-Za-z_][0-9A-Za-z_]*)+)|(?P<word>[A-Za-z_][0-9A-Za-z_]*)|(?P<mark>[|()]))"""
+    r"""\s*+(?:(?P<text>"(?:\\.|[^"\\\n])*+"|`[^`]*+`)|(?P<number>-?+[0-9]++)(?![0-9A-Za-z_.])"""
+    r"""|(?P<chain>(?:\.[A-Za-z_][0-9A-Za-z_]*+)++)|(?P<word>[A-Za-z_][0-9A-Za-z_]*+)|(?P<mark>[|()]))"""
 )
 _FUNCTIONS = ("printf", "print")
 
@@ -259,25 +294,83 @@ _FUNCTIONS = ("printf", "print")
 def _parse(text: str) -> list[str | _Expression]:
     parts: list[str | _Expression] = []
     position, trim = 0, False
-    for action in _ACTION.finditer(text):
-        literal = text[position : action.start()]
+    for action in _actions(text):
+        literal = text[position : action.begin]
         literal = literal.lstrip() if trim else literal
-        literal = literal.rstrip() if action["left"] else literal
-        _check_literal(literal)
-        parts.append(literal)
-        body = action["body"].strip()
-        if not (body.startswith("/*") and body.endswith("*/")):
-            parts.append(_Parser(body).pipeline(until=""))
-        position, trim = action.end(), bool(action["right"])
+        parts.append(literal.rstrip() if action.trims_left else literal)
+        if action.body:
+            parts.append(_Parser(action.body).pipeline(until=""))
+        position, trim = action.end, action.trims_right
     rest = text[position:]
-    _check_literal(rest)
     parts.append(rest.lstrip() if trim else rest)
     return parts
 
 
-def _check_literal(literal: str) -> None:
-    if "{{" in literal:
-        raise _TemplateError("an action is not closed with }}")
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """One `{{…}}`: its place in the text, what is in it (nothing, of a comment), and whether spaces around it go."""
+
+    begin: int
+    end: int
+    body: str
+    trims_left: bool
+    trims_right: bool
+
+
+def _actions(text: str) -> Iterator[_Action]:
+    position = 0
+    while (begin := text.find("{{", position)) >= 0:
+        inside = begin + 2
+        trims_left = text[inside : inside + 1] == "-" and text[inside + 1 : inside + 2].isspace()
+        inside += trims_left
+        comment = _skip_spaces(text, inside)
+        if is_comment := text.startswith("/*", comment):
+            close = text.find("*/", comment + 2)
+            if close < 0:
+                raise _TemplateError("a comment is not closed with */")
+            close += 2
+        else:
+            close = inside
+        close = _find_close(text, close)
+        trims_right = text[close] == "-"
+        position = close + 2 + trims_right
+        body = text[inside:close].strip()
+        if is_comment:
+            if not body.endswith("*/"):
+                raise _TemplateError(f"a comment must be alone in its action, and {body[-20:]!r} is not")
+            body = ""
+        elif not body:
+            raise _TemplateError("a value is missing in {{}}")
+        yield _Action(begin, position, body, trims_left, trims_right)
+
+
+def _find_close(text: str, position: int) -> int:
+    """Where the `}}` or ` -}}` is that closes an action; those within quotes do not."""
+    while position < len(text):
+        char = text[position]
+        if text.startswith("}}", position):
+            return position
+        if char == "-" and text.startswith("-}}", position) and text[position - 1].isspace():
+            return position
+        position = _end_of_quote(text, position) if char in '"`' else position + 1
+    raise _TemplateError("an action is not closed with }}")
+
+
+def _end_of_quote(text: str, position: int) -> int:
+    """Where the quoted text ends that begins here."""
+    quote = text[position]
+    position += 1
+    while position < len(text) and text[position] != quote:
+        position += 2 if quote == '"' and text[position] == "\\" else 1
+    if position >= len(text):
+        raise _TemplateError(f"a quoted text is not closed with {quote}")
+    return position + 1
+
+
+def _skip_spaces(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 class _Parser:
@@ -287,8 +380,10 @@ class _Parser:
         self._body = body
         self._position = 0
 
-    def pipeline(self, until: str) -> _Expression:
+    def pipeline(self, until: str, depth: int = 0) -> _Expression:
         """Commands up to the mark `until`, which is consumed; the empty mark is the end."""
+        if depth > MAX_DEPTH:
+            raise _TemplateError(f"parentheses are nested deeper than {MAX_DEPTH}")
         commands: list[_Expression] = []
         arguments: list[_Expression] = []
         while True:
@@ -301,11 +396,11 @@ class _Parser:
                 if token == until:
                     return commands[0] if len(commands) == 1 else _Pipeline(tuple(commands))
             elif token == "(":
-                arguments.append(self.pipeline(until=")"))
+                arguments.append(self.pipeline(until=")", depth=depth + 1))
             elif kind == "text":
                 arguments.append(_Literal(_unquote(token)))
             elif kind == "number":
-                arguments.append(_Literal(int(token)))
+                arguments.append(_Literal(_integer(token)))
             elif kind == "chain":
                 fields = tuple(token[1:].split("."))
                 # `(…).Field` refers to the group just before it, without a space.
@@ -329,7 +424,7 @@ class _Parser:
         return kind, found[kind]
 
     def _touches_group(self, token: str) -> bool:
-        return self._body[: self._position - len(token)].endswith(")")
+        return self._body.endswith(")", 0, self._position - len(token))
 
 
 def _command(arguments: list[_Expression], *, first: bool) -> _Expression:
@@ -341,6 +436,12 @@ def _command(arguments: list[_Expression], *, first: bool) -> _Expression:
     if rest or not first:
         raise _TemplateError("a constant or group cannot be given arguments")
     return head
+
+
+def _integer(token: str) -> int:
+    if len(token.lstrip("-")) > _MAX_INTEGER_DIGITS:
+        raise _TemplateError(f"the number {token[:20]}… has more than {_MAX_INTEGER_DIGITS} digits")
+    return int(token)
 
 
 def _unquote(token: str) -> str:

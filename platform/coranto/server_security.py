@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import grpc
 import structlog
 
 from coranto.auth import Keys
+from coranto.client.certificates import Reloaded, channel_credentials, check_usable, load, read_pem
 from coranto.client.config import ClientTls, is_loopback
-from coranto.client.connection import channel_credentials, read_pem
 from coranto.errors import InvalidInput
 
 _log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 
 class Secret(Protocol):
@@ -94,10 +93,18 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
         return None
     channel_credentials(peer_tls(settings))  # Find out now, rather than at the first call to a peer.
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    configurations = Reloaded(lambda: _configuration(*files), files)
+    used = configurations.get()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        before, used = used, configurations.get()
+        return used if used is not before else None
+
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(*files),
+        used,
         # The types deny it, but None stands for "no change".
-        cast(Callable[[], grpc.ServerCertificateConfiguration], _Changes(lambda: _configuration(*files), files)),
+        cast(Callable[[], grpc.ServerCertificateConfiguration], changed),
         require_client_authentication=settings.tls_client_ca is not None,
     )
 
@@ -107,15 +114,12 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    current = _context(*files)
-    changed = _Changes(lambda: _context(*files), files)
+    contexts = Reloaded(lambda: _context(*files), files)
 
     def take_up_changes(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
-        nonlocal current
-        current = changed() or current
-        connection.context = current
+        connection.context = contexts.get()
 
-    asked = current
+    asked = contexts.get()
     asked.sni_callback = take_up_changes
     return asked
 
@@ -153,6 +157,7 @@ def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> Non
 
 def _configuration(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
     pair = read_pem(key), read_pem(cert)
+    check_usable(client_ca, cert, key)
     return grpc.ssl_server_certificate_configuration([pair], read_pem(client_ca) if client_ca is not None else None)
 
 
@@ -160,36 +165,7 @@ def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(cert, key)
-        if client_ca is not None:
-            context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except ssl.SSLError as error:
-        raise InvalidInput(f"{cert} and {key} cannot be used: {error.reason}", field="TLS") from None
+    load(context, client_ca, cert, key)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-class _Changes(Generic[T]):
-    """Files that may change: called, it gives what `make` makes of them now, or None while the last one is good."""
-
-    def __init__(self, make: Callable[[], T], files: Iterable[Path | None]) -> None:
-        self._make = make
-        self._files = [path for path in files if path is not None]
-        self._seen = self._stamps()
-
-    def __call__(self) -> T | None:
-        try:
-            now = self._stamps()
-            if now == self._seen:
-                return None
-            made = self._make()
-        except (OSError, InvalidInput) as error:
-            _log.warning("certificates cannot be read again; the last ones stay", error=str(error))
-            return None
-        self._seen = now
-        _log.info("took up changed certificates", cert=str(self._files[0]))
-        return made
-
-    def _stamps(self) -> list[tuple[int, int]]:
-        return [(status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in self._files)]

@@ -41,6 +41,15 @@ MAX_REFRESH_SECONDS: Final = 24 * 3600
 MIN_FLUSH_SECONDS: Final = 60
 MAX_JOURNAL_LIMIT: Final = 1 << 17
 MAX_FRAGMENTS_PAGE: Final = 10_000
+MAX_LABELS: Final = 1024
+"""Labels of a spec that is applied."""
+MAX_STORES: Final = 32
+"""Stores of a spec that is applied."""
+MAX_SPEC_BYTES: Final = 256 << 10
+"""Size of a spec that is applied. Every broker holds all of them in memory."""
+MAX_SELECTOR_LABELS: Final = 1 << 14
+"""Labels on each side of a request's selector."""
+MAX_SIGNATURE_SECONDS: Final = 366 * 24 * 3600
 ANY_REVISION: Final = -1
 """Expected revision of a change that applies whatever the present revision is."""
 
@@ -242,6 +251,20 @@ def _fragment_spec(fragment: pb.JournalSpec.Fragment) -> None:
         raise InvalidInput(f"{flush} s is neither 0 nor at least {MIN_FLUSH_SECONDS} s", field="flush_interval")
 
 
+def _bounded_spec(spec: pb.JournalSpec) -> None:
+    """What specs may take up that are to be applied. Those that are in etcd already are only read."""
+    _between("labels", len(spec.labels.labels), 0, MAX_LABELS, " labels")
+    _between("fragment.stores", len(spec.fragment.stores), 0, MAX_STORES, " stores")
+    if spec.ByteSize() > MAX_SPEC_BYTES:
+        raise InvalidInput(f"the spec has {spec.ByteSize()} bytes; it may have {MAX_SPEC_BYTES}")
+
+
+def _selector(selector: pb.LabelSelector) -> None:
+    for side in ("include", "exclude"):
+        _between(side, len(getattr(selector, side).labels), 0, MAX_SELECTOR_LABELS, " labels")
+    labels.validate_selector(selector)
+
+
 def _process_spec(spec: pb.ProcessSpec) -> None:
     _within("id", validate_process_id, spec.id)
     validate_endpoint(spec.endpoint)
@@ -356,7 +379,7 @@ def _append_request(request: pb.AppendRequest) -> None:
     _at_least("offset", request.offset, 0)
     if request.content:
         _absent(request, "content", why="beside a journal: content follows in messages of its own")
-    _optional(request, "check_registers", labels.validate_selector)
+    _optional(request, "check_registers", _selector)
     _optional(request, "union_registers", _label_set)
     _optional(request, "subtract_registers", _label_set)
     if request.suspend:  # 0 is one.
@@ -422,7 +445,7 @@ def _replicate_response(response: pb.ReplicateResponse) -> None:
 
 
 def _list_request(request: pb.ListRequest) -> None:
-    _within("selector", labels.validate_selector, request.selector)
+    _within("selector", _selector, request.selector)
     labels.rewrite_legacy_prefix(request.selector)
     _optional(request, "watch_resume", _header)
 
@@ -450,6 +473,7 @@ def _change(change: pb.ApplyRequest.Change) -> None:
         if change.expect_mod_revision != ANY_REVISION:
             _at_least("expect_mod_revision", change.expect_mod_revision, 1)
         return
+    _within("upsert", _bounded_spec, change.upsert)
     _within("upsert", _journal_spec, change.upsert)
     if change.expect_mod_revision != ANY_REVISION:
         _at_least("expect_mod_revision", change.expect_mod_revision, 0)
@@ -471,8 +495,13 @@ def _fragments_request(request: pb.FragmentsRequest) -> None:
         )
     _at_least("next_page_token", request.next_page_token, 0)
     _between("page_limit", request.page_limit, 0, MAX_FRAGMENTS_PAGE)
-    if request.HasField("signatureTTL") and duration_seconds(request.signatureTTL) <= 0:
+    if not request.HasField("signatureTTL"):
+        return
+    seconds = duration_seconds(request.signatureTTL)
+    if seconds <= 0:
         raise InvalidInput("must be longer than 0 s", field="signatureTTL")
+    if seconds > MAX_SIGNATURE_SECONDS:
+        raise InvalidInput(f"{seconds:g} s is more than {MAX_SIGNATURE_SECONDS} s", field="signatureTTL")
 
 
 def _fragments_response(response: pb.FragmentsResponse) -> None:
@@ -517,5 +546,5 @@ _CHECKS: dict[type[Message], Callable[[Any], None]] = {
     pb.Header: _header,
     pb.Fragment: _fragment,
     pb.LabelSet: _label_set,
-    pb.LabelSelector: labels.validate_selector,
+    pb.LabelSelector: _selector,
 }

@@ -13,30 +13,48 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 
-_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)(?:: (?!<)([^\n]*))?")
-_IN_XML: Final = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?")
-_OF_REMOVAL: Final = re.compile(r"failed for key .*: (.*) \(code: (\w+)\)")
+# Texts hold what a store answered, which may be anything: no pattern takes more than one pass over them.
+_STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]++)(?:: (?!<)([^\n]*+))?+")
+_IN_XML: Final = re.compile(r"<Code>([^<]++)</Code>(?:\s*+<Message>([^<]*+)</Message>)?+")
+_PLAIN_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_NO_CONNECTION: Final = re.compile(r"kind: Connect\b.*", re.DOTALL)
-_WHY_NO_CONNECTION: Final = (re.compile(r'message: "([^"]*)"'), re.compile(r'ConnectError\(\s*"([^"]*)"'))
+_NO_CONNECTION: Final = re.compile(r"kind: Connect\b.*+", re.DOTALL)
+_WHY_NO_CONNECTION: Final = (re.compile(r'message: "([^"]*+)"'), re.compile(r'ConnectError\(\s*+"([^"]*+)"'))
 _MOST_WORDS: Final = 300
+_MOST_TEXT: Final = 16_384
 
 
 def store_error(action: str, subject: str, url: str, error: Exception) -> StoreError:
-    """The error to raise for one that the store library raised on `action` (such as "put") of `subject`."""
-    text = str(error)
+    """The error to raise for one that the store library raised on `action` (such as "put") of `subject`.
+
+    Its message quotes the store. Its `kind` does not: whoever has a broker talk to a store is not to read by it what
+    the broker can reach.
+    """
+    text = str(error)[:_MOST_TEXT]
     status, code, words = _words(text)
+    what, advice = f"cannot {action} {subject} in {url}", ""
     denied = isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError)
+    made: type[StoreError] = StoreError
     if code in _NO_BUCKET or (isinstance(error, FileNotFoundError) and action == "put" and status == "404"):
-        what = "container" if url.startswith("azure") else "bucket"
-        return StoreError(f"cannot {action} {subject} in {url}: there is no such {what} ({code or status}). Create it.")
+        kind = "container" if url.startswith("azure") else "bucket"
+        return StoreError(f"{what}: there is no such {kind} ({code or status}). Create it.")
     if isinstance(error, FileNotFoundError):
         return FragmentNotFound(f"{url} has no {subject}")
     if denied or status in ("401", "403") or code == "AccessDenied":
-        return StoreDenied(
-            f"cannot {action} {subject} in {url}: {words}. Check the store's credentials and what they are granted."
-        )
-    return StoreError(f"cannot {action} {subject} in {url}: {words}")
+        made, advice = StoreDenied, ". Check the store's credentials and what they are granted."
+    return made(f"{what}: {words}{advice}", kind=f"{what}: {_kind(error, text, status, code)}{advice}")
+
+
+def _kind(error: Exception, text: str, status: str, code: str) -> str:
+    """What failed, by the status and code of an answer and nothing else of it."""
+    parts = [code if _PLAIN_CODE.fullmatch(code) else "", status]
+    if told := " ".join(filter(None, parts)):
+        return told
+    if _NO_CONNECTION.search(text):
+        return "no connection to the service"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}; the log of whoever called the store says more"
 
 
 def _words(text: str) -> tuple[str, str, str]:
@@ -49,8 +67,8 @@ def _words(text: str) -> tuple[str, str, str]:
         # Azure goes on with the request's id and time, on lines of their own.
         message = message.strip().split("\n", 1)[0]
         return status, code, f"{code}: {message.rstrip('.')} ({status} {reason})" if message else f"{code} ({status})"
-    if found := _OF_REMOVAL.search(first_line):
-        message, code = found.groups()
+    if of_removal := _of_removal(first_line):
+        code, message = of_removal
         return status, code, f"{code}: {message}"
     if found := _NO_CONNECTION.search(text):
         why = next((match[1] for each in _WHY_NO_CONNECTION if (match := each.search(found[0]))), "")
@@ -58,3 +76,12 @@ def _words(text: str) -> tuple[str, str, str]:
     if status:
         return status, "", f"{status} {reason}{f': {body[:_MOST_WORDS].strip()}' if body.strip() else ''}"
     return "", "", first_line or "unknown failure"
+
+
+def _of_removal(line: str) -> tuple[str, str] | None:
+    """Code and message of `… failed for key <key>: <message> (code: <code>)…`; None for another line."""
+    _, found, rest = line.partition("failed for key ")
+    rest, _, code = rest.rpartition(" (code: ")
+    code, closed, _ = code.partition(")")
+    message = rest.rpartition(": ")[2]
+    return (code, message) if found and closed and code and message else None

@@ -11,7 +11,10 @@ URL                                                query arguments (`find` and `
 =================================================  ==========================================================
 
 The path must end in `/`. An object's key is the prefix followed by the fragment's content path, in which the first
-occurrence of `find` is replaced by `replace`.
+occurrence of `find` is replaced by `replace`. The result must be a clean path, so that no key leads out of the prefix.
+
+URLs come from whoever may apply specs. What becomes part of a service's address (buckets, accounts, tenants, regions)
+is therefore taken only where it cannot change whose address that is.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from coranto.errors import InvalidInput
+from coranto.names import is_clean_path
 
 SCHEMES: Final = ("file", "s3", "gs", "azure", "azure-ad")
 
@@ -33,6 +37,17 @@ _OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "azure": _REWRITER,
     "azure-ad": _REWRITER,
 }
+MAX_URL_BYTES: Final = 4096
+MAX_KEY_BYTES: Final = 4096
+_MAX_ARGUMENTS: Final = 16
+_ALPHANUMERIC: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+_IN_ADDRESSES: Final[Mapping[str, frozenset[str]]] = {
+    "bucket": _ALPHANUMERIC | frozenset("-._$:"),
+    "region": _ALPHANUMERIC | frozenset("-"),
+    "account": _ALPHANUMERIC | frozenset("-"),
+    "tenant": _ALPHANUMERIC | frozenset("-."),
+}
+_MAX_IN_ADDRESSES: Final = 255
 _AUTHORITY: Final[Mapping[str, str]] = {
     "s3": "bucket",
     "gs": "bucket",
@@ -60,10 +75,30 @@ class StoreUrl:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, content_path: str) -> str:
-        """The object's key for a path that begins with a journal's name."""
-        if self.find:
-            content_path = content_path.replace(self.find, self.replace, 1)
-        return self.prefix + content_path
+        """The object's key for a path that begins with a journal's name. One that ends in `/` stands for a folder.
+
+        Raises InvalidInput when `find` and `replace` make something else of it than a path below the prefix.
+        """
+        if not self.find:
+            return self.prefix + content_path
+        path = content_path.replace(self.find, self.replace, 1)
+        if content_path.endswith("/") and path in ("", "/"):
+            return self.prefix
+        bare = path.removesuffix("/") if content_path.endswith("/") else path
+        if bare.startswith("/") or not is_clean_path(bare) or not bare.isprintable() or "\\" in bare:
+            raise InvalidInput(
+                f"{self.text!r} makes {path!r} of {content_path!r}; a key must be a clean path below the store's own, "
+                "without empty, '.' and '..' parts",
+                field="store",
+            )
+        if len(bare.encode()) > MAX_KEY_BYTES:
+            raise InvalidInput(f"{self.text!r} makes keys of more than {MAX_KEY_BYTES} bytes", field="store")
+        return self.prefix + path
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether keys may lie outside of the folder that has the journal's name."""
+        return bool(self.find)
 
 
 def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
@@ -71,9 +106,13 @@ def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
 
     Without `check_options`, query arguments that this version doesn't know are left out instead of refused.
     """
+    if len(text.encode()) > MAX_URL_BYTES:
+        raise InvalidInput(f"{text[:100]!r}… is longer than {MAX_URL_BYTES} bytes", field="store")
     try:
         parts = urlsplit(text)
-        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        query = parse_qsl(
+            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=_MAX_ARGUMENTS
+        )
     except ValueError as err:
         raise InvalidInput(f"{text!r} is not a URL: {err}", field="store") from err
     scheme = parts.scheme
@@ -100,7 +139,13 @@ def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
             raise InvalidInput(f"{text!r} must be azure-ad://tenant/account/container/prefix/", field="store")
     if any(part in ("", ".", "..") for part in prefix.split("/")[:-1]):
         raise InvalidInput(f"the path of {text!r} has an empty, '.' or '..' part", field="store")
+    if not prefix.isprintable() or "\\" in prefix:
+        raise InvalidInput(f"the path of {text!r} has a character that no key may have", field="store")
     options = _options(text, scheme, query, check=check_options)
+    named = {"bucket": bucket, "account": account, "tenant": tenant, "region": options.get("region", "")}
+    for kind, value in named.items():
+        if not set(value) <= _IN_ADDRESSES[kind] or len(value) > _MAX_IN_ADDRESSES:
+            raise InvalidInput(f"{text!r} has the {kind} {value!r}, which cannot be part of an address", field="store")
     return StoreUrl(
         text=text,
         scheme=scheme,

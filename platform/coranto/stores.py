@@ -7,7 +7,8 @@ service is reached otherwise than at its public address, `AWS_ENDPOINT_URL` (or 
 `AZURE_ENDPOINT` says where; without TLS when that begins with `http://`.
 
 A `file:///prefix/` store is rooted at the `file_root` it is opened with, so that one URL means one store on each
-machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason.
+machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason. Without a root there are
+no such stores: whoever may name a store would else have the whole file system.
 
 Errors of every service arrive as `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
 """
@@ -35,10 +36,11 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from coranto import aws_profile
-from coranto.codecs import decompress
+from coranto.codecs import check_file_length, decompress
 from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.journal_folders import MARKER, MARKER_TEXT, Listing, Names, StoredFile, no_names, sort_out
+from coranto.store_endpoints import AllowedEndpoints, first_of_environment
 from coranto.store_errors import store_error
 from coranto.store_urls import StoreUrl, parse_store_url
 
@@ -111,7 +113,10 @@ class FragmentStore(ABC):
 
     @abstractmethod
     async def get(self, fragment: Fragment) -> bytes:
-        """The fragment's file as stored. Raises FragmentNotFound or StoreError."""
+        """The fragment's file as stored. Raises FragmentNotFound and StoreError.
+
+        Also CorruptFragment, for a file that is far longer than the fragment's content, of which no more is taken.
+        """
 
     async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
         """The fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
@@ -202,14 +207,26 @@ class ObjectStoreFragments(FragmentStore):
 
     async def get(self, fragment: Fragment) -> bytes:
         with self._errors("get", fragment.content_path):
+            content = bytearray()
             result = await obstore.get_async(self._store, self._key(fragment))
-            return bytes(await result.bytes_async())
+            self._check_length(fragment, int(result.meta["size"]))
+            async for piece in result.stream(min_chunk_size=_STREAM_BYTES):
+                content += piece
+                self._check_length(fragment, len(content))
+            return bytes(content)
 
     async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
         with self._errors("get", fragment.content_path):
             result = await obstore.get_async(self._store, self._key(fragment))
             async for piece in result.stream(min_chunk_size=_STREAM_BYTES):
                 yield bytes(piece)
+
+    def _check_length(self, fragment: Fragment, length: int) -> None:
+        """A store that is not honest may send without end. Nothing but a fragment is taken from it."""
+        try:
+            check_file_length(fragment.length, length)
+        except CorruptFragment as err:
+            raise CorruptFragment(f"{fragment.content_path} in {self.url}: {err}") from err
 
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
         with self._errors("sign", fragment.content_path):
@@ -287,17 +304,20 @@ class FileFragments(ObjectStoreFragments):
         return self.sign(fragment, ttl_seconds)
 
 
-def open_store(url: str, *, file_root: Path | None = None) -> FragmentStore:
+def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> FragmentStore:
     """The store of a URL. Nothing is read or written yet, so a store that cannot be reached is found out later.
 
-    `file_root` roots `file://` stores; without it their paths are those of the machine.
+    `file_root` roots `file://` stores, which are refused without it. `endpoints` are the addresses that the URL may
+    name; None, for a URL that its user wrote, allows any.
     Raises InvalidInput when the URL, its arguments or the credentials it needs are not as they must be.
     """
     parsed = parse_store_url(url)
+    if endpoints is not None:
+        endpoints.require(parsed)
     _leave_gently()
     try:
         if parsed.scheme == "file":
-            root = _root(file_root)
+            root = _require_root(url, file_root)
             root.mkdir(parents=True, exist_ok=True)
             return FileFragments(parsed, root)
         if parsed.scheme == "s3":
@@ -333,7 +353,7 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
         config |= {"access_key_id": profile.access_key_id, "secret_access_key": profile.secret_access_key}
         if profile.session_token:
             config["session_token"] = profile.session_token
-    endpoint = url.options.get("endpoint") or _first_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoint = url.options.get("endpoint") or first_of_environment()
     if endpoint:
         # An endpoint of one's own rarely has a host name per bucket.
         config |= {"endpoint": endpoint, "virtual_hosted_style_request": False, **_plain_if(endpoint)}
@@ -389,25 +409,43 @@ MAX_OPEN_STORES: Final = 256
 
 
 class StoreRegistry:
-    """The stores in use, each opened once, but that the first goes where there are more than MAX_OPEN_STORES."""
+    """The stores in use, each opened once, but that the first goes where there are more than MAX_OPEN_STORES.
 
-    def __init__(self, file_root: Path | None = None) -> None:
+    Their URLs are others': they come out of specs.
+    """
+
+    def __init__(self, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> None:
+        """`endpoints` are the addresses that URLs may name; by default what the environment allows."""
         self.file_root = file_root
+        self._endpoints = endpoints if endpoints is not None else AllowedEndpoints()
         self._stores: dict[str, FragmentStore] = {}
 
     def get(self, url: str) -> FragmentStore:
         """The store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
         store = self._stores.get(url)
         if store is None:
-            store = open_store(url, file_root=self.file_root)
+            store = open_store(url, file_root=self.file_root, endpoints=self._endpoints)
             while len(self._stores) >= MAX_OPEN_STORES:
                 self._stores.pop(next(iter(self._stores)), None)
             self._stores[url] = store
         return store
 
+    def check(self, url: str) -> None:
+        """Raises InvalidInput for a URL whose store may not be opened here, whatever its credentials."""
+        parsed = parse_store_url(url)
+        self._endpoints.require(parsed)
+        if parsed.scheme == "file":
+            _require_root(url, self.file_root)
 
-def _root(file_root: Path | None) -> Path:
-    return Path("/") if file_root is None else file_root
+
+def _require_root(url: str, file_root: Path | None) -> Path:
+    if file_root is None:
+        raise InvalidInput(
+            f"{url!r} is below a folder of this machine, and nothing says which: give brokers --file-root, and "
+            "commands and jobs that read files themselves $CORANTO_FILE_ROOT",
+            field="store",
+        )
+    return file_root
 
 
 def _create_partial(target: Path) -> Path:

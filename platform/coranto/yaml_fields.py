@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import yaml
 from google.protobuf.duration_pb2 import Duration
@@ -17,7 +17,15 @@ from coranto.durations import format_duration, parse_duration
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
+MAX_CHARACTERS: Final = 64 << 20
+MAX_NODES: Final = 5_000_000
+"""A tree of many journals has some ten for each."""
+
 DocumentT = TypeVar("DocumentT")
+
+_MAX_FLOW_DEPTH: Final = 200
+_MAX_INTEGER_CHARACTERS: Final = 100
+_TOO_LARGE: Final = 1 << 63
 
 Value = int | str | tuple[str, ...]
 
@@ -55,9 +63,12 @@ def read_integer(node: yaml.Node) -> int:
     if not text:
         return 0
     try:
-        return int(text.replace("_", ""), 0)
+        value = int(text.replace("_", ""), 0) if len(text) <= _MAX_INTEGER_CHARACTERS else _TOO_LARGE
     except ValueError:
         raise line_error(line_of(node), f"{text!r} is not a whole number") from None
+    if not -_TOO_LARGE <= value < _TOO_LARGE:
+        raise line_error(line_of(node), f"{text[:40]!r} does not fit into 64 bits")
+    return value
 
 
 def read_flag(node: yaml.Node) -> bool:
@@ -93,7 +104,10 @@ def _read_enum(enum: Any) -> Callable[[yaml.Node], int]:
 
 
 def _put_plain(message: Any, name: str, value: Any) -> None:
-    setattr(message, name, value)
+    try:
+        setattr(message, name, value)
+    except ValueError:
+        raise InvalidInput(f"{value} does not fit", field=name) from None
 
 
 INTEGER = Kind(read_integer, int, int, _put_plain)
@@ -200,22 +214,58 @@ def read_labels(node: yaml.Node | None) -> pb.LabelSet:
 
 
 def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> DocumentT | None:
-    """What `read` makes of a document's node; None for an empty document. Raises InvalidInput, also for bad YAML."""
+    """What `read` makes of a document's node; None for an empty document. Raises InvalidInput, also for bad YAML.
+
+    What aliases stand for counts each time: a short text may else stand for more nodes than anybody could read.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidInput(f"the document has {len(text)} characters; it may have {MAX_CHARACTERS}")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
     except yaml.reader.ReaderError as err:  # A character that YAML does not allow.
         line = text.count("\n", 0, err.position) + 1
         raise line_error(line, f"this is not YAML: it has the character {chr(err.character)!r}") from err
     try:
         document = loader.get_single_node()
+        if document is not None:
+            _count_nodes(document, {})
         return None if document is None or is_null(document) else read(document)
     except yaml.MarkedYAMLError as err:
         problem = f"this is not YAML: {err.problem or err.context}"
         raise (line_error(err.problem_mark.line + 1, problem) if err.problem_mark else InvalidInput(problem)) from err
     except yaml.YAMLError as err:
         raise InvalidInput(f"this is not YAML: {err}") from err
+    except RecursionError:
+        raise InvalidInput("the document is nested too deeply") from None
     finally:
         loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses lists within lists without end, before it spends time on them."""
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        if self.flow_level >= _MAX_FLOW_DEPTH:
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
+
+
+def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes a node stands for, aliases written out. Raises InvalidInput when there is no end, or none near."""
+    found = known.get(id(node))
+    if found is None:
+        known[id(node)] = -1
+        parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
+        found = 1
+        for part in parts:
+            for each in part if isinstance(part, tuple) else (part,):
+                found += _count_nodes(each, known)
+        if found > MAX_NODES:
+            raise line_error(line_of(node), f"aliases make this stand for more than {MAX_NODES} nodes")
+        known[id(node)] = found
+    if found < 0:
+        raise line_error(line_of(node), "this node refers to itself")
+    return found
 
 
 def dump_document(document: object) -> str:

@@ -321,9 +321,11 @@ async def test_changes_of_journals_stay_within_scope(
         # One change out of scope stops them all.
         assert await apply(calls, team_b, upsert(of_team("team-b/2", "b")), upsert(of_team("team-a/2", "a"))) is DENIED
         assert await calls.List(token()) == [J, OTHER]
-        # Whether to delete is decided by the name alone.
-        assert await apply(calls, team_b, delete(OTHER)) is DENIED
+        # What is deleted must be in scope, by all that the scope is about.
+        assert await apply(calls, team_b, delete(J)) is DENIED
+        assert await apply(calls, team_b, delete("team-b/no-such")) is DENIED
         assert await apply(calls, token(Capability.APPLY, "name:prefix=team-a/"), delete(OTHER)) is DENIED
+        assert await apply(calls, token(Capability.APPLY, "name:prefix=team-b/,team!=b"), delete(OTHER)) is DENIED
         assert await apply(calls, token(Capability.APPLY, "name:prefix=team-b/"), delete(OTHER)) == pb.OK
         assert await calls.List(token()) == [J]
 

@@ -255,8 +255,8 @@ children:
         (tree_of(name="a/one", replication=9), "line 1: a/one: replication: 9 is not between 1 and 5"),
         (tree_of(name="a/one", fragment={}), "a/one: fragment.length: 0 bytes is not between"),
         (tree_of(name="a/one", suspend={"offset": -1}), "a/one: suspend.offset: -1 is less than 0"),
-        ("&x\nname: a/\nchildren: [*x]\n", "deeper than 64 nodes"),
-        ("name: a/one\nfragment: &x\n  <<: *x\n", "line 3: .*refers to itself"),
+        ("&x\nname: a/\nchildren: [*x]\n", "refers to itself"),
+        ("name: a/one\nfragment: &x\n  <<: *x\n", "line 2: .*refers to itself"),
     ],
 )
 def test_trees_that_are_refused(text: str, problem: str) -> None:
@@ -286,3 +286,22 @@ children:
 def test_no_code_runs() -> None:
     with pytest.raises(InvalidInput):
         parse_tree("name: !!python/object/apply:os.system [echo]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[" * 50_000, "nested too deeply"),
+        ("{a: " * 50_000, "nested too deeply"),
+        (
+            "- &a0 {name: a}\n" + "".join(f"- &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
+            "more than 5000000 nodes",
+        ),
+        ("- &a0 {name: a}\n" + "".join(f"- &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60)), "more than"),
+        ("name: a/b\nreplication: 99999999999\n", "line 1: a/b: replication: 99999999999 does not fit"),
+        ("name: a/b\nreplication: " + "9" * 5000, "line 2: .*64 bits"),
+    ],
+)
+def test_what_is_too_much_for_anybody_to_read_is_refused_at_once(text: str, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        parse_tree(text)

@@ -180,8 +180,10 @@ async def test_a_path_that_is_taken_by_a_file_is_a_store_error(store: FragmentSt
         await put(store, fragment_of(CONTENT))
 
 
-async def test_without_a_root_paths_are_the_machines(tmp_path: Path) -> None:
-    store = open_store(f"file://{tmp_path}/deep/")
+async def test_the_whole_machine_is_a_root_only_when_somebody_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"--file-root.*\$CORANTO_FILE_ROOT"):
+        open_store(f"file://{tmp_path}/deep/")
+    store = open_store(f"file://{tmp_path}/deep/", file_root=Path("/"))
     fragment = fragment_of(CONTENT)
     await put(store, fragment)
     assert (tmp_path / "deep" / fragment.content_path).is_file()

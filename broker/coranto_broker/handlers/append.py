@@ -12,7 +12,6 @@ import structlog
 
 from coranto.auth import Capability, Claims
 from coranto.errors import CorantoError, InvalidInput
-from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import at_once
 from coranto_broker.append_fsm import AppendFsm
@@ -24,6 +23,7 @@ from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Source, concerns, require_readable
 from coranto_broker.handlers.receiving import Inbox, Watchdog
+from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.pipeline import ReplicationFailed
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
         _refuse_first(request)
     candidate = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
     if candidate is None or candidate.after is None:
-        validate(request)
+        if not is_acceptable(broker, request, request.journal, claims):
+            header = broker.unrouted_header(broker.keyspace.state)
+            return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=header).SerializeToString()
         if not request.journal:
             _refuse_first(request)
     concerns(request.journal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,6 +27,7 @@ from coranto_broker.content import Content
 from coranto_broker.flow_control import RolledBack
 
 _log = structlog.get_logger(__name__)
+_MOST_TOLD: Final = 1500
 MessageT = TypeVar("MessageT")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -107,4 +108,10 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
     log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
     journal = {"journal": name} if (name := _concerned.get()) else {}
     log("call failed", method=method, client=context.peer(), code=code.name, error=str(error), **journal)
-    await context.abort(code, str(error))
+    await context.abort(code, told(error))
+
+
+def told(error: CorantoError | OSError) -> str:
+    """What the caller is told of an error: not what a store said, and no more than fits into the end of a call."""
+    text = error.told if isinstance(error, CorantoError) else str(error)
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"

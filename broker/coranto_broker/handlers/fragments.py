@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from coranto.auth import Capability, Claims
 from coranto.cover_set import CoverSet
-from coranto.specs import may_read, validate
+from coranto.specs import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_index import Entry
 from coranto_broker.handlers.errors import concerns
+from coranto_broker.handlers.refusals import is_acceptable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -19,7 +20,9 @@ DEFAULT_PAGE = 1000
 
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
     """List fragments, once the stores have been listed for the first time. Raises StoreError when they cannot be."""
-    validate(request)
+    if not is_acceptable(broker, request, request.journal, claims):
+        header = broker.unrouted_header(broker.keyspace.state)
+        return pb.FragmentsResponse(status=pb.JOURNAL_NOT_FOUND, header=header)
     concerns(request.journal)
     resolution = await broker.resolver.resolve(
         request.journal,

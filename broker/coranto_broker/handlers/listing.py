@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coranto import labels
 from coranto.auth import Claims
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Relation, Target
+from coranto.coordination.keyspace import Item
 from coranto.errors import InvalidInput, PermissionDenied
+from coranto.names import shown
 from coranto.specs import ANY_REVISION, validate
+from coranto.store_urls import parse_store_url
+from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
@@ -58,6 +61,7 @@ async def _send_snapshot(
 
 
 def _matching(state: JournalState, selector: pb.LabelSelector, claims: Claims) -> list[pb.ListResponse.Journal]:
+    matches = labels.matcher(selector)
     return [
         pb.ListResponse.Journal(
             spec=item.spec,
@@ -66,16 +70,17 @@ def _matching(state: JournalState, selector: pb.LabelSelector, claims: Claims) -
             route=state.route_of(item.id),
         )
         for item in state.items
-        if labels.matches(selector, labels.with_meta(item.id, item.spec.labels))
-        and claims.covers(item.id, item.spec.labels)
+        if matches(labels.with_meta(item.id, item.spec.labels)) and claims.covers(item.id, item.spec.labels)
     ]
 
 
 async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
     """Apply all changes in one transaction, and answer once this broker has read what it wrote.
 
-    Raises InvalidInput, with the name of the other, for a new journal whose name nests with another's.
+    Whoever may not make all of them is told that and no more, whatever is in them. Raises InvalidInput, with the name
+    of the other, for a new journal whose name nests with another's.
     """
+    _authorize(broker.keyspace.state, request, claims)
     validate(request)
     if len(request.changes) > MAX_TXN_OPS:
         raise InvalidInput(
@@ -85,7 +90,8 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
         )
     for _ in range(_ATTEMPTS):
         state = broker.keyspace.state
-        wanted = _transaction(state, request, claims, nesting=broker.settings.allow_nested_names)
+        _authorize(state, request, claims)  # Labels may have changed since.
+        wanted = _transaction(broker, state, request, claims)
         response = await _attempt(broker, state, wanted, claims)
         if response is not None:
             return response
@@ -103,25 +109,26 @@ class _Transaction:
     """Names that are new and must not nest."""
 
 
-def _transaction(state: JournalState, request: pb.ApplyRequest, claims: Claims, *, nesting: bool) -> _Transaction:
+def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> _Transaction:
     wanted = _Transaction()
-    for change in request.changes:
-        name = change.upsert.name if change.HasField("upsert") else change.delete
-        key = state.layout.item_key(name)
-        authorized = list(_authorized(state, key, name, change, claims))
-        wanted.compares.extend(authorized)
+    for index, change in enumerate(request.changes):
+        name = _name(change)
+        item, key = state.item(name), state.layout.item_key(name)
+        if not claims.by_name_alone:  # The labels that were judged must still be those that the journal has.
+            wanted.compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
         if change.expect_mod_revision != ANY_REVISION:
             wanted.compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
             wanted.expected[key] = change.expect_mod_revision
         if not change.HasField("upsert"):
             wanted.ops.append(Delete(key))
             continue
+        _check_new_stores(broker.stores, f"ApplyRequest.changes[{index}]", item, change.upsert)
         wanted.ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
-        if nesting:
+        if broker.settings.allow_nested_names:
             continue
         if state.entries.get(key) is None:
             wanted.created.append(name)
-        elif change.expect_mod_revision == ANY_REVISION and not authorized:  # Gone by now, it would be created.
+        elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # Gone by now, it would be created.
             wanted.compares.append(Compare(key, Target.CREATE_REVISION, 0, Relation.GREATER))
     return wanted
 
@@ -175,25 +182,64 @@ def _nesting(name: str, other: str) -> InvalidInput:
     )
 
 
-def _authorized(
-    state: JournalState, key: str, name: str, change: pb.ApplyRequest.Change, claims: Claims
-) -> Iterator[Compare]:
-    """What must hold in etcd for claims to cover a change. Raises PermissionDenied when they do not.
+def _name(change: pb.ApplyRequest.Change) -> str:
+    return change.upsert.name if change.HasField("upsert") else change.delete
 
-    A deletion is checked against the journal's name alone, an upsert against its labels too: those that it is to have
-    and, so that nobody takes a journal over by relabelling it, those that it has.
+
+def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> None:
+    """Raises PermissionDenied unless claims cover all changes. They may be malformed: that is looked at afterwards.
+
+    Claims must cover a journal as it is and as it is to be, so that nobody takes one over by relabelling it, nor
+    removes one that the claims exclude. A store that leads elsewhere than to the journal's own folder must be in use
+    already, by a journal that they cover.
     """
     if claims.covers_all:
         return
-    denied = PermissionDenied(f"the token's scope does not cover this change of {name}")
-    if not change.HasField("upsert"):
-        if not claims.covers(name):
-            raise denied
-        return
-    if not claims.covers(name, change.upsert.labels):
-        raise denied
-    if not claims.by_name_alone:
+    used: set[str] | None = None
+    for change in request.changes:
+        name = _name(change)
         item = state.item(name)
-        if item is not None and not claims.covers(name, item.spec.labels):
-            raise denied
-        yield Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0)
+        views = [item.spec.labels] if item is not None else []
+        if change.HasField("upsert"):
+            views.append(change.upsert.labels)
+        if not all(claims.covers(name, view) for view in views or [pb.LabelSet()]):
+            raise PermissionDenied(f"the token's scope does not cover this change of {shown(name)}")
+        for url in filter(_leads_elsewhere, change.upsert.fragment.stores):
+            if used is None:
+                used = {
+                    known
+                    for each in state.items
+                    if claims.covers(each.id, each.spec.labels)
+                    for known in each.spec.fragment.stores
+                }
+            if url not in used:
+                raise PermissionDenied(
+                    f"the store {shown(url)} rewrites paths or says how it is reached, and no journal that the token "
+                    "covers has it yet; to introduce it takes the capability APPLY over all journals"
+                )
+
+
+def _leads_elsewhere(url: str) -> bool:
+    """Whether a store's URL says whose files are written, at what address or as whom.
+
+    It may be malformed, which is for validation to say.
+    """
+    try:
+        parsed = parse_store_url(url, check_options=False)
+    except InvalidInput:
+        return False
+    return parsed.rewrites or not parsed.options.keys().isdisjoint(("endpoint", "profile"))
+
+
+def _check_new_stores(
+    stores: StoreRegistry, field: str, item: Item[pb.JournalSpec] | None, spec: pb.JournalSpec
+) -> None:
+    """Raises InvalidInput for stores that no broker would open. Those that the journal has already may stay."""
+    known = item.spec.fragment.stores if item is not None else ()
+    for index, url in enumerate(spec.fragment.stores):
+        try:
+            if url not in known:
+                stores.check(url)
+                parse_store_url(url).key(f"{spec.name}/")
+        except InvalidInput as error:
+            raise InvalidInput(error.message, field=f"{field}.upsert.fragment.stores[{index}]") from None

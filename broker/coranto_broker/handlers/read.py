@@ -14,11 +14,12 @@ import structlog
 from coranto.auth import Capability, Claims
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
-from coranto.specs import may_read, validate
+from coranto.specs import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_cache import Content
 from coranto_broker.fragment_index import Entry
 from coranto_broker.handlers.errors import Sink, concerns
+from coranto_broker.handlers.refusals import is_acceptable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -30,7 +31,10 @@ _log = structlog.get_logger(__name__)
 
 async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
     """Answer a read, here or through a broker that holds the journal."""
-    validate(request)
+    if not is_acceptable(broker, request, request.journal, claims):
+        header = broker.unrouted_header(broker.keyspace.state)
+        await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
+        return
     concerns(request.journal)
     resolution = await broker.resolver.resolve(
         request.journal,

@@ -12,6 +12,7 @@ from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content, ReplicateMessage
 from coranto_broker.handlers.errors import Context, concerns, next_message
+from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
 from coranto_broker.resolver import Resolution
@@ -29,8 +30,10 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     request = await next_message(context, pb.ReplicateRequest)
     if request is None:
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
-    if not isinstance(request, Content):
-        validate(request)
+    if not isinstance(request, Content) and not is_acceptable(broker, request, request.proposal.journal, claims):
+        header = broker.unrouted_header(broker.keyspace.state)
+        await context.write(pb.ReplicateResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
+        return
     if isinstance(request, Content) or not request.HasField("header") or not request.HasField("proposal"):
         raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
     concerns(request.proposal.journal)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coranto.auth import Claims
+import structlog
+
+from coranto.auth import Capability, Claims
 from coranto.errors import CorantoError, PermissionDenied
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
@@ -13,20 +15,15 @@ from coranto_broker.store_probe import probe, probe_delete
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
+_log = structlog.get_logger(__name__)
+
 
 async def serve(
     broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims
 ) -> pb.FragmentStoreHealthResponse:
-    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed.
-
-    Whose claims do not cover every journal may ask for the stores of those that they cover.
-    """
+    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed."""
+    _authorize(broker, request, claims)
     validate(request)
-    if not claims.covers_all and not any(
-        request.fragment_store in item.spec.fragment.stores and claims.covers(item.id, item.spec.labels)
-        for item in broker.keyspace.state.items
-    ):
-        raise PermissionDenied("the token covers no journal of this fragment store")
     response = pb.FragmentStoreHealthResponse(status=pb.OK, header=broker.unrouted_header(broker.keyspace.state))
     try:
         store = broker.stores.get(request.fragment_store)
@@ -35,5 +32,29 @@ async def serve(
             await probe_delete(store, request.check_delete_prefix)
     except CorantoError as error:
         response.status = pb.FRAGMENT_STORE_UNHEALTHY
-        response.store_health_error = str(error)
+        response.store_health_error = error.told
+        _log.warning("fragment store is unhealthy", store=request.fragment_store, error=str(error))
     return response
+
+
+def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims) -> None:
+    """Raises PermissionDenied unless the caller may have us use this store.
+
+    Probing writes files, to an address that the request names. Who may read journals may have that done to the stores
+    of those journals, below their folders. Everything else takes the right to apply any spec, by which a journal could
+    be made that names the store.
+    """
+    if claims.covers_all and Capability.APPLY in claims.capability:
+        return
+    journals = [
+        item.id
+        for item in broker.keyspace.state.items
+        if request.fragment_store in item.spec.fragment.stores and claims.covers(item.id, item.spec.labels)
+    ]
+    if not journals:
+        raise PermissionDenied(
+            "the token covers no journal of this fragment store, and lacks the capability APPLY over all journals"
+        )
+    prefix = request.check_delete_prefix
+    if prefix and not any(f"{journal}/".startswith(prefix) for journal in journals):
+        raise PermissionDenied("the token covers no journal of this fragment store below check_delete_prefix")

@@ -18,10 +18,14 @@ import structlog
 from aiohttp import web
 
 from coranto.auth import HEADER
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, InvalidInput
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append, read
-from coranto_broker.http.answers import AppendBody, ReadAnswer, append_answer
-from coranto_broker.http.requests import append_request, read_request
+from coranto_broker.handlers.errors import told
+from coranto_broker.handlers.refusals import is_hidden
+from coranto_broker.http.answers import AppendBody, ReadAnswer, append_answer, refusal
+from coranto_broker.http.hosts import local_only, trusts_the_machine
+from coranto_broker.http.requests import append_request, journal_of, read_request
 from coranto_broker.http.statuses import http_status
 
 if TYPE_CHECKING:
@@ -50,7 +54,8 @@ class _Caller:
 def application(broker: Broker) -> web.Application:
     """The gateway of a broker."""
     gateway = _Gateway(broker)
-    result = web.Application()
+    settings = broker.settings
+    result = web.Application(middlewares=[local_only(settings.advertise)] if trusts_the_machine(settings) else ())
     result.router.add_route("*", "/{journal:.*}", gateway.serve)
     return result
 
@@ -88,7 +93,12 @@ class _Gateway:
         try:
             async with self._broker.authorizer.admitted(METHODS[http.method], _Caller(http)) as claims:
                 ranges = http.headers.getall("Range", [])
-                request = read_request(http.raw_path, ranges, metadata_only=http.method == "HEAD")
+                try:
+                    request = read_request(http.raw_path, ranges, metadata_only=http.method == "HEAD")
+                except InvalidInput:
+                    if is_hidden(self._broker, journal_of(http.raw_path), claims):
+                        return refusal(pb.JOURNAL_NOT_FOUND, {})
+                    raise
                 answer = ReadAnswer(http, request)
                 await answer.made_by(read.serve(self._broker, request, answer, claims))
         except (CorantoError, OSError) as error:
@@ -101,7 +111,13 @@ class _Gateway:
 
     async def _append(self, http: web.Request) -> web.StreamResponse:
         async with self._broker.authorizer.admitted(METHODS[http.method], _Caller(http)) as claims:
-            body = AppendBody(http, append_request(http.raw_path), self._broker.settings.chunk_bytes)
+            try:
+                request = append_request(http.raw_path)
+            except InvalidInput:
+                if is_hidden(self._broker, journal_of(http.raw_path), claims):
+                    return refusal(pb.JOURNAL_NOT_FOUND, {})
+                raise
+            body = AppendBody(http, request, self._broker.settings.chunk_bytes)
             return append_answer(await append.serve(self._broker, body, claims))
 
     def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:
@@ -112,4 +128,4 @@ class _Gateway:
             "request failed", method=http.method, path=http.path, client=http.remote, status=status, error=str(error)
         )
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else {}
-        return web.Response(status=status, text=f"{error}\n", headers=headers)
+        return web.Response(status=status, text=f"{told(error)}\n", headers=headers)

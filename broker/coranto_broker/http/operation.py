@@ -16,11 +16,16 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from coranto_broker.http.hosts import local_only
+
 Checks = Callable[[], Mapping[str, bool]]
 
 
-def application(registry: CollectorRegistry, checks: Checks) -> web.Application:
-    """`checks` names what must hold for the broker to be ready, and whether it does."""
+def application(registry: CollectorRegistry, checks: Checks, *, local: bool = False) -> web.Application:
+    """`checks` names what must hold for the broker to be ready, and whether it does.
+
+    With `local`, requests are served only that are addressed to this machine.
+    """
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -33,6 +38,6 @@ def application(registry: CollectorRegistry, checks: Checks) -> web.Application:
     async def live(_: web.Request) -> web.Response:
         return web.json_response({"alive": True})
 
-    result = web.Application()
+    result = web.Application(middlewares=[local_only()] if local else ())
     result.add_routes([web.get("/metrics", metrics), web.get("/ready", ready), web.get("/live", live)])
     return result

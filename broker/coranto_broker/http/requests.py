@@ -62,6 +62,11 @@ def append_request(target: str) -> pb.AppendRequest:
     return request
 
 
+def journal_of(target: str) -> str:
+    """The journal that a request's path names, as far as one can tell; the request may be malformed."""
+    return unquote(target.partition("?")[0][1:])
+
+
 def _split(target: str, known: frozenset[str]) -> tuple[str, dict[str, str]]:
     path, _, query = target.partition("?")
     if not path.startswith("/"):

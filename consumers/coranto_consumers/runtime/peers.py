@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import grpc.aio
 
+from coranto.client.certificates import ChannelCertificates
 from coranto.client.channels import Channels
 from coranto.client.config import ClientTls, parse_endpoint
-from coranto.client.connection import channel_credentials
 from coranto.errors import Unavailable
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 
@@ -28,8 +28,8 @@ class ShardPeers:
 
     def __init__(self, tls: ClientTls | None = None) -> None:
         """`tls` is for `https` endpoints."""
-        self._tls = tls or ClientTls()
-        self._channels = Channels(self._open)
+        self._certificates = ChannelCertificates(tls)
+        self._channels = Channels(self._open, self._credentials)
 
     def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
         """A stub of the process at an endpoint. Raises Unavailable when that is empty: the process is gone."""
@@ -40,8 +40,12 @@ class ShardPeers:
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target = parse_endpoint(endpoint)
         if target.secure:
-            return grpc.aio.secure_channel(target.address, channel_credentials(self._tls), options=_OPTIONS)
+            return grpc.aio.secure_channel(target.address, self._certificates.get(), options=_OPTIONS)
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
+
+    def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
+        """What a channel to an endpoint is opened with; others once certificates have changed."""
+        return self._certificates.get() if endpoint.startswith("https:") else None
 
     async def close(self) -> None:
         await self._channels.close()

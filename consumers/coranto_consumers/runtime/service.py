@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -14,7 +14,7 @@ from coranto import labels
 from coranto.auth import Capability, Claims
 from coranto.authorization import TokenExpired
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target, unmodified
-from coranto.coordination.keyspace import Assignment
+from coranto.coordination.keyspace import Assignment, Item
 from coranto.errors import (
     CoordinationError,
     CorantoError,
@@ -24,8 +24,8 @@ from coranto.errors import (
     Unauthenticated,
     Unavailable,
 )
-from coranto.names import validate_shard_id
-from coranto.specs import ANY_REVISION, validate_header
+from coranto.names import shown, validate_shard_id
+from coranto.specs import ANY_REVISION, validate, validate_header
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_MOST_TOLD: Final = 1500
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
@@ -87,19 +89,19 @@ class ShardService(pc_grpc.ShardServicer):
         except CorantoError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
             _log.info("call failed", method=method, client=context.peer(), code=code.name, error=str(error))
-            await context.abort(code, str(error))
+            await context.abort(code, error.told[:_MOST_TOLD])
 
     # -- Stat ----------------------------------------------------------------------------------------------------------
 
     async def _stat(self, request: pc.StatRequest, claims: Claims) -> pc.StatResponse:
         """How far a shard has come, once it has read through what the request says. The primary answers."""
-        validate_shard_id(request.shard)
         proxied = request.HasField("header")
-        if proxied:
-            validate_header(request.header)
-        for journal, offset in request.read_through.items():
-            if offset < 0:
-                raise InvalidInput(f"{offset} is below 0", field=f"read_through[{journal}]")
+        try:
+            _validate_stat(request)
+        except InvalidInput:
+            if not self._is_hidden(request.shard, claims):
+                raise
+            return pc.StatResponse(status=pc.SHARD_NOT_FOUND, header=self._process.unrouted_header())
         found = await self._process.resolver.resolve(
             request.shard, claims, may_proxy=not proxied, proxy_header=request.header if proxied else None
         )
@@ -117,6 +119,11 @@ class ShardService(pc_grpc.ShardServicer):
         response.publish_at.update(found.replica.progress.publish_at)
         return response
 
+    def _is_hidden(self, shard: str, claims: Claims) -> bool:
+        """Whether the caller is told that there is no such shard, whatever else it asks."""
+        item = self._process.keyspace.state.item(shard)
+        return not claims.covers_all and (item is None or not covers(claims, item.spec))
+
     async def _proxy(self, request: pc.StatRequest, header: pb.Header) -> pc.StatResponse:
         forwarded = pc.StatRequest()
         forwarded.CopyFrom(request)
@@ -133,11 +140,12 @@ class ShardService(pc_grpc.ShardServicer):
     # -- List and Apply ------------------------------------------------------------------------------------------------
 
     def _list(self, request: pc.ListRequest, claims: Claims) -> pc.ListResponse:
-        labels.validate_selector(request.selector)
+        validate(request.selector)
         state = self._process.keyspace.state
         response = pc.ListResponse(status=pc.OK, header=self._process.unrouted_header())
+        matches = labels.matcher(request.selector)
         for item in state.items:
-            if labels.matches(request.selector, with_meta(item.spec)) and covers(claims, item.spec):
+            if matches(with_meta(item.spec)) and covers(claims, item.spec):
                 response.shards.add(
                     spec=item.spec,
                     mod_revision=item.mod_revision,
@@ -148,8 +156,12 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     async def _apply(self, request: pc.ApplyRequest, claims: Claims) -> pc.ApplyResponse:
-        """Apply all changes in one transaction, and answer once this process has read what it wrote."""
+        """Apply all changes in one transaction, and answer once this process has read what it wrote.
+
+        Whoever may not make all of them is told that and no more, whatever is in them.
+        """
         process = self._process
+        authorized = [self._authorized(change, claims) for change in request.changes]
         if len(request.changes) > MAX_TXN_OPS:
             raise InvalidInput(
                 f"{len(request.changes)} changes are more than the {MAX_TXN_OPS} that one transaction can hold; "
@@ -158,14 +170,14 @@ class ShardService(pc_grpc.ShardServicer):
             )
         compares: list[Compare] = []
         ops: list[Op] = []
-        for index, change in enumerate(request.changes):
+        for index, (change, item) in enumerate(zip(request.changes, authorized, strict=True)):
             try:
                 validate_change(change)
             except InvalidInput as error:
                 raise error.within(f"ApplyRequest.changes[{index}]") from None
-            shard = change.upsert.id or change.delete
-            key = process.keyspace.layout.item_key(shard)
-            compares.extend(self._authorized(change, shard, key, claims))
+            key = process.keyspace.layout.item_key(change.upsert.id or change.delete)
+            if not claims.covers_all:  # The labels that were judged must still be those that the shard has.
+                compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
             if change.HasField("upsert"):
                 try:
                     await self._require_place_of_hints(change.upsert)
@@ -191,18 +203,18 @@ class ShardService(pc_grpc.ShardServicer):
         response.header.etcd.revision = result.header.revision
         return response
 
-    def _authorized(self, change: pc.ApplyRequest.Change, shard: str, key: str, claims: Claims) -> Sequence[Compare]:
-        """What must hold in etcd for claims to cover a change. Raises PermissionDenied when they do not.
+    def _authorized(self, change: pc.ApplyRequest.Change, claims: Claims) -> Item[pc.ShardSpec] | None:
+        """The shard of a change that claims cover, None if it is new. Raises PermissionDenied when they do not.
 
         Both the shard as it is and as it is to be must be in their scope, so that nobody takes one over by relabelling.
+        The change may be malformed: that is looked at afterwards.
         """
-        if claims.covers_all:
-            return ()
+        shard = change.upsert.id or change.delete
         item = self._process.keyspace.state.item(shard)
         specs = [*([change.upsert] if change.HasField("upsert") else []), *([item.spec] if item is not None else [])]
-        if not all(covers(claims, spec) for spec in specs):
-            raise PermissionDenied(f"the token's scope does not cover this change of {shard}")
-        return (Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0),)
+        if not all(covers(claims, spec) for spec in specs or [pc.ShardSpec(id=shard)]):
+            raise PermissionDenied(f"the token's scope does not cover this change of {shown(shard)}")
+        return item
 
     async def _require_place_of_hints(self, spec: pc.ShardSpec) -> None:
         """Raises InvalidInput for hints that are to be kept among this consumer's keys, or where another log's are.
@@ -268,7 +280,12 @@ class ShardService(pc_grpc.ShardServicer):
     async def _hints(self, request: pc.GetHintsRequest, claims: Claims) -> pc.GetHintsResponse:
         """The hints of a shard's recovery log: none, for a shard that has no recovery log."""
         process = self._process
-        validate_shard_id(request.shard)
+        try:
+            validate_shard_id(request.shard)
+        except InvalidInput:
+            if not self._is_hidden(request.shard, claims):
+                raise
+            return pc.GetHintsResponse(status=pc.SHARD_NOT_FOUND, header=process.unrouted_header())
         spec = (await process.resolver.resolve(request.shard, claims)).spec
         response = pc.GetHintsResponse(status=pc.OK, header=process.unrouted_header())
         if spec is None:
@@ -290,10 +307,9 @@ class ShardService(pc_grpc.ShardServicer):
         state = process.keyspace.state
         due: list[Assignment[pc.ReplicaStatus]] = []
         for shard in dict.fromkeys(request.shards):
-            validate_shard_id(shard)
             item = state.item(shard)
             if item is None or not covers(claims, item.spec):
-                raise InvalidInput(f"there is no shard {shard}", field="UnassignRequest.shards")
+                raise InvalidInput(f"there is no shard {shown(shard)}", field="UnassignRequest.shards")
             for each in state.assignments_in_key_order(shard):
                 failed = each.value.code == pc.ReplicaStatus.FAILED
                 if failed or (each.slot == 0 and not request.only_failed):
@@ -310,3 +326,12 @@ class ShardService(pc_grpc.ShardServicer):
             await process.keyspace.wait_for_revision(result.header.revision)
             return response
         return pc.UnassignResponse(status=pc.ETCD_TRANSACTION_FAILED)
+
+
+def _validate_stat(request: pc.StatRequest) -> None:
+    validate_shard_id(request.shard)
+    if request.HasField("header"):
+        validate_header(request.header)
+    for journal, offset in request.read_through.items():
+        if offset < 0:
+            raise InvalidInput(f"{offset} is below 0", field=f"read_through[{shown(journal)}]")

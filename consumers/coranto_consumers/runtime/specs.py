@@ -19,6 +19,8 @@ from coranto_consumers.recoverylog.hint_store import HintKeys, require_no_cluste
 MAX_SHARD_LIMIT = 131_072
 MAX_HOT_STANDBYS = 3
 """Caps the hot standbys of every shard, unless a process is told otherwise."""
+MAX_HINT_BACKUPS = 64
+"""Each is a key of etcd that is read whenever the shard is recovered."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
@@ -38,8 +40,8 @@ def validate_shard_spec(spec: pc.ShardSpec) -> None:
             )
     elif spec.hint_prefix:
         raise InvalidInput("hints are of a recovery log; set recovery_log_prefix too", field="hint_prefix")
-    if spec.hint_backups < 0:
-        raise InvalidInput(f"{spec.hint_backups} is below 0", field="hint_backups")
+    if not 0 <= spec.hint_backups <= MAX_HINT_BACKUPS:
+        raise InvalidInput(f"{spec.hint_backups} is not between 0 and {MAX_HINT_BACKUPS}", field="hint_backups")
     minimum, maximum = duration_seconds(spec.min_txn_duration), duration_seconds(spec.max_txn_duration)
     if minimum < 0:
         raise InvalidInput(f"{minimum:g} s is below 0", field="min_txn_duration")

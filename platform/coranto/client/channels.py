@@ -16,26 +16,36 @@ _DRAIN_SECONDS: Final = 3600.0
 class Channels:
     """A channel for each endpoint; of more than MAX_CHANNELS, the one that was not asked for longest is closed."""
 
-    def __init__(self, open: Callable[[str], grpc.aio.Channel]) -> None:
-        """`open` opens a channel to an endpoint."""
+    def __init__(
+        self, open: Callable[[str], grpc.aio.Channel], basis: Callable[[str], object] = lambda endpoint: None
+    ) -> None:
+        """`open` opens a channel to an endpoint. It is opened anew for a `basis` that is another object than before."""
         self._open = open
+        self._basis = basis
+        self._bases: dict[str, object] = {}
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._draining: set[asyncio.Task[None]] = set()
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
         """The channel to an endpoint. Raises what opening one does."""
-        channel = self._channels.get(endpoint)
-        if channel is None:
+        channel, basis = self._channels.get(endpoint), self._basis(endpoint)
+        if channel is None or basis is not self._bases[endpoint]:
+            if channel is not None:
+                self._drain(channel)
             channel = self._channels[endpoint] = self._open(endpoint)
+            self._bases[endpoint] = basis
             while len(self._channels) > MAX_CHANNELS:
-                _, unused = self._channels.popitem(last=False)
-                # Calls that are under way there go on.
-                task = asyncio.ensure_future(unused.close(_DRAIN_SECONDS))
-                self._draining.add(task)
-                task.add_done_callback(self._draining.discard)
-        else:
-            self._channels.move_to_end(endpoint)
+                unused, last = self._channels.popitem(last=False)
+                del self._bases[unused]
+                self._drain(last)
+        self._channels.move_to_end(endpoint)
         return channel
+
+    def _drain(self, channel: grpc.aio.Channel) -> None:
+        """Close a channel once the calls that are under way there have ended."""
+        task = asyncio.ensure_future(channel.close(_DRAIN_SECONDS))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
 
     async def close(self) -> None:
         """Close all channels, and end the calls on them."""

@@ -458,7 +458,7 @@ class JournalClient:
             try:
                 try:
                     response = await way.stub.FragmentStoreHealth(
-                        request, metadata=way.tokens.over(Capability.READ, pb.LabelSelector())
+                        request, metadata=way.tokens.over(Capability.READ | Capability.APPLY, pb.LabelSelector())
                     )
                 except grpc.aio.AioRpcError as error:
                     raise way.failure(subject, error) from error

@@ -1,21 +1,23 @@
 """The connection to brokers, and what a failed call means.
 
-One channel is opened lazily, on the event loop that first uses it.
+One channel is opened lazily, on the event loop that first uses it. Once certificate files have changed, another takes
+its place for new calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
+from typing import Final
 
 import grpc
 import grpc.aio
 
 from coranto.call_tokens import CallTokens
-from coranto.client.config import ClientConfig, ClientTls, parse_endpoint
+from coranto.client.certificates import ChannelCertificates
+from coranto.client.config import ClientConfig, parse_endpoint
 from coranto.effects import Clock, SystemClock
-from coranto.errors import CorantoError, InvalidInput, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
+from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 MAX_RECEIVE_BYTES = 16 << 20
@@ -62,6 +64,8 @@ CONNECT_ADVICE = (
 )
 _TOKEN_ADVICE = ". Give this client a token or a key ($CORANTO_AUTH_TOKEN, $CORANTO_AUTH_KEYS)."
 
+_DRAIN_SECONDS: Final = 3600.0
+
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
 """What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
 
@@ -102,36 +106,52 @@ class Connection:
         self.endpoint = config.endpoint
         self.target = parse_endpoint(config.endpoint)
         self.tokens = tokens or CallTokens(config.auth, clock or SystemClock())
-        self._tls = config.tls
+        self._certificates = ChannelCertificates(config.tls) if self.target.secure else None
+        self._credentials: grpc.ChannelCredentials | None = None
         self._closed = False
         self._channel: grpc.aio.Channel | None = None
+        self._draining: set[asyncio.Task[None]] = set()
         self._stub: pb_grpc.JournalAsyncStub | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
         if self._closed:
             raise CorantoError(f"this client of {self.endpoint} was closed; make another")
-        if self._channel is None:
-            _fork_guard.use()
-            if self.target.secure:
-                credentials = channel_credentials(self._tls or ClientTls())
-                self._channel = grpc.aio.secure_channel(self.target.address, credentials, options=_OPTIONS)
-            else:
-                # A token for this machine must not pass through a proxy on another.
-                private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
-                self._channel = grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
+        if self._channel is None or (
+            self._certificates is not None and self._certificates.get() is not self._credentials
+        ):
+            self._channel = self._open(self._channel)
+            self._stub = None
         return self._channel
+
+    def _open(self, outdated: grpc.aio.Channel | None) -> grpc.aio.Channel:
+        """Open a channel, and leave another to the calls that are under way there."""
+        _fork_guard.use()
+        if self._certificates is None:
+            # A token for this machine must not pass through a proxy on another.
+            private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
+            return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
+        self._credentials = self._certificates.get()
+        if outdated is not None:
+            task = asyncio.ensure_future(outdated.close(_DRAIN_SECONDS))
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+        return grpc.aio.secure_channel(self.target.address, self._credentials, options=_OPTIONS)
 
     @property
     def stub(self) -> pb_grpc.JournalAsyncStub:
+        channel = self.channel
         if self._stub is None:
-            self._stub = pb_grpc.JournalStub(self.channel)
+            self._stub = pb_grpc.JournalStub(channel)
         return self._stub
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel for good, and cancel its calls, after `grace` seconds if they take that long."""
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*self._draining, return_exceptions=True)
         if channel is not None:
             await channel.close(grace)
 
@@ -149,20 +169,3 @@ class Connection:
             why = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             return Unavailable(f"{subject}: cannot connect to {self.endpoint} ({why}). {CONNECT_ADVICE}")
         return Unavailable(f"{subject}: {self.endpoint} could not serve it ({code.name}: {details})")
-
-
-def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Credentials of a channel with TLS. Raises InvalidInput for files that cannot be read."""
-    ca, key, cert = (read_pem(path) if path is not None else None for path in (tls.ca, tls.key, tls.cert))
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def read_pem(path: Path) -> bytes:
-    """A PEM file's content. Raises InvalidInput."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}", field="TLS") from error
-    if b"-----BEGIN " not in content:
-        raise InvalidInput(f"{path} is not a PEM file", field="TLS")
-    return content

@@ -2,6 +2,9 @@
 
 A fragment is fetched and decompressed whole and its SHA-1 compared before any byte of it is delivered. Fragments up
 to 64 MiB are held in memory meanwhile, larger ones in an unlinked temporary file.
+
+A store need not be honest. No more is taken from it than a file of the fragment may have, no longer than that takes at
+MIN_BYTES_PER_SECOND, and it cannot send us elsewhere: redirects are not followed.
 """
 
 from __future__ import annotations
@@ -9,21 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import http.client
 import io
 import tempfile
+import time
+import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from coranto.codecs import decompress, iter_decompress
+from coranto.codecs import check_file_length, decompress, iter_decompress
 from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import Fragment
 
 _PIECE_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 64 << 20
 _HTTP_TIMEOUT_SECONDS = 60.0
+MIN_BYTES_PER_SECOND: Final = 1 << 15
 
 
 class DirectReader:
@@ -55,20 +62,25 @@ class DirectReader:
         """A file with the fragment's verified content."""
         try:
             with self._open(url) as source:
+                pieces = _pieces(fragment, source)
                 if fragment.length <= _IN_MEMORY_BYTES:
-                    content = decompress(fragment.codec, source.read(), fragment.length)
+                    content = decompress(fragment.codec, b"".join(pieces), fragment.length)
                     _check_sum(fragment, url, hashlib.sha1(content, usedforsecurity=False))
                     return io.BytesIO(content)
-                return _unpack(fragment, url, source)
-        except OSError as error:
-            raise StoreError(f"cannot read fragment {fragment.content_path} from {_shown(url)}: {error}") from error
+                return _unpack(fragment, url, pieces)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            what = f"cannot read fragment {fragment.content_path} from {_shown(url)}"
+            raise StoreError(f"{what}: {error}", kind=f"{what}: {_kind(error)}") from error
 
     def _open(self, url: str) -> IO[bytes]:
-        if url.startswith("file:"):
+        scheme = url.partition(":")[0]
+        if scheme == "file":
             return self._path(url).open("rb")
+        if scheme not in ("http", "https"):
+            raise StoreError(f"{_shown(url)} is neither http, https nor file")
         # Stores undo the content encoding of an offloaded fragment when asked to; `decompress` takes it either way.
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
-        response: IO[bytes] = urllib.request.urlopen(request, timeout=_HTTP_TIMEOUT_SECONDS)
+        response: IO[bytes] = _opener.open(request, timeout=_HTTP_TIMEOUT_SECONDS)
         return response
 
     def _path(self, url: str) -> Path:
@@ -79,12 +91,42 @@ class DirectReader:
         return path
 
 
-def _unpack(fragment: Fragment, url: str, source: IO[bytes]) -> IO[bytes]:
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The URL was signed for the store that it names; another place has no say in what the fragment is."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirects)
+
+
+def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
+    """What a file or response holds. Raises CorruptFragment and OSError for one that goes on for too long."""
+    taken, due = 0, time.monotonic() + _HTTP_TIMEOUT_SECONDS
+    # `read` would wait for a whole piece, however slowly that comes.
+    while piece := source.read1(_PIECE_BYTES):
+        taken += len(piece)
+        check_file_length(fragment.length, taken)
+        if time.monotonic() > due + taken / MIN_BYTES_PER_SECOND:
+            raise TimeoutError(f"it is too slow: {taken} bytes took more than {_HTTP_TIMEOUT_SECONDS:.0f} s")
+        yield piece
+    if getattr(source, "length", 0):
+        raise ConnectionError(f"the connection ended after {taken} bytes, and {source.length} were to follow")
+
+
+def _kind(error: Exception) -> str:
+    """What failed, without what the store said."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code}"
+    return type(error).__name__
+
+
+def _unpack(fragment: Fragment, url: str, pieces: Iterator[bytes]) -> IO[bytes]:
     digest = hashlib.sha1(usedforsecurity=False)
     with contextlib.ExitStack() as undo:
         file = undo.enter_context(tempfile.TemporaryFile())
-        raw = iter(lambda: source.read(_PIECE_BYTES), b"")
-        for piece in iter_decompress(fragment.codec, raw, fragment.length):
+        for piece in iter_decompress(fragment.codec, pieces, fragment.length):
             digest.update(piece)
             file.write(piece)
         _check_sum(fragment, url, digest)

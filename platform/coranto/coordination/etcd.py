@@ -24,8 +24,8 @@ import grpc.aio
 import structlog
 from aetcd.rpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
+from coranto.client.certificates import ChannelCertificates
 from coranto.client.config import ClientTls
-from coranto.client.connection import channel_credentials
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.wire import protocol_pb2 as pb
@@ -297,10 +297,12 @@ def is_secure(endpoint: str) -> bool:
     return endpoint.strip().lower().startswith("https://")
 
 
-def etcd_credentials(endpoint: str, tls: ClientTls | None) -> grpc.ChannelCredentials | None:
+def etcd_certificates(endpoint: str, tls: ClientTls | None) -> ChannelCertificates | None:
     """Credentials for an etcd endpoint; None for one without TLS, for which none may be given. Raises InvalidInput."""
     if is_secure(endpoint):
-        return channel_credentials(tls or ClientTls())
+        certificates = ChannelCertificates(tls)
+        certificates.get()  # Find out now what cannot be read.
+        return certificates
     if tls is not None:
         raise InvalidInput(f"etcd endpoint {endpoint!r} is without TLS; write https://host:port", field="etcd")
     return None
@@ -338,7 +340,9 @@ class EtcdCoordinator:
     ) -> None:
         self.endpoint = endpoint
         self._target = channel_target(endpoint)
-        self._credentials = etcd_credentials(endpoint, tls)
+        self._certificates = etcd_certificates(endpoint, tls)
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._outdated: list[grpc.aio.Channel] = []
         self._timeout = timeout_seconds
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._channel: grpc.aio.Channel | None = None
@@ -353,18 +357,26 @@ class EtcdCoordinator:
         await self.close()
 
     async def close(self) -> None:
+        outdated, self._outdated = self._outdated, []
+        for channel in outdated:
+            await channel.close()
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
 
     def _connect(self) -> None:
+        credentials = self._certificates.get() if self._certificates is not None else None
         if self._channel is not None:
-            return
+            if credentials is self._credentials:
+                return
+            # Certificates have changed. A watch goes on while its connection stands, and is then made on the new one.
+            self._outdated.append(self._channel)
         # The channel belongs to the running loop, so it is made at first use and not at construction.
-        if self._credentials is None:
+        self._credentials = credentials
+        if credentials is None:
             self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(self._target, self._credentials, options=_OPTIONS)
+            self._channel = grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
         self._kv = rpc_pb2_grpc.KVStub(self._channel)
         self._lease = rpc_pb2_grpc.LeaseStub(self._channel)
         self._watch = rpc_pb2_grpc.WatchStub(self._channel)

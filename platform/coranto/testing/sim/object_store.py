@@ -16,6 +16,7 @@ from typing import TypeVar
 from coranto.errors import FragmentNotFound, StoreError
 from coranto.fragments import Fragment
 from coranto.journal_folders import MARKER, StoredFile
+from coranto.store_urls import parse_store_url
 from coranto.stores import Content, FragmentStore, StoreRegistry
 from coranto.testing.sim.network import Network, TimedOut
 from coranto.testing.sim.timeline import Process
@@ -164,6 +165,9 @@ class SimStores(StoreRegistry):
         super().__init__()
         self._reach = (service, network, node, process)
         self._found: dict[str, SimFragments] = {}
+
+    def check(self, url: str) -> None:
+        parse_store_url(url)
 
     def get(self, url: str) -> FragmentStore:
         found = self._found.get(url)

@@ -1,0 +1,108 @@
+"""Reads texts that are made to keep a reader busy, by everything that reads input: `python hostile_inputs.py <length>`.
+
+Each line says which reader is about to be given what, so that whoever kills this process knows what it hung at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from coranto import journal_tree, labels
+from coranto.durations import parse_duration
+from coranto.errors import CorantoError
+from coranto.fragments import parse_content_path
+from coranto.go_time import format_time
+from coranto.messages import csv_rows
+from coranto.names import validate_journal, validate_token
+from coranto.postfix import PostfixTemplate
+from coranto.store_errors import store_error
+from coranto.store_urls import parse_store_url
+from coranto_broker.http.requests import append_request, read_request
+from coranto_consumers.spark import frames
+from coranto_consumers.stores import mysql
+
+AT = datetime(2024, 1, 2, tzinfo=UTC)
+
+
+def _rows(text: str) -> None:
+    row = text.encode()
+    csv_rows._ROW.match(row)
+    csv_rows._BEGIN_OF_ROW.match(row)
+    for _ in csv_rows._FIELDS.finditer(row):
+        continue
+
+
+def _failed_task(text: str) -> None:
+    for pattern in (frames._CORRUPT_MESSAGE, frames._OFFSET_JUMP, frames._INVALID_INPUT):
+        pattern.search(text)
+
+
+READERS: Mapping[str, Callable[[str], object]] = {
+    "template": PostfixTemplate,
+    "selector": labels.parse_selector,
+    "duration": parse_duration,
+    "store's URL": parse_store_url,
+    "layout of a time": lambda text: format_time(text, AT),
+    "failure of a store": lambda text: store_error("get", "x", "s3://b/", OSError(text)),
+    "journal": validate_journal,
+    "token": lambda text: validate_token("token", text, 1, 1 << 30),
+    "path of a fragment": lambda text: parse_content_path("a/journal", text),
+    "read over HTTP": lambda text: read_request("/" + text, [text], metadata_only=False),
+    "append over HTTP": lambda text: append_request("/journal?check_registers=" + text),
+    "row": _rows,
+    "media type": lambda text: labels.validate_journal_labels(labels.label_set({labels.CONTENT_TYPE: text})),
+    "statement": mysql._ENDS_TRANSACTION.match,
+    "failure of a task": _failed_task,
+    "tree of specs": journal_tree.parse_tree,
+}
+SLOW = frozenset({"tree of specs"})
+"""Linear, but slow: PyYAML takes a millisecond for some hundred characters."""
+
+QUOTED = ['"', '""', "`", "``", '{{"', '{{ printf "%', "\\", '\\"', "{{", "}}", "(", ")", " ", "\n"]
+OTHERS = [
+    *("a", "0", "9", "-", "%", "%0", ".", ".0", "/", "//", "/*", "/**/", "*/ /*", "=", "==", ",", "a,", "a in (", "a="),
+    *("!", ":", "a:prefix", "1s", "1.", "Jan", ".9", "<Code>", "<Code>a</Code>", "failed for key ", "&", "?", "%2f"),
+    *("failed for key : (code: a", " (code: ", "status code: 403 a", "kind: Connect ", 'message: "', "ConnectError("),
+    *(
+        "CorruptMessage: journal ",
+        "InvalidInput: a: ",
+        "bytes=0-",
+        "x=1&",
+        "- a",
+        "a: b",
+        "[",
+        "{",
+        "<<: *a",
+        "é",
+        "\0",
+    ),
+    *("ANALYZE ", "s3://b/?find=", "{{ (", "{{/*", "*/", "{{- ", " -}}"),
+]
+ENDS = ["", "!", '"', "}}", " (x"]
+
+
+def texts(length: int) -> Iterator[str]:
+    for piece, end in itertools.product((*QUOTED, *OTHERS), ENDS):
+        yield piece * (length // len(piece)) + end
+    for one, other in itertools.product(QUOTED, QUOTED):
+        yield "{{" + (one + other) * (length // len(one + other)) + "!"
+    for one, other in itertools.product(OTHERS, ENDS[1:]):
+        yield other + one * (length // len(one)) + "!"
+
+
+def main(length: int) -> None:
+    for name, read in READERS.items():
+        for text in texts(min(length, 400) if name in SLOW else length):
+            sys.stdout.write(f"{name}: {text[:20]!r}…{text[-20:]!r}\n")
+            sys.stdout.flush()
+            with contextlib.suppress(CorantoError, ValueError):
+                read(text)
+    sys.stdout.write("done\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,204 @@
+"""Texts that are made to keep a reader busy: templates, selectors, addresses, answers of stores, other input.
+
+Time is judged by a process of its own that is killed when it takes too long: what grows faster than its input takes
+minutes or years for these, and what does not takes a moment.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+import pytest
+
+from coranto import labels
+from coranto.auth import Capability, Claims, Keys, sign
+from coranto.effects import SystemClock
+from coranto.errors import InvalidInput
+from coranto.postfix import MAX_DEPTH, MAX_TEMPLATE_BYTES, MAX_WIDTH, PostfixTemplate
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing_process import BrokerChild
+
+MakeSpec = Callable[..., pb.JournalSpec]
+KEY = base64.b64encode(bytes([1]) * 32).decode()
+REPOSITORY = Path(__file__).parents[2]
+HANGS = '{{ printf "' + '""' * 24
+"""Each pair of quotes may be one text, or the end of one and the begin of another: 2**24 ways to read it."""
+SECONDS = 60.0
+"""For what takes far less than one on an idle machine."""
+
+
+# ------------------------------------------------------------------------------------------------------ at a broker
+
+
+def claims(capability: Capability, selector: str) -> tuple[tuple[str, str], ...]:
+    now = SystemClock().now()
+    token = sign(Claims(capability, labels.parse_selector(selector), now, now + 600), Keys.parse(KEY))
+    return (("authorization", f"Bearer {token}"),)
+
+
+@pytest.mark.integration
+async def test_a_broker_goes_on_whatever_template_it_is_sent(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path
+) -> None:
+    child = BrokerChild(broker_settings, tmp_path / "log")
+    child.start()
+    try:
+        client = await child.client()
+        for template in (HANGS, "{{" + "(" * 1500 + "}}", '{{ printf "%999999999d" 1 }}', "{{" * 100_000):
+            change = pb.ApplyRequest.Change(upsert=spec(fragment={"path_postfix_template": template}))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.stub.Apply(pb.ApplyRequest(changes=[change]), timeout=SECONDS)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, refused.value.details()
+        assert (await client.apply(spec())).status == pb.OK
+        await client.close()
+    finally:
+        child.close()
+
+
+@pytest.mark.integration
+async def test_whoever_may_not_change_a_journal_is_told_so_whatever_the_change_is(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORANTO_BROKER_AUTH_KEYS", KEY)
+    child = BrokerChild(broker_settings, tmp_path / "log")
+    child.start()
+    try:
+        client = await child.client()
+        for template in (HANGS, "{{ nonsense }}", ""):
+            change = pb.ApplyRequest.Change(upsert=spec("team-b/x", fragment={"path_postfix_template": template}))
+            change.upsert.replication = 99
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.stub.Apply(
+                    pb.ApplyRequest(changes=[change]),
+                    metadata=claims(Capability.APPLY, "name:prefix=team-a/"),
+                    timeout=SECONDS,
+                )
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        await client.close()
+    finally:
+        child.close()
+
+
+# -------------------------------------------------------------------------------------------------------- templates
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("x" * (MAX_TEMPLATE_BYTES + 1), f"may have {MAX_TEMPLATE_BYTES}"),
+        ("{{" + "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1) + "}}", f"nested deeper than {MAX_DEPTH}"),
+        (f'{{{{ printf "%{MAX_WIDTH + 1}d" 1 }}}}', f"a width above {MAX_WIDTH}"),
+        ('{{ printf "%' + "9" * 3000 + 'd" 1 }}', f"a width above {MAX_WIDTH}"),
+        ("{{ " + "9" * 3000 + " }}", "more than 18 digits"),
+        ("{{/* never closed }}", "not closed with */"),
+        ('{{ "never closed }}', 'not closed with "'),
+        ("{{ `never closed }}", "not closed with `"),
+        ("{{ /* a */ .Name }}", "must be alone"),
+        ("{{ .Name", "not closed with }}"),
+    ],
+)
+def test_what_a_template_may_not_ask_for(template: str, problem: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        PostfixTemplate(template)
+    assert problem in str(refused.value)
+    assert refused.value.field == "path_postfix_template"
+
+
+def test_what_a_template_may_ask_for_at_most() -> None:
+    deep = "(" * MAX_DEPTH + ".Begin" + ")" * MAX_DEPTH
+    for template in (
+        "{{" + deep.replace(".Begin", ".Spool.Begin") + "}}",
+        f'{{{{ printf "%{MAX_WIDTH}d" 1 }}}}',
+        "x" * MAX_TEMPLATE_BYTES,
+        '{{/* quotes " and ends }} do not matter in a comment */}}',
+    ):
+        PostfixTemplate(template)
+
+
+# ------------------------------------------------------------------------------------------------- every other input
+
+
+def test_no_reader_of_input_takes_longer_than_in_proportion_to_it() -> None:
+    """`hostile_inputs` has every reader read what made one of them go through 2**24 ways, and much that is alike."""
+    script = Path(__file__).with_name("hostile_inputs.py")
+    try:
+        done = subprocess.run([sys.executable, script, "2000"], capture_output=True, text=True, timeout=SECONDS * 4)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"it hangs at {(error.stdout or b'').decode().splitlines()[-1:]}")
+    assert done.stdout.endswith("done\n"), done.stdout[-500:] + done.stderr
+
+
+def test_expressions_give_nothing_back() -> None:
+    """Twice the length takes twice the steps: a million characters would else take hours."""
+    for text in ("ab=" + " " * 1_000_000 + "(", "ab" * 500_000 + "(", "1" * 100):
+        with pytest.raises(InvalidInput):
+            labels.parse_selector(text)
+
+
+REVIEWED: Final = {
+    # What clients, stores and files of others decide. Each takes one pass: what repeats is followed by what it cannot
+    # match, or gives nothing back (`*+`).
+    "coranto.durations": {"_PART"},
+    "coranto.fragments": {"_HEX_OFFSET", "_HEX_SUM"},
+    "coranto.go_time": {"_CHUNK"},
+    "coranto.labels": {
+        *("_PLAIN_NAME", "_PLAIN_VALUE", "_MEDIA_TYPE", "_EQUAL", "_NOT_EQUAL", "_IN", "_NOT_IN", "_EXISTS"),
+        *("_NOT_EXISTS", "_SET_VALUE"),
+    },
+    "coranto.messages.csv_rows": {"_ROW", "_BEGIN_OF_ROW", "_FIELDS", "_NEEDS_QUOTES"},
+    "coranto.names": {"_ASCII"},
+    "coranto.postfix": {"_TOKEN"},
+    "coranto.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
+    "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
+    "coranto_consumers.spark.frames": {"_CORRUPT_MESSAGE", "_OFFSET_JUMP", "_INVALID_INPUT"},
+    "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
+    "dagster_coranto.translator": {"_UNFIT"},
+    # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
+    "coranto.testing.sim.history": {"HEADER"},
+    "coranto_broker.spool_files": {"readable"},
+    "coranto_broker.spool_recovery": {"_NAME"},
+    "coranto_consumers.spark.inputs": {"local"},
+}
+"""Where regular expressions are, by the name that each is assigned to."""
+
+
+def test_every_regular_expression_was_reviewed() -> None:
+    """One that is added fails this until somebody has asked how long it may take over what others can send, has let
+    `hostile_inputs` read by it, and has put it on the list."""
+    found: dict[str, set[str]] = {}
+    for root in ("platform", "broker", "consumers", "orchestration"):
+        for path in sorted((REPOSITORY / root).rglob("*.py")):
+            module = ".".join(path.relative_to(REPOSITORY / root).with_suffix("").parts)
+            text = path.read_text(encoding="utf-8")
+            for name in patterns_of(ast.parse(text)) if "import re" in text else ():
+                found.setdefault(module, set()).add(name)
+    assert found == REVIEWED
+
+
+def patterns_of(module: ast.Module) -> Iterator[str]:
+    """The names that regular expressions, or what they found, are assigned to."""
+    assigned = 0
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            calls = sum(map(is_expression, ast.walk(node.value)))
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if calls:
+                assigned += calls
+                yield ast.unparse(target)
+    for _ in range(sum(map(is_expression, ast.walk(module))) - assigned):
+        yield "one that is not assigned to a name"
+
+
+def is_expression(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return ast.unparse(node.func.value) in ("re", "regex")
