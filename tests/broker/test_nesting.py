@@ -210,6 +210,18 @@ async def test_a_broker_that_lags_behind_refuses_nothing_for_what_is_gone(
             kind = (spec(f"lag/{number}"), spec(f"lag/{number}/x/y"), spec(f"lag/{number}-0"))[number % 3]
             assert (await two.apply(kind, revision=-(number % 2))).status == pb.OK
             assert process.broker.keyspace.state is not state
+        # Nor does it take for new what Gazette's brokers have just created, and what is to be changed.
+        layout = Layout(broker_settings.etcd_prefix)
+        async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+            for number in range(10):
+                made = [spec(f"new/{number}"), spec(f"new/{number}/x")]
+                await coordinator.txn([], [Put(layout.item_key(made[0].name), made[0].SerializeToString())])
+                await process.broker.keyspace.wait_until(
+                    lambda now, number=number: now.item(f"new/{number}") is not None  # type: ignore[misc]
+                )
+                done = await coordinator.txn([], [Put(layout.item_key(made[1].name), made[1].SerializeToString())])
+                revision = done.header.revision if number % 2 else -1
+                assert (await two.apply(made[1], revision=revision)).status == pb.OK
 
 
 @pytest.mark.integration
