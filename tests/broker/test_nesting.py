@@ -12,12 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, EtcdCoordinator, KeyValue, Put, Target
+from coranto.coordination.etcd import (
+    MAX_TXN_OPS,
+    Compare,
+    Coordinator,
+    Delete,
+    EtcdCoordinator,
+    KeyValue,
+    Put,
+    Relation,
+    Target,
+)
 from coranto.coordination.keyspace import Entries, State
 from coranto.coordination.layout import Layout
 from coranto.names import nests
-from coranto.testing.sim.etcd import SimEtcd
-from coranto.testing.sim.loop import simulated
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
+from coranto.testing.sim.loop import Process, simulated
 from coranto.testing.sim.network import Delays, Network
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
@@ -73,25 +84,42 @@ def test_a_transaction_creates_nothing_that_nests(
             assert result.succeeded or not created, "with few names, only what nests is in the way"
 
 
+async def conditions_on_whole_prefixes(coordinator: Coordinator, prefix: str) -> None:
+    async def holds(key: str, operand: int) -> bool:
+        compare = Compare(prefix + key, Target.CREATE_REVISION, operand, prefix=True)
+        return (await coordinator.txn([compare], [Put("elsewhere", b"")])).succeeded
+
+    async def was_unchanged(key: str, revision: int) -> bool:
+        compare = Compare(prefix + key, Target.CREATE_REVISION, revision + 1, Relation.LESS, prefix=True)
+        return (await coordinator.txn([compare], [])).succeeded
+
+    assert await holds("a/", 0)
+    done = await coordinator.txn([], [Put(f"{prefix}a", b""), Put(f"{prefix}a-b/c", b""), Put(f"{prefix}b/c", b"")])
+    assert await holds("a/", 0)
+    assert not await holds("b/", 0)
+    assert await holds("", done.header.revision)
+    await coordinator.txn([], [Put(f"{prefix}b/c", b"changed")])
+    assert await was_unchanged("b/", done.header.revision)
+    await coordinator.txn([], [Put(f"{prefix}b/d", b"")])
+    assert not await was_unchanged("b/", done.header.revision)
+    assert not await was_unchanged("", done.header.revision)
+    assert await was_unchanged("a", done.header.revision)
+    assert await was_unchanged("none", done.header.revision)
+    await coordinator.txn([], [Delete(f"{prefix}b/", prefix=True)])
+    assert await holds("b/", 0)
+
+
 @pytest.mark.integration
 async def test_conditions_on_whole_prefixes(etcd: str, broker_settings: BrokerSettings) -> None:
-    prefix = f"{broker_settings.etcd_prefix}/compare/"
     async with EtcdCoordinator(etcd) as coordinator:
+        await conditions_on_whole_prefixes(coordinator, f"{broker_settings.etcd_prefix}/compare/")
 
-        async def holds(key: str, operand: int) -> bool:
-            compare = Compare(prefix + key, Target.CREATE_REVISION, operand, prefix=True)
-            return (await coordinator.txn([compare], [])).succeeded
 
-        assert await holds("a/", 0)
-        done = await coordinator.txn([], [Put(f"{prefix}a", b""), Put(f"{prefix}a-b/c", b""), Put(f"{prefix}b/c", b"")])
-        assert await holds("a/", 0)
-        assert not await holds("b/", 0)
-        assert await holds("", done.header.revision)
-        await coordinator.txn([], [Put(f"{prefix}b/d", b"")])
-        assert not await holds("b/", done.header.revision)
-        assert await holds("a", done.header.revision)
-        await coordinator.txn([], [Delete(f"{prefix}b/", prefix=True)])
-        assert await holds("b/", 0)
+def test_conditions_on_whole_prefixes_in_the_simulated_etcd() -> None:
+    with simulated(1) as loop:
+        network, process = Network(loop, loop.rng, Delays()), Process(loop, "client")
+        coordinator = SimCoordinator(SimEtcd(loop, network), network, "client", process, SimClock(loop))
+        loop.run_until_complete(conditions_on_whole_prefixes(coordinator, "/compare/"))
 
 
 async def refusal(client: RawClient, *specs: pb.JournalSpec, revision: int = 0) -> str:
@@ -182,6 +210,18 @@ async def test_a_broker_that_lags_behind_refuses_nothing_for_what_is_gone(
             kind = (spec(f"lag/{number}"), spec(f"lag/{number}/x/y"), spec(f"lag/{number}-0"))[number % 3]
             assert (await two.apply(kind, revision=-(number % 2))).status == pb.OK
             assert process.broker.keyspace.state is not state
+        # Nor does it take for new what Gazette's brokers have just created, and what is to be changed.
+        layout = Layout(broker_settings.etcd_prefix)
+        async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+            for number in range(10):
+                made = [spec(f"new/{number}"), spec(f"new/{number}/x")]
+                await coordinator.txn([], [Put(layout.item_key(made[0].name), made[0].SerializeToString())])
+                await process.broker.keyspace.wait_until(
+                    lambda now, number=number: now.item(f"new/{number}") is not None  # type: ignore[misc]
+                )
+                done = await coordinator.txn([], [Put(layout.item_key(made[1].name), made[1].SerializeToString())])
+                revision = done.header.revision if number % 2 else -1
+                assert (await two.apply(made[1], revision=revision)).status == pb.OK
 
 
 @pytest.mark.integration

@@ -124,7 +124,7 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
             continue
         _check_new_stores(broker.stores, f"ApplyRequest.changes[{index}]", item, change.upsert)
         wanted.ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
-        if broker.settings.allow_nested_names:
+        if broker.settings.allow_nested_names or change.expect_mod_revision > 0:
             continue
         if state.entries.get(key) is None:
             wanted.created.append(name)
@@ -147,7 +147,10 @@ async def _attempt(
     obstacle = state.layout.item_key(pair[1]) if pair is not None else taken[0] if taken else None
     if obstacle is not None:  # As far as is known here, where the last changes may not have arrived yet.
         header, found = await broker.coordinator.get(obstacle)
-        if found is None:
+        itself = None
+        if found is not None and pair is not None:
+            header, itself = await broker.coordinator.get(state.layout.item_key(pair[0]))
+        if found is None or itself is not None:
             await broker.keyspace.wait_for_revision(header.revision)
             return None
         if pair is None:
