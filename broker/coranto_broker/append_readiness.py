@@ -14,11 +14,10 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, preconditions
 from coranto_broker.append_states import State
 from coranto_broker.appending import Appending
-from coranto_broker.flow_control import RolledBack
 from coranto_broker.group_commit import PROPOSALS_IN_FLIGHT, Member, Refusal, TakenAlong
 from coranto_broker.in_sync import Takeover
 from coranto_broker.ownership import Invalidated
-from coranto_broker.pipeline import Pipeline, ReplicationFailed
+from coranto_broker.pipeline import Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.resolver import Resolution
 
 
@@ -134,7 +133,7 @@ class Readying(Appending):
             self._pipeline = None
             self._synchronizing = False
             self._shut_down(pipeline, owner)
-            raise RolledBack(f"replicas could not be synchronized, and nothing was proposed: {problem}") from problem
+            raise rolled_back(problem, "replicas could not be synchronized, and nothing was proposed") from problem
         if result.roll_to is not None:
             self._roll_to = result.roll_to
             if result.registers is not None:

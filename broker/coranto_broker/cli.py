@@ -14,6 +14,7 @@ import typer
 
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
+from coranto_broker import set_aside_cli
 from coranto_broker.configuration import FILE_VARIABLE, Configuration, load, render
 from coranto_broker.server import loop_factory, run
 from coranto_broker.settings import SECRETS, BrokerSettings
@@ -86,3 +87,4 @@ def settings(configuration: Configuration) -> None:
 
 app.command("serve")(_with_settings(serve))
 app.command("settings")(_with_settings(settings))
+app.add_typer(set_aside_cli.app, name="set-aside")

@@ -40,14 +40,14 @@ class ReplicationFailed(CorantoError):
     retriable = True
 
 
-def rolled_back(problem: Exception) -> RolledBack:
+def rolled_back(problem: Exception, what: str = "nothing was applied") -> RolledBack:
     """Tell of an append that a failure ended before anybody was asked to commit it."""
     cause: BaseException | None = problem
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"the disk is full, and nothing was applied: {problem}. Make room there; then try again")
         cause = cause.__cause__
-    return RolledBack(f"nothing was applied: {problem}")
+    return RolledBack(f"{what}: {problem}")
 
 
 class ReplicaStream(Protocol):
@@ -91,6 +91,7 @@ class LocalStream:
         self._spool = spool
         self._responses: deque[pb.ReplicateResponse] = deque()
         self._revision = 0
+        self._failure: OSError | None = None
 
     def write(self, content_delta: int, content: Bytes) -> None:
         self._spool.write(content_delta, content)
@@ -100,7 +101,11 @@ class LocalStream:
     ) -> None:
         if header is not None:
             self._revision = header.etcd.revision
-        response = self._spool.propose(proposal, registers, primary=True, revision=self._revision).response()
+        try:
+            response = self._spool.propose(proposal, registers, primary=True, revision=self._revision).response()
+        except OSError as error:
+            self._failure = error
+            raise
         if acknowledge:
             self._responses.append(response)
         elif response.status != pb.OK:
@@ -111,7 +116,7 @@ class LocalStream:
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
         if not self._responses:
-            raise ReplicationFailed("the proposal could not be made durable")
+            raise ReplicationFailed("the proposal could not be made durable") from self._failure
         response = self._responses.popleft()
         await self._spool.flush_commits()
         return response
@@ -455,7 +460,7 @@ class Pipeline:
                 try:
                     responses.append((name, await stream.acknowledgement()))
                 except (OSError, CorantoError) as error:
-                    self._failed_to_receive(name, str(error))
+                    self._failed_to_receive(name, str(error), error)
         return responses
 
     def _failed_to_send(self, name: str, error: Exception) -> ReplicationFailed:
@@ -464,5 +469,7 @@ class Pipeline:
             self._send_error.__cause__ = error
         return self._send_error
 
-    def _failed_to_receive(self, name: str, problem: str) -> None:
-        self._receive_errors.setdefault(name, ReplicationFailed(f"answer of {name}: {problem}"))
+    def _failed_to_receive(self, name: str, problem: str, cause: Exception | None = None) -> None:
+        if name not in self._receive_errors:
+            error = self._receive_errors[name] = ReplicationFailed(f"answer of {name}: {problem}")
+            error.__cause__ = cause

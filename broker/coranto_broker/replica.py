@@ -240,10 +240,11 @@ class Replica:
             try:
                 await self._take_up()
             except OSError as error:
-                _log.exception(
+                _log.error(  # A traceback tells nothing more.
                     "spool cannot be taken up: the disk fails; trying again",
                     journal=self.journal,
                     folder=str(self.folder.path),
+                    error=str(error),
                 )
                 self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
                 if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):

@@ -17,8 +17,9 @@ import pytest
 from coranto import labels, stores
 from coranto.coordination.etcd import Delete
 from coranto.journal_folders import MARKER, Listing, StoredFile
+from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import append_fsm, append_states, in_sync, preconditions, taking_up
+from coranto_broker import append_fsm, append_states, commit_check, in_sync, preconditions, taking_up
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
 from coranto_broker.in_sync import Judgement, Takeover
@@ -30,7 +31,7 @@ from coranto_broker.simulation.options import FAULTS, options_of
 from coranto_broker.simulation.run import Report, run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import Committed, Spool
-from coranto_broker.spool_files import DurableSpool, SpoolFolder
+from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder
 from coranto_broker.spool_recovery import Recovered
 
 SEEDS = 200
@@ -50,6 +51,7 @@ INTERESTING = {
     "append: Unavailable",
     "append: WrongAppendOffset",
     "disk: a write was cut short by a kill",
+    "disk: a write was dropped by a sync that failed",
     "disk: a write was lost with the machine",
     "disk: a write was refused, the disk being full",
     "disk: a write was torn with the machine",
@@ -70,6 +72,8 @@ INTERESTING = {
     "log: left a journal's in-sync record",
     "log: passed over another journal's fragments: names nest",
     "log: rescued a journal",
+    "log: spool cannot be taken up: the disk fails; trying again",
+    "log: spool could not be forced to the disk and is taken up anew",
     "log: spool was set aside",
     "log: stores could not be listed; trying again",
     "log: took up leftover spool",
@@ -162,11 +166,42 @@ def is_caught(*names: str, **options: Any) -> bool:
     )
 
 
+POWER: dict[str, Any] = {"brokers": 1, "replication": 1, "fsync": Fsync.COMMIT, "lease_seconds": 10.0}
+
+
+def test_to_look_at_the_last_record_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_check, "_longest", lambda records, *_: (min(records), None))
+    assert is_caught("stuck", "lost-write", faults=("crash machine",), **POWER)
+
+
+def test_a_sync_that_is_believed_after_one_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(self: SharedFile) -> None:
+        self._open().sync()
+
+    monkeypatch.setattr(SharedFile, "sync", sync)
+    for name in ("_require_sound", "_mark_distrusted", "_tell_failure"):
+        monkeypatch.setattr(DurableSpool, name, lambda *_: None)
+    assert is_caught("under-replicated-ack", faults=("disk fails",), **POWER)
+
+
+def test_folders_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessDisk, "sync_folder", lambda *_: None)
+    assert is_caught("under-replicated-ack", faults=(), **POWER)
+
+
+def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flush_nothing(self: DurableSpool) -> None:
+        return None
+
+    monkeypatch.setattr(DurableSpool, "flush_commits", flush_nothing)
+    assert is_caught("under-replicated-ack", faults=(), **POWER | {"brokers": 3, "replication": 3})
+
+
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that forgets its spool when it is killed, tells nobody, and does not ask the store for the journal's end.
     real = preconditions.check
 
-    def forget(folder: SpoolFolder) -> Recovered:
+    def forget(folder: SpoolFolder, *, distrusted: bool) -> Recovered:
         return Recovered(Spool(folder.journal))
 
     def check_nothing(

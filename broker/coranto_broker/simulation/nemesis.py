@@ -84,6 +84,7 @@ class Nemesis:
         for machine in world.machines:
             machine.disk.full = False
             machine.disk.fail_sync = None
+            machine.disk.before_sync = lambda name: None
             machine.disk.kill_in_write = None
             machine.stays_down = False
             if machine.process is not None:
@@ -148,10 +149,27 @@ class Nemesis:
         await self._for_a_while(back, self._lease, 2 * self._lease)
 
     async def _crash_machine(self, machine: Machine) -> None:
-        if self._rng.random() < 0.25:
+        when = self._rng.choice(("now", "in write", "in sync", "in sync"))
+        if when == "now":
             machine.crash()
-        else:  # Between two writes there is hardly anything that is not synced.
+        elif when == "in write":
             self._end_in_write(machine, machine.crash)
+        else:
+            self._end_in_sync(machine)
+
+    def _end_in_sync(self, machine: Machine) -> None:
+        """Crash the machine before one of its next syncs has any effect."""
+        countdown, disk = self._rng.randint(1, 8), machine.disk
+
+        def syncs(_: str) -> None:
+            nonlocal countdown
+            countdown -= 1
+            if countdown <= 0:
+                disk.before_sync = lambda name: None
+                machine.kill()
+                self._world.loop.later(0.0, disk.crash)
+
+        disk.before_sync = syncs
 
     async def _exit_gracefully(self, machine: Machine) -> None:
         machine.stop_requested.set()

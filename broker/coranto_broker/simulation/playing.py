@@ -130,6 +130,8 @@ def listening(world: World, tell: Tell | None) -> Iterator[None]:
         what = str(event.get("event"))
         world.coverage.sometimes(f"log: {what}")
         error = event.get("exc_info")
+        if error is True:  # Told within its handler.
+            error = sys.exception()
         if method == "error" and error and not isinstance(error, OSError):  # Disks may fail.
             world.problems.append(
                 f"logged: {what}: {error!r} { ({k: str(v) for k, v in event.items() if k != 'event'}) }"
