@@ -158,6 +158,8 @@ class FragmentIndex:
         for begin, (sealed, _, _) in list(self._sealed.items()):
             if entries.covers(sealed.fragment.begin, sealed.fragment.end):
                 del self._sealed[begin]
+                # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
+                self._noted_head = max(self._noted_head, sealed.fragment.end)
                 sealed.drop()
         for _, known, stored_at in self._sealed.values():
             entry = known

@@ -199,6 +199,22 @@ async def test_a_local_file_stays_until_a_later_listing_covers_it(
     assert not sealed.log.path.exists()
 
 
+async def test_the_head_stays_when_stored_fragments_are_deleted(
+    index: FragmentIndex, clock: ManualClock, tmp_path: Path
+) -> None:
+    sealed = local(tmp_path, 0)
+    index.spool_commit(fragment(0, 10), sealed.content)
+    index.spool_complete(sealed)
+    index.stored(sealed, fragment(0, 10, RECENT))
+    clock.advance(1)
+    index.refresh([fragment(0, 10, RECENT)], clock.monotonic())
+    assert not sealed.content.path.exists()
+    index.refresh([], clock.monotonic())  # Somebody has deleted everything in the store.
+    assert (index.head, index.known.end) == (10, 10)
+    found = await index.query(-1, block=False)
+    assert (found.offset, found.write_head, found.entry) == (10, 10, None)
+
+
 async def test_a_read_does_not_jump_to_what_this_broker_stored_before_a_listing_shows_it(
     index: FragmentIndex, tmp_path: Path
 ) -> None:
