@@ -25,6 +25,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
 from coranto_broker.authorization import RULES, Authorizer
+from coranto_broker.copies import PeerCopies
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
@@ -96,7 +97,8 @@ class Broker:
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
         self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
-        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge)
+        copies = PeerCopies(keyspace, self.member, self.peers)
+        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge, copies=copies)
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
         self._spools = settings.data_dir / "spools"

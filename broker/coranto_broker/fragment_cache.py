@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from coranto.codecs import check_plausible, decompress_into
+from coranto.codecs import check_plausible, decompress_into, longest_file
 from coranto.errors import CorruptFragment, Unavailable
 from coranto.fragments import Codec, Fragment
 from coranto.stores import FragmentStore, StoreRegistry
@@ -89,8 +89,7 @@ class FragmentCache:
         async with self._fetches:
             file = await asyncio.to_thread(self._new_file)
             try:
-                # Compression may lengthen content a little, but what is much longer is something else.
-                left = fragment.length + (fragment.length >> 4) + _PIECE_BYTES
+                left = longest_file(fragment.length)  # What is longer is something else.
                 async for piece in store.stream(fragment):
                     left -= len(piece)
                     if left < 0:

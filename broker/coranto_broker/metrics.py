@@ -53,6 +53,12 @@ class Metrics:
         self.persist_failures = Counter(
             "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
         )
+        self.damaged = Counter(
+            "coranto_fragments_damaged", "Fragments whose local file was found to be damaged.", registry=self.registry
+        )
+        self.mended = Counter(
+            "coranto_fragments_mended", "Of these, those that another broker's copy made good.", registry=self.registry
+        )
         self.stores_healthy = Gauge(
             "coranto_fragment_store_healthy",
             "Whether the last probe of a fragment store succeeded (1) or not (0).",

@@ -294,7 +294,12 @@ class Replica:
                 ]
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
-                self.index.refresh(listed, begun_at)
+                for sealed in self.index.refresh(listed, begun_at):
+                    _log.error(
+                        "what the store has cannot be the fragment; storing it anew",
+                        fragment=sealed.fragment.content_path,
+                    )
+                    self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
                 self._on_listed(spec, listed, self.index)
                 failures = 0
                 self._unlistable.clear()

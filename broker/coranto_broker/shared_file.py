@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coranto.effects import Bytes, Disk, DiskFile
+from coranto.errors import CorruptSpool
 
 
 class SharedFile:
@@ -27,10 +28,17 @@ class SharedFile:
         self._borrowers = 0
         self._owned = True
         self._discarded = False
+        self._taken_out = False
+        self._replaced: list[DiskFile] = []  # Open files of content that was taken out, which somebody may be reading.
 
     @property
     def discarded(self) -> bool:
         return self._discarded
+
+    @property
+    def taken_out(self) -> bool:
+        """Whether its content was found to be damaged, and nothing has taken its place yet."""
+        return self._taken_out
 
     @contextmanager
     def borrow(self) -> Iterator[SharedFile]:
@@ -73,7 +81,8 @@ class SharedFile:
         return self._open().size()
 
     def sync(self) -> None:
-        self._open().sync()
+        if not self._taken_out:
+            self._open().sync()
 
     def seal(self) -> None:
         """The owner writes no more."""
@@ -89,8 +98,33 @@ class SharedFile:
     def move(self, target: Path) -> None:
         """Move the file out of the way; for its owner and for new readers it is as if discarded."""
         self._discarded = True
-        self._disk.rename(self.path, target)
+        if not self._taken_out:
+            self._disk.rename(self.path, target)
         self.seal()
+
+    def take_out(self, target: Path) -> None:
+        """Move damaged content of a sealed file out of the way, until `put_in`.
+
+        Whoever reads the file from now on gets CorruptSpool, also those who have borrowed it. Raises OSError when the
+        content cannot be moved; it is not read any more all the same.
+        """
+        self._taken_out = True
+        if self._file is not None:
+            self._replaced.append(self._file)
+            self._file = None
+        self._close_if_idle()
+        self._disk.rename(self.path, target)
+
+    def beside(self, name: str) -> SharedFile:
+        """An empty file in the same folder, for `put_in`."""
+        file = SharedFile(self._disk, self.path.with_name(name))
+        file.truncate(0)
+        return file
+
+    def put_in(self, other: SharedFile) -> None:
+        """Have the content of `other`, a synced file beside this one, in place of what was taken out."""
+        other.move(self.path)
+        self._taken_out = False
 
     def discard(self) -> None:
         """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""
@@ -100,12 +134,20 @@ class SharedFile:
 
     def _open(self) -> DiskFile:
         if self._file is None:
+            if self._taken_out:
+                raise CorruptSpool(
+                    f"{self.path} was damaged and was set aside; another broker or the store may have its content"
+                )
             if self._discarded:
                 raise FileNotFoundError(f"{self.path} was discarded")
             self._file = self._disk.open(self.path)
         return self._file
 
     def _close_if_idle(self) -> None:
-        if self._file is not None and not self._borrowers and not self._owned:
+        if self._borrowers:
+            return
+        while self._replaced:
+            self._replaced.pop().close()
+        if self._file is not None and not self._owned:
             self._file.close()
             self._file = None

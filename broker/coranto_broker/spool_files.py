@@ -45,6 +45,9 @@ from coranto_broker.spool import Committed, Decision, Hash, Outcome, Spool
 COMPACT_LOG_BYTES = 4 << 20
 """A commit log longer than this is started over, with its last record."""
 
+FETCHED = ".fetched"
+"""How the name of a file ends whose content is being fetched. What a crash leaves of it is of no use."""
+
 ASIDE_BYTES = 1 << 17
 """Content of at least this size is written and hashed by another thread, while this one receives what follows."""
 
@@ -102,7 +105,14 @@ class Sealed:
     def set_aside(self) -> None:
         """Keep the files where nobody takes them up: others went on without this content."""
         for file in (self.log, self.content):
-            file.move(file.path.parent / "set-aside" / f"{self.fragment.sum.hex()[:8]}.{file.path.name}")
+            file.move(self._place_aside(file))
+
+    def set_content_aside(self) -> None:
+        """Keep damaged content where nobody reads it. The log goes on to claim it, until it is put back or stored."""
+        self.content.take_out(self._place_aside(self.content))
+
+    def _place_aside(self, file: SharedFile) -> Path:
+        return file.path.parent / "set-aside" / f"{self.fragment.sum.hex()[:8]}.{file.path.name}"
 
     def drop(self) -> None:
         """Remove the files: the content is elsewhere, or no longer wanted."""

@@ -29,7 +29,7 @@ from coranto_broker import commit_log
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Hash, Spool, empty_at, new_sum
-from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, SpoolObserver, Watermark
+from coranto_broker.spool_files import FETCHED, DurableSpool, Fsync, Sealed, SpoolFolder, SpoolObserver, Watermark
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
 LOST_FILE = "lost.json"
@@ -109,6 +109,9 @@ def recover(folder: SpoolFolder) -> Recovered:
     """
     verified: list[_Verified] = []
     lost_end = _read_lost_end(folder)
+    for name in folder.disk.list(folder.path):
+        if name.endswith(FETCHED):
+            folder.disk.remove(folder.path / name)
     for found in _find(folder):
         try:
             fragment = _verify(folder, found)

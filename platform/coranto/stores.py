@@ -69,16 +69,21 @@ class FragmentStore(ABC):
     async def put(self, fragment: Fragment, content: Content) -> None:
         """Store a fragment's compressed file, whole or not at all; survives power loss on return.
 
-        An equally named fragment is replaced. Raises StoreError.
+        An equally named fragment is replaced. Raises StoreError. What iterating over `content` raises is raised, too,
+        and then nothing has been stored under the fragment's name, nor replaced.
         """
 
     @abstractmethod
+    async def size(self, fragment: Fragment) -> int | None:
+        """Bytes of the fragment's file; None when there is none. Raises StoreError when the store cannot tell."""
+
     async def exists(self, fragment: Fragment) -> bool:
-        """Raises StoreError when the store cannot tell."""
+        """Whether there is a file of its name. Raises StoreError when the store cannot tell."""
+        return await self.size(fragment) is not None
 
     @abstractmethod
     def list(self, journal: str) -> AsyncIterator[Fragment]:
-        """Every fragment of a journal, in no order, with `backing_store` and `mod_time` set.
+        """Every fragment of a journal, in no order, with `backing_store`, `mod_time` and `file_bytes` set.
 
         Files that are not named like fragments are skipped with a log line. Raises StoreError.
         """
@@ -154,13 +159,12 @@ class ObjectStoreFragments(FragmentStore):
         with self._errors("put", fragment.content_path):
             await obstore.put_async(self._write_store, self._key(fragment), content, attributes=attributes or None)
 
-    async def exists(self, fragment: Fragment) -> bool:
+    async def size(self, fragment: Fragment) -> int | None:
         try:
             with self._errors("look up", fragment.content_path):
-                await obstore.head_async(self._store, self._key(fragment))
+                return (await obstore.head_async(self._store, self._key(fragment)))["size"]
         except FragmentNotFound:
-            return False
-        return True
+            return None
 
     async def list(self, journal: str) -> AsyncIterator[Fragment]:
         folder = self._url.key(journal + "/")
@@ -170,7 +174,11 @@ class ObjectStoreFragments(FragmentStore):
                     path = meta["path"].removeprefix(folder)
                     try:
                         yield parse_content_path(
-                            journal, path, backing_store=self.url, mod_time=int(meta["last_modified"].timestamp())
+                            journal,
+                            path,
+                            backing_store=self.url,
+                            mod_time=int(meta["last_modified"].timestamp()),
+                            file_bytes=meta["size"],
                         )
                     except InvalidInput as err:
                         # An upload in progress (or one that a crash ended) is no news.

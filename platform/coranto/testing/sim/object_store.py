@@ -63,9 +63,10 @@ class SimObjectStore:
             self.faulty["applied and failed"] += 1
             raise StoreError(f"503: the put of {fragment.content_path} failed")
 
-    def exists(self, fragment: Fragment) -> bool:
+    def size(self, fragment: Fragment) -> int | None:
         self._refuse()
-        return fragment.content_path in self.objects
+        found = self.objects.get(fragment.content_path)
+        return None if found is None else len(found.data)
 
     def get(self, fragment: Fragment) -> bytes:
         self._refuse()
@@ -78,7 +79,12 @@ class SimObjectStore:
         self._refuse()
         until = self._network.loop.time() - self.faults.list_lag
         return [
-            replace(found.fragment, backing_store=url, mod_time=int(self._network.loop.epoch + found.stored_at))
+            replace(
+                found.fragment,
+                backing_store=url,
+                mod_time=int(self._network.loop.epoch + found.stored_at),
+                file_bytes=len(found.data),
+            )
             for found in self.objects.values()
             if found.fragment.journal == journal and found.stored_at <= until
         ]
@@ -118,8 +124,8 @@ class SimFragments(FragmentStore):
         data = content
         await self._call(lambda: self._service.put(fragment, data))
 
-    async def exists(self, fragment: Fragment) -> bool:
-        return await self._call(lambda: self._service.exists(fragment))
+    async def size(self, fragment: Fragment) -> int | None:
+        return await self._call(lambda: self._service.size(fragment))
 
     async def list(self, journal: str) -> AsyncIterator[Fragment]:
         for fragment in await self._call(lambda: self._service.list(journal, self.url)):
