@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -38,6 +39,7 @@ from coranto.fragments import Fragment
 from coranto.postfix import PostfixTemplate
 from coranto.stores import FragmentStore, StoreRegistry
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.backlog import Backlog
 from coranto_broker.copies import Copies, mend
 from coranto_broker.in_sync import Judgement
 from coranto_broker.metrics import Metrics
@@ -49,6 +51,8 @@ ATTEMPT_SECONDS = 300.0
 _PIECE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
+_HELD_SECONDS = 10.0
+"""The longest pause while appends are held back by what is not stored."""
 _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
 """How long the end waits for fragments of which it is open whether they may be stored: their primary may be ending too,
@@ -87,6 +91,10 @@ class _Job:
     """Monotonic time at which the local content was found to be damaged; None when it is not, or no more."""
     damages: int = 0
     """How often it was, which is more than once where the disk goes on damaging what is written to it."""
+    store: str = ""
+    """The URL of the store that was tried last."""
+    counted: bool = False
+    """Whether it is part of the backlog."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -103,11 +111,12 @@ class FragmentPersister:
         max_parallel: int = MAX_PARALLEL,
         judge: Judge | None = None,
         copies: Copies | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted.
 
         `judge` says whether a fragment is part of its journal; without it, all are. `copies` are those of other
-        brokers.
+        brokers, `backlog` is told what waits.
         """
         self._spec_of = spec_of
         self._stores = stores
@@ -115,6 +124,7 @@ class FragmentPersister:
         self._metrics = metrics
         self._judge = judge
         self._copies = copies
+        self._backlog = backlog if backlog is not None else Backlog(clock)
         self._parallel = asyncio.Semaphore(max_parallel)
         self._draining = False
         self._tasks: dict[asyncio.Task[None], _Job] = {}
@@ -124,6 +134,13 @@ class FragmentPersister:
     def pending(self) -> int:
         """Fragments that are not stored yet."""
         return len(self._tasks)
+
+    @property
+    def oldest(self) -> float:
+        """Wall time of the first append to the oldest content that is ours to store; infinite without any."""
+        return min(
+            (job.sealed.first_append_time or math.inf for job in self._tasks.values() if job.counted), default=math.inf
+        )
 
     @property
     def damaged(self) -> int:
@@ -146,6 +163,8 @@ class FragmentPersister:
         task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
         self._tasks[task] = self._of_journal.setdefault(sealed.fragment.journal, {})[task] = job
         task.add_done_callback(self._done)
+        if primary:
+            self._count(job)
 
     async def release(self, journal: str) -> None:
         """Leave this journal's fragments alone: somebody else takes up their files."""
@@ -157,6 +176,7 @@ class FragmentPersister:
     def hurry(self, journal: str) -> None:
         """Try what is waiting of this journal now."""
         for job in self._of_journal.get(journal, {}).values():
+            self._count(job)
             job.hurry.set()
 
     async def close(self, timeout: float) -> int:
@@ -213,8 +233,10 @@ class FragmentPersister:
                 self._found_damaged(job, error)
                 continue
             except (CorantoError, OSError) as error:
-                self._failed(job)
                 job.unreadable = isinstance(error, OSError) and not isinstance(error, TimeoutError)
+                self._failed(job)
+                if not job.unreadable:
+                    self._refused(job, str(error) or f"it took more than {ATTEMPT_SECONDS:.0f} seconds")
                 _log.warning(
                     "fragment could not be stored; trying again",
                     fragment=sealed.fragment.content_path,
@@ -222,6 +244,7 @@ class FragmentPersister:
                     seconds=job.delay,
                 )
                 continue
+            self._backlog.stored(sealed.fragment.journal)
             job.on_stored(sealed, stored)
             return
 
@@ -229,6 +252,20 @@ class FragmentPersister:
         self._metrics.persist_failures.inc()
         job.delay = _BACKOFF_SECONDS[job.failures] if job.failures < len(_BACKOFF_SECONDS) else _LATER_SECONDS
         job.failures += 1
+        self._count(job)
+
+    def _refused(self, job: _Job, reason: str) -> None:
+        """It was not our disk. Where appends wait for the store, find out soon that it takes fragments again."""
+        journal = job.sealed.fragment.journal
+        self._backlog.failed(journal, job.store, job.failures, reason)
+        if self._backlog.holds(journal):
+            job.delay = min(job.delay, _HELD_SECONDS)
+
+    def _count(self, job: _Job) -> None:
+        """From now on it is our duty to store the fragment, as it is a replica's when its primary seems not to."""
+        if not job.counted:
+            job.counted = True
+            self._backlog.add(job.sealed.fragment.journal, job.sealed.fragment.length)
 
     def _found_damaged(self, job: _Job, error: _Damaged) -> None:
         """Let nobody read damaged content any more, and look for a good copy: at once, and then ever more rarely."""
@@ -258,6 +295,8 @@ class FragmentPersister:
         del others[task]
         if not others:
             del self._of_journal[journal]
+        if job.counted:
+            self._backlog.remove(journal, job.sealed.fragment.length)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
 
@@ -291,13 +330,14 @@ class FragmentPersister:
             await asyncio.wait(before, timeout=_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
     async def _attempt(self, job: _Job, spec: pb.JournalSpec) -> Fragment:
-        sealed, postfix = job.sealed, ""
+        sealed, postfix, job.store = job.sealed, "", spec.fragment.stores[0]
         if spec.fragment.path_postfix_template:
             template = PostfixTemplate(spec.fragment.path_postfix_template)
             postfix = template.render(sealed.fragment, sealed.first_append_time, sealed.registers, spec)
         fragment = replace(sealed.fragment, path_postfix=postfix)
         urls = list(spec.fragment.stores)
         for url in urls:
+            job.store = url
             store = self._stores.get(url)
             try:
                 if not await self._has(store, fragment):

@@ -28,7 +28,7 @@ from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
-from coranto_broker.spool import empty_at
+from coranto_broker.spool import Committed, empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.taking_up import take_up
 
@@ -131,6 +131,11 @@ class Replica:
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
         return self._given_up
+
+    @property
+    def growing(self) -> Committed | None:
+        """The fragment under construction, of a journal that has fragment stores."""
+        return self._spool.committed if self._spool is not None and self._has_stores() else None
 
     def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""

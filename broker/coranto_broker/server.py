@@ -150,8 +150,7 @@ class BrokerProcess:
         if settings.metrics_port is not None:
             self.broker.metrics.watch(
                 {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value},
-                journals=lambda: len(self.broker.resolver.local_replicas),
-                pending=lambda: self.broker.persister.pending,
+                self.broker.values,
             )
             site = Site(operation.application(self.broker.metrics.registry, self.readiness), grace_seconds=0.1)
             self._exits.push_async_callback(site.stop)
