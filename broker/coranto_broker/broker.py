@@ -112,7 +112,9 @@ class Broker:
             broker_bytes=settings.max_unpersisted_bytes,
             on_store=self._store_seen,
         )
-        self.persister = FragmentPersister(self._spec_of, stores, clock, self.metrics, judge=self._judge, copies=copies)
+        self.persister = FragmentPersister(
+            self._spec_of, stores, clock, self.metrics, judge=self._judge, copies=copies, backlog=self.backlog
+        )
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
         self._spools = settings.data_dir / "spools"

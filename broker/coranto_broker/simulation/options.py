@@ -32,6 +32,8 @@ FAULTS = (
     "exit gracefully",
     "change spec",
     "suspend",
+    "store refuses fragments",
+    "flip a bit",
 )
 
 

@@ -22,17 +22,23 @@ from coranto.testing.sim.network import Network, TimedOut
 NODE = "store"
 _TIMEOUT_SECONDS = 30.0
 _PIECE_SECONDS = 0.25
+_PROBES = ".test/"
+"""How the names of journals begin that are probes."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StoreFaults:
-    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds)."""
+    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds).
+
+    `refuse_fragments` is the chance of puts of anything but probes.
+    """
 
     refuse: float = 0.0
     fail_after_applying: float = 0.0
     list_lag: float = 0.0
     slow: float = 0.0
+    refuse_fragments: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class SimObjectStore:
 
     def put(self, fragment: Fragment, data: bytes) -> None:
         self._refuse()
+        if self.faults.refuse_fragments and not fragment.journal.startswith(_PROBES):
+            self._refuse_fragment()
         now = self._network.loop.time()
         known = self.objects.get(fragment.content_path)
         self.objects[fragment.content_path] = StoredObject(fragment, data, known.stored_at if known else now)
@@ -97,6 +105,11 @@ class SimObjectStore:
         if self._rng.random() < self.faults.refuse:
             self.faulty["refused"] += 1
             raise StoreError("503: slow down")
+
+    def _refuse_fragment(self) -> None:
+        if self._rng.random() < self.faults.refuse_fragments:
+            self.faulty["refused, being of a fragment"] += 1
+            raise StoreError("403: probes only")
 
     async def dawdle(self) -> None:
         """Take the time that a slow store takes, for as long as it is slow."""
