@@ -199,7 +199,7 @@ class Readying(Appending):
         replica = resolution.require_replica
         try:
             for url in resolution.spec.fragment.stores[:1]:  # New fragments go to the first.
-                problem = await self._env.store_problem(url, resolution.invalidated)
+                problem = await self._env.store_problem(resolution.spec.name, url, resolution.invalidated)
                 if problem:
                     self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, problem
                     return State.ERROR

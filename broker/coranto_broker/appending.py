@@ -46,8 +46,8 @@ class AppendEnvironment(Protocol):
         """A pipeline of the resolution's Route around the broker's own spool."""
         ...
 
-    async def store_problem(self, url: str, until: Signal | None) -> str:
-        """What is wrong with a fragment store, after it has been given some time; empty when it is healthy.
+    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
+        """What keeps a journal's content out of a fragment store, after that has been given some time; or empty.
 
         Raises Invalidated when `until` fires first.
         """

@@ -61,8 +61,8 @@ class Environment(Protocol):
         """Whether every journal's rate of appends is limited."""
         ...
 
-    def is_healthy(self, url: str) -> bool:
-        """Whether a fragment store is known to work."""
+    def is_healthy(self, journal: str, url: str) -> bool:
+        """Whether a fragment store is known to work, and what waits to go there does not hold the journal back."""
         ...
 
     def grouped(self, appends: int) -> None:
@@ -111,7 +111,7 @@ def commit(environment: Environment, candidate: Candidate, request: pb.AppendReq
         standing = pipeline.standing = _stand(environment, resolution, before, now)
         if standing is None:
             return None
-    if standing.store and not environment.is_healthy(standing.store):
+    if standing.store and not environment.is_healthy(resolution.spec.name, standing.store):
         return None
     registers = candidate.after
     if registers is None or before.registers is not candidate.before:  # Nobody modifies them in place.

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -25,6 +25,8 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
 from coranto_broker.authorization import RULES, Authorizer
+from coranto_broker.backlog import Backlog
+from coranto_broker.copies import PeerCopies
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
@@ -63,6 +65,13 @@ _QUIET = frozenset(
 """Statuses of a pulse that are nothing to worry about, because a change of the Route will follow."""
 
 
+class Unpersisted(NamedTuple):
+    """Content that is in no fragment store: its `size` in bytes, and the `age` of the oldest of it in seconds."""
+
+    size: int
+    age: float
+
+
 class Broker:
     """The effects and long-lived parts of one broker process."""
 
@@ -98,15 +107,30 @@ class Broker:
         self._stopping: set[asyncio.Task[None]] = set()
         self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
         self._folders = JournalFolders(stores, self._names_below)
+        copies = PeerCopies(keyspace, self.member, self.peers)
+        self.backlog = Backlog(
+            clock,
+            journal_bytes=settings.max_unpersisted_journal_bytes,
+            broker_bytes=settings.max_unpersisted_bytes,
+            on_store=self._store_seen,
+        )
         self.persister = FragmentPersister(
-            self._spec_of, stores, clock, self.metrics, judge=self._judge, folders=self._folders
+            self._spec_of,
+            stores,
+            clock,
+            self.metrics,
+            judge=self._judge,
+            folders=self._folders,
+            copies=copies,
+            backlog=self.backlog,
         )
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
         self._failed: set[str] = set()  # Journals whose next replica must not trust what it finds.
         self._spools = settings.data_dir / "spools"
         self._leftovers = Leftovers(self._spools, disk, clock, self, self.in_sync, self.persister)
-        self._health = StoreHealth(stores, clock, self.spawn, self.metrics.store_probed, self.metrics.store_forgotten)
+        self._health = StoreHealth(stores, clock, self.spawn, self._store_probed, self._store_forgotten)
+        self._probed: dict[str, bool] = {}
         self._retention = Retention(
             stores,
             clock,
@@ -245,11 +269,11 @@ class Broker:
     def limits_rates(self) -> bool:
         return self.settings.max_append_rate > 0
 
-    def is_healthy(self, url: str) -> bool:
-        return self._health.is_healthy(url)
+    def is_healthy(self, journal: str, url: str) -> bool:
+        return self._health.is_healthy(url) and not self.backlog.problem(journal, url)
 
-    async def store_problem(self, url: str, until: Signal | None) -> str:
-        return await self._health.problem(url, until)
+    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
+        return await self._health.problem(url, until) or await self.backlog.room(journal, url, until)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work until the broker stops."""
@@ -344,6 +368,44 @@ class Broker:
         self._stopping.add(task)
         task.add_done_callback(self._stopped)
         return task
+
+    @property
+    def values(self) -> dict[str, Callable[[], float]]:
+        """What `metrics.WATCHED` names."""
+        return {
+            "journals": lambda: len(self.resolver.local_replicas),
+            "journals_held_back": lambda: self.backlog.held,
+            "fragments_pending": lambda: self.persister.pending,
+            "fragments_without_copy": lambda: self.persister.damaged,
+            "unpersisted_bytes": lambda: self.unpersisted.size,
+            "unpersisted_age_seconds": lambda: self.unpersisted.age,
+        }
+
+    # -- Fragment stores -----------------------------------------------------------------------------------------------
+
+    @property
+    def unpersisted(self) -> Unpersisted:
+        """What of the journals that have a store is in none yet, and this broker's to store."""
+        size, oldest = self.backlog.total, self.persister.oldest
+        for replica in self.resolver.local_replicas:
+            growing = replica.growing
+            if growing is not None and growing.fragment.length and self._is_primary(replica.journal):
+                size += growing.fragment.length
+                oldest = min(oldest, growing.first_append_time)
+        return Unpersisted(size, max(0.0, self.clock.now() - oldest))
+
+    def _store_probed(self, url: str, healthy: bool) -> None:
+        self._probed[url] = healthy
+        self._store_seen(url)
+
+    def _store_forgotten(self, url: str) -> None:
+        del self._probed[url]
+        self.metrics.store_forgotten(url)
+
+    def _store_seen(self, url: str) -> None:
+        """A store that takes probes and refuses fragments does not work."""
+        if url in self._probed:
+            self.metrics.store_probed(url, self._probed[url] and not self.backlog.refused_by(url))
 
     # -- In the background ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """The fragment index of a replica: where the content of each offset can be had.
 
 It joins what lies in local spool files with what the fragment stores list. A local fragment keeps its file until a
-listing shows that the stores have its content: under its own offsets and SHA-1, or within what lies directly in the
-journal's folder. What lies in a subfolder and merely covers its offsets is not enough: nothing but its path says that
-it is this journal's (see `coranto.journal_folders`).
+listing that was begun after the fragment was stored shows that the stores have its content: under its own offsets and
+SHA-1, or within what lies directly in the journal's folder. What lies in a subfolder and merely covers its offsets is
+not enough: nothing but its path says that it is this journal's (see `coranto.journal_folders`). What is listed counts
+only if its length can be right, and if it is not another content of the very same offsets. Whether the content agrees
+with its name is left to those who read it, all of whom compare the SHA-1, and to audits.
 
 Which entry answers an offset (`find` is pure):
 
@@ -22,6 +24,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from coranto.codecs import can_hold
 from coranto.cover_set import CoverSet
 from coranto.effects import Clock
 from coranto.errors import Unavailable
@@ -48,6 +51,12 @@ class Entry:
     @property
     def end(self) -> int:
         return self.fragment.end
+
+    @property
+    def local(self) -> SharedFile | None:
+        """The local file to read it from; None when it is to be read from its store."""
+        damaged = self.content is not None and self.content.taken_out
+        return None if damaged and self.fragment.backing_store else self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,20 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
             offset = entry.end
             continue
         return Found(offset, write_head, entry)
+
+
+def is_plausible(fragment: Fragment) -> bool:
+    """Whether the file of a listed fragment has a length that can be right; True when that is not known."""
+    size = fragment.file_bytes
+    return size is None or can_hold(fragment.codec, size, fragment.length)
+
+
+def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
+    """The sums of fragments, by their offsets."""
+    found: dict[tuple[int, int], set[bytes]] = {}
+    for fragment in fragments:
+        found.setdefault((fragment.begin, fragment.end), set()).add(fragment.sum)
+    return found
 
 
 class FragmentIndex:
@@ -154,33 +177,52 @@ class FragmentIndex:
         self._all.add(entry)
         self._changed()
 
-    def refresh(self, listed: Iterable[Fragment], begun_at: float) -> None:
-        """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`."""
-        listed = list(listed)
-        entries: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in listed)
+    def refresh(self, listed: Iterable[Fragment], begun_at: float) -> list[Sealed]:
+        """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`.
+
+        Returns local fragments that are to be stored again: the files that were stored as theirs cannot be them.
+        """
+        sound: list[Fragment] = []
+        unsound: list[Fragment] = []
+        for fragment in listed:
+            (sound if is_plausible(fragment) else unsound).append(fragment)
+        entries: CoverSet[Entry] = CoverSet(map(Entry, sound))
         if self._sealed:
-            self._drop_listed(listed)
-        for _, known, stored_at in self._sealed.values():
+            self._drop_listed(sound)
+        names = {fragment.content_name for fragment in unsound}
+        again: list[Sealed] = []
+        for begin, (sealed, known, stored_at) in list(self._sealed.items()):
             entry = known
             # Stored but absent from a later listing: somebody removed it, so it is only here again.
             if stored_at < begun_at:
                 entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
+                if entry.fragment.content_name in names:
+                    self._sealed[begin] = (sealed, entry, float("inf"))
+                    again.append(sealed)
             entries.add(entry)
         if self._current is not None:
             entries.add(self._current)
+        for fragment in unsound:
+            # Whoever reads it is told what is wrong with it. It must not hide what is good.
+            if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
+                entries.add(Entry(fragment))
         self._all = entries
         self._refreshed.set()
         self._changed()
+        return again
 
-    def _drop_listed(self, listed: list[Fragment]) -> None:
-        """Remove the local files of what the stores have, beyond doubt."""
-        contents = {(fragment.begin, fragment.end, fragment.sum) for fragment in listed}
-        own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in listed if not fragment.path_postfix)
+    def _drop_listed(self, sound: list[Fragment]) -> None:
+        """Remove the local files of fragments whose content the stores have, beyond doubt."""
+        spans = _spans(sound)
+        own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in sound if not fragment.path_postfix)
         for begin, (sealed, _, _) in list(self._sealed.items()):
-            fragment = sealed.fragment
-            content = (fragment.begin, fragment.end, fragment.sum)
-            if content in contents or own.covers(fragment.begin, fragment.end):
+            ours = sealed.fragment
+            sums = spans.get((ours.begin, ours.end))
+            has = ours.sum in sums if sums is not None else own.covers(ours.begin, ours.end)
+            if has:
                 del self._sealed[begin]
+                # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
+                self._noted_head = max(self._noted_head, ours.end)
                 sealed.drop()
 
     def forget(self, sealed: Sealed) -> None:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
 from coranto_broker.tallies import Distribution, LabeledTally, Tally
+
+WATCHED: Final = {
+    "journals": "Journals that are assigned to this broker.",
+    "journals_held_back": "Journals that refuse appends since too much of them waits to be stored, or is refused.",
+    "fragments_pending": "Completed fragments that are not in their store yet.",
+    "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
+    "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
+    "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
+}
+"""Gauges that show what the broker is asked for."""
 
 
 class UnderWay:
@@ -53,6 +64,12 @@ class Metrics:
         self.persist_failures = Counter(
             "coranto_fragment_store_failures", "Attempts to store a fragment that failed.", registry=self.registry
         )
+        self.damaged = Counter(
+            "coranto_fragments_damaged", "Fragments whose local file was found to be damaged.", registry=self.registry
+        )
+        self.mended = Counter(
+            "coranto_fragments_mended", "Of these, those that another broker's copy made good.", registry=self.registry
+        )
         self.stores_healthy = Gauge(
             "coranto_fragment_store_healthy",
             "Whether the last probe of a fragment store succeeded (1) or not (0).",
@@ -92,13 +109,12 @@ class Metrics:
         """Nothing is known of a fragment store any more."""
         self.stores_healthy.remove(url)
 
-    def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
-        """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""
+    def watch(self, facts: dict[str, str], values: Mapping[str, Callable[[], float]]) -> None:
+        """Also tell of the process and its broker: what it is, and the `values` of WATCHED by their names."""
         ProcessCollector(registry=self.registry)
         Info("coranto_broker", "What this broker is.", registry=self.registry).info(facts)
-        for name, text, value in (
-            ("coranto_tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks())),
-            ("coranto_journals", "Journals that are assigned to this broker.", journals),
-            ("coranto_fragments_pending", "Completed fragments that are not in their store yet.", pending),
-        ):
-            Gauge(name, text, registry=self.registry).set_function(value)
+        Gauge("coranto_tasks", "Tasks of the event loop.", registry=self.registry).set_function(
+            lambda: len(asyncio.all_tasks())
+        )
+        for name, text in WATCHED.items():
+            Gauge(f"coranto_{name}", text, registry=self.registry).set_function(values[name])

@@ -28,7 +28,7 @@ from coranto_broker.journal_folders import JournalFolders
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
-from coranto_broker.spool import empty_at
+from coranto_broker.spool import Committed, empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.taking_up import take_up
 
@@ -141,6 +141,11 @@ class Replica:
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
         return self._given_up
+
+    @property
+    def growing(self) -> Committed | None:
+        """The fragment under construction, of a journal that has fragment stores."""
+        return self._spool.committed if self._spool is not None and self._has_stores() else None
 
     def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""
@@ -344,7 +349,12 @@ class Replica:
                 listed = await self._folders.fragments(self.journal, spec.fragment.stores)
                 if self._recovering is not None:
                     await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
-                self.index.refresh(listed, begun_at)
+                for sealed in self.index.refresh(listed, begun_at):
+                    _log.error(
+                        "what the store has cannot be the fragment; storing it anew",
+                        fragment=sealed.fragment.content_path,
+                    )
+                    self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
                 self._on_listed(spec, listed, self.index)
                 await self._folders.mark_listed(self.journal, spec.fragment.stores)
                 failures = 0

@@ -152,8 +152,7 @@ class BrokerProcess:
         if settings.metrics_port is not None:
             self.broker.metrics.watch(
                 {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value},
-                journals=lambda: len(self.broker.resolver.local_replicas),
-                pending=lambda: self.broker.persister.pending,
+                self.broker.values,
             )
             operations = operation.application(
                 self.broker.metrics.registry, self.readiness, local=is_loopback(settings.host)

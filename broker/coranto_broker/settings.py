@@ -68,6 +68,17 @@ class BrokerSettings(BaseSettings):
     cache_bytes: int = Field(
         default=2 << 30, ge=0, description="Disk space below data_dir for content read from fragment stores."
     )
+    max_unpersisted_journal_bytes: int = Field(
+        default=4 << 30,
+        ge=0,
+        description="Appends to a journal are refused while more of its completed fragments waits for its fragment "
+        "store; 0: no bound.",
+    )
+    max_unpersisted_bytes: int = Field(
+        default=16 << 30,
+        ge=0,
+        description="The same over all journals, for those of which something waits; 0: no bound.",
+    )
     retention: bool = Field(
         default=True, description="Remove stored fragments that are older than their journal's retention."
     )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coranto.effects import Bytes, Disk, DiskFile
+from coranto.errors import CorruptSpool
 
 
 class SharedFile:
@@ -30,10 +31,17 @@ class SharedFile:
         self._discarded = False
         self._syncing = threading.Lock()
         self._unsynced: OSError | None = None
+        self._taken_out = False
+        self._replaced: list[DiskFile] = []  # Open files of content that was taken out, which somebody may be reading.
 
     @property
     def discarded(self) -> bool:
         return self._discarded
+
+    @property
+    def taken_out(self) -> bool:
+        """Whether its content was found to be damaged, and nothing has taken its place yet."""
+        return self._taken_out
 
     @contextmanager
     def borrow(self) -> Iterator[SharedFile]:
@@ -83,6 +91,8 @@ class SharedFile:
         with self._syncing:
             if self._unsynced is not None:
                 raise self._unsynced
+            if self._taken_out:
+                return
             try:
                 self._open().sync()
             except OSError as error:
@@ -103,14 +113,40 @@ class SharedFile:
     def move(self, target: Path) -> None:
         """Move the file out of the way; for its owner and for new readers it is as if discarded."""
         self._discarded = True
-        self._disk.rename(self.path, target)
-        self._disk.sync_folder(target.parent)
-        self.sync_folder()  # Lest a power loss leaves a log here whose content is there.
+        if not self._taken_out:
+            self._disk.rename(self.path, target)
+            self._disk.sync_folder(target.parent)
+            self.sync_folder()  # Lest a power loss leaves a log here whose content is there.
         self.seal()
 
     def sync_folder(self) -> None:
         """Return once the file's name survives power loss, or its removal does."""
         self._disk.sync_folder(self.path.parent)
+
+    def take_out(self, target: Path) -> None:
+        """Move damaged content of a sealed file out of the way, until `put_in`.
+
+        Whoever reads the file from now on gets CorruptSpool, also those who have borrowed it. Raises OSError when the
+        content cannot be moved; it is not read any more all the same.
+        """
+        self._taken_out = True
+        if self._file is not None:
+            self._replaced.append(self._file)
+            self._file = None
+        self._close_if_idle()
+        self._disk.rename(self.path, target)
+        self._disk.sync_folder(target.parent)
+
+    def beside(self, name: str) -> SharedFile:
+        """An empty file in the same folder, for `put_in`."""
+        file = SharedFile(self._disk, self.path.with_name(name))
+        file.truncate(0)
+        return file
+
+    def put_in(self, other: SharedFile) -> None:
+        """Have the content of `other`, a synced file beside this one, in place of what was taken out."""
+        other.move(self.path)
+        self._taken_out = False
 
     def discard(self) -> None:
         """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""
@@ -120,12 +156,20 @@ class SharedFile:
 
     def _open(self) -> DiskFile:
         if self._file is None:
+            if self._taken_out:
+                raise CorruptSpool(
+                    f"{self.path} was damaged and was set aside; another broker or the store may have its content"
+                )
             if self._discarded:
                 raise FileNotFoundError(f"{self.path} was discarded")
             self._file = self._disk.open(self.path)
         return self._file
 
     def _close_if_idle(self) -> None:
-        if self._file is not None and not self._borrowers and not self._owned:
+        if self._borrowers:
+            return
+        while self._replaced:
+            self._replaced.pop().close()
+        if self._file is not None and not self._owned:
             self._file.close()
             self._file = None

@@ -59,6 +59,8 @@ SET_ASIDE = "set-aside"
 
 DISTRUSTED_FILE = "distrusted"
 """A folder with a file of this name has met a sync that failed: what is read from it may not be on the disk."""
+FETCHED = ".fetched"
+"""How the name of a file ends whose content is being fetched. What a crash leaves of it is of no use."""
 
 ASIDE_BYTES = 1 << 17
 """Content of at least this size is written and hashed by another thread, while this one receives what follows."""
@@ -130,7 +132,14 @@ class Sealed:
         for log in self.older_logs:
             log.discard()
         for file in (self.log, self.content):
-            file.move(file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}")
+            file.move(self._place_aside(file))
+
+    def set_content_aside(self) -> None:
+        """Keep damaged content where nobody reads it. The log goes on to claim it, until it is put back or stored."""
+        self.content.take_out(self._place_aside(self.content))
+
+    def _place_aside(self, file: SharedFile) -> Path:
+        return file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}"
 
     def drop(self) -> None:
         """Remove the files: the content is elsewhere, or no longer wanted.

@@ -38,6 +38,7 @@ from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Hash, Spool, empty_at, new_sum
 from coranto_broker.spool_files import (
     DISTRUSTED_FILE,
+    FETCHED,
     SET_ASIDE,
     DurableSpool,
     Fsync,
@@ -130,7 +131,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     names = folder.disk.list(folder.path)
     distrusted = distrusted or DISTRUSTED_FILE in names
     for name in names:
-        if name.endswith(_PARTIAL):
+        if name.endswith((_PARTIAL, FETCHED)):
             folder.disk.remove(folder.path / name)
     examined = _examine_all(folder, names)
     promised = max((each.promised for _, each in examined), default=0)

@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass
 
 from coranto.client import JournalClient
-from coranto.errors import CorruptFragment, StoreError
+from coranto.errors import CorruptFragment, StoreError, Unavailable
 from coranto.fragments import Fragment
 from coranto.stores import StoreRegistry
 
@@ -129,6 +129,9 @@ async def _audit_live(client: JournalClient, fragment: Fragment) -> FragmentAudi
                 reached = chunk.offset + len(chunk.content)
     except CorruptFragment as error:
         return FragmentAudit(fragment, Verdict.CORRUPT, str(error))
+    except Unavailable as error:
+        # The brokers answer, or nobody had told of the fragment. So they cannot serve this one.
+        return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers do not serve it: {error}")
     if reached != fragment.end:
         return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers served it only up to offset {reached}")
     if fragment.length and sha.digest() != fragment.sum:

@@ -149,6 +149,15 @@ def check_plausible(codec: Codec, file_length: int, expected_length: int) -> Non
         )
 
 
+def can_hold(codec: Codec, file_length: int, expected_length: int) -> bool:
+    """Whether a file of that length can hold exactly so much content, as far as its length alone tells."""
+    if codec is Codec.NONE:
+        return file_length == expected_length
+    if not file_length:
+        return False
+    return expected_length <= file_length * _MAX_RATIO[codec] and file_length <= most_file_bytes(expected_length)
+
+
 def decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
     """As `decompress`, of content that must fill `output`. Both may be mapped files, which then take no memory."""
     if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:

@@ -128,7 +128,7 @@ class CorruptMessage(CorruptData):
 
 
 class CorruptSpool(CorruptData):
-    """A durable spool cannot be taken up as it stands."""
+    """A durable spool cannot be taken up as it stands, or a file of it turned out to be damaged."""
 
 
 class Unavailable(CorantoError):

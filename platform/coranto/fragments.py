@@ -11,7 +11,7 @@ import enum
 import hashlib
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from coranto.errors import InvalidInput
@@ -88,6 +88,7 @@ class Fragment:
     `backing_store` is the URL of the store that holds it, empty while it is local to a broker.
     `mod_time` is when the store received it, in Unix seconds, 0 while local.
     `path_postfix` lies between the journal's name and the content name in the store.
+    `file_bytes` is the length of its file, where a store has listed it; else None. It is no part of what a fragment is.
     """
 
     journal: str
@@ -98,6 +99,7 @@ class Fragment:
     backing_store: str = ""
     mod_time: int = 0
     path_postfix: str = ""
+    file_bytes: int | None = field(default=None, compare=False)
 
     @property
     def length(self) -> int:
@@ -165,7 +167,9 @@ _HEX_OFFSET = re.compile(r"[0-9a-fA-F]{1,16}")
 _HEX_SUM = re.compile(r"[0-9a-fA-F]{40}")
 
 
-def parse_content_path(journal: str, path: str, *, backing_store: str = "", mod_time: int = 0) -> Fragment:
+def parse_content_path(
+    journal: str, path: str, *, backing_store: str = "", mod_time: int = 0, file_bytes: int | None = None
+) -> Fragment:
     """The fragment whose file lies at `path` below its journal's folder: `[postfix/]content-name`.
 
     Raises InvalidInput when the file is not named like a fragment.
@@ -190,6 +194,7 @@ def parse_content_path(journal: str, path: str, *, backing_store: str = "", mod_
         backing_store=backing_store,
         mod_time=mod_time,
         path_postfix=postfix,
+        file_bytes=file_bytes,
     ).validated()
 
 

@@ -33,10 +33,11 @@ MARKER_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a journal's folder: its path from there, and when the store received it (Unix seconds)."""
+    """A file below a journal's folder: its path from there, when the store received it (Unix seconds), its bytes."""
 
     path: str
     mod_time: int
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,13 @@ def sort_out(journal: str, files: Iterable[StoredFile], names: Iterable[str], *,
         elif name != MARKER:
             try:
                 fragments.append(
-                    parse_content_path(journal, each.path, backing_store=backing_store, mod_time=each.mod_time)
+                    parse_content_path(
+                        journal,
+                        each.path,
+                        backing_store=backing_store,
+                        mod_time=each.mod_time,
+                        file_bytes=each.size,
+                    )
                 )
             except InvalidInput as error:
                 unreadable.append((each.path, str(error)))

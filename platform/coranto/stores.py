@@ -72,12 +72,17 @@ class FragmentStore(ABC):
     async def put(self, fragment: Fragment, content: Content) -> None:
         """Store a fragment's compressed file, whole or not at all; survives power loss on return.
 
-        An equally named fragment is replaced. Raises StoreError.
+        An equally named fragment is replaced. Raises StoreError. What iterating over `content` raises is raised, too,
+        and then nothing has been stored under the fragment's name, nor replaced.
         """
 
     @abstractmethod
+    async def size(self, fragment: Fragment) -> int | None:
+        """Bytes of the fragment's file; None when there is none. Raises StoreError when the store cannot tell."""
+
     async def exists(self, fragment: Fragment) -> bool:
-        """Raises StoreError when the store cannot tell."""
+        """Whether there is a file of its name. Raises StoreError when the store cannot tell."""
+        return await self.size(fragment) is not None
 
     @abstractmethod
     def files(self, journal: str) -> AsyncIterator[StoredFile]:
@@ -107,7 +112,7 @@ class FragmentStore(ABC):
         return found
 
     async def list(self, journal: str, names: Names = no_names) -> AsyncIterator[Fragment]:
-        """Every fragment of a journal, in no order, with `backing_store` and `mod_time` set. As `listing`."""
+        """As `listing`, but only the journal's fragments, with `backing_store`, `mod_time` and `file_bytes` set."""
         for fragment in (await self.listing(journal, names)).fragments:
             yield fragment
 
@@ -185,20 +190,21 @@ class ObjectStoreFragments(FragmentStore):
         with self._errors("put", fragment.content_path):
             await obstore.put_async(self._write_store, self._key(fragment), content, attributes=attributes or None)
 
-    async def exists(self, fragment: Fragment) -> bool:
+    async def size(self, fragment: Fragment) -> int | None:
         try:
             with self._errors("look up", fragment.content_path):
-                await obstore.head_async(self._store, self._key(fragment))
+                return (await obstore.head_async(self._store, self._key(fragment)))["size"]
         except FragmentNotFound:
-            return False
-        return True
+            return None
 
     async def files(self, journal: str) -> AsyncIterator[StoredFile]:
         folder = self._url.key(journal + "/")
         with self._errors("list", journal):
             async for batch in obstore.list(self._store, folder):
                 for meta in batch:
-                    yield StoredFile(meta["path"].removeprefix(folder), int(meta["last_modified"].timestamp()))
+                    yield StoredFile(
+                        meta["path"].removeprefix(folder), int(meta["last_modified"].timestamp()), meta["size"]
+                    )
 
     async def mark(self, journal: str) -> None:
         path = f"{journal}/{MARKER}"

@@ -188,7 +188,7 @@ class World:
     def grouped(self, appends: int) -> None:
         self.groups.append(appends)
 
-    async def store_problem(self, url: str, until: Signal | None) -> str:
+    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health
 
     def spool_commit(self, fragment: Fragment, content: Any) -> None:
@@ -541,7 +541,7 @@ async def test_a_route_that_changes_while_the_stores_are_looked_at_is_resolved_a
 ) -> None:
     problems = iter([Invalidated(), ""])
 
-    async def problem(url: str, until: Signal) -> str:
+    async def problem(journal: str, url: str, until: Signal) -> str:
         answer = next(problems)
         if isinstance(answer, Invalidated):
             world.revision = 20

@@ -11,7 +11,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append_states import TRANSITIONS, State
 from coranto_broker.authorization import RULES
 from coranto_broker.http.gateway import METHODS
-from coranto_broker.metrics import Metrics
+from coranto_broker.metrics import WATCHED, Metrics
 from coranto_broker.settings import BrokerSettings, markdown_table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,7 +35,7 @@ def test_every_status_has_a_row(operations: str) -> None:
 
 def test_every_metric_is_explained(operations: str) -> None:
     metrics = Metrics()
-    metrics.watch({"zone": "z"}, journals=lambda: 0, pending=lambda: 0)
+    metrics.watch({"zone": "z"}, dict.fromkeys(WATCHED, lambda: 0.0))
     names = {metric for metric in metrics.registry._names_to_collectors if metric.startswith("coranto_")}
     families = {re.sub(r"_(created|bucket|sum|count)$", "", name) for name in names}
     shown = {name for name in families if f"`{name}`" in operations or f"`{name}{{" in operations}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coranto.cover_set import CoverSet
 from coranto.effects import LocalDisk
-from coranto.errors import Unavailable
+from coranto.errors import CorruptSpool, Unavailable
 from coranto.fragments import Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_index import JUMP_AGE_SECONDS, Entry, Found, FragmentIndex, find
@@ -199,6 +200,22 @@ async def test_a_local_file_stays_until_a_later_listing_covers_it(
     assert not sealed.log.path.exists()
 
 
+async def test_the_head_stays_when_stored_fragments_are_deleted(
+    index: FragmentIndex, clock: ManualClock, tmp_path: Path
+) -> None:
+    sealed = local(tmp_path, 0)
+    index.spool_commit(fragment(0, 10), sealed.content)
+    index.spool_complete(sealed)
+    index.stored(sealed, fragment(0, 10, RECENT))
+    clock.advance(1)
+    index.refresh([fragment(0, 10, RECENT)], clock.monotonic())
+    assert not sealed.content.path.exists()
+    index.refresh([], clock.monotonic())  # Somebody has deleted everything in the store.
+    assert (index.head, index.known.end) == (10, 10)
+    found = await index.query(-1, block=False)
+    assert (found.offset, found.write_head, found.entry) == (10, 10, None)
+
+
 async def test_a_read_does_not_jump_to_what_this_broker_stored_before_a_listing_shows_it(
     index: FragmentIndex, tmp_path: Path
 ) -> None:
@@ -218,3 +235,54 @@ async def test_a_listing_does_not_hide_the_fragment_under_construction(index: Fr
     index.refresh([fragment(0, 10, RECENT)], 0.0)
     assert [(entry.begin, entry.end) for entry in index.entries] == [(0, 10), (10, 15)]
     assert (await index.query(12, block=False)).entry == Entry(fragment(10, 15), sealed.content)
+
+
+def listed(begin: int, end: int, file_bytes: int) -> Fragment:
+    return replace(fragment(begin, end, RECENT), file_bytes=file_bytes)
+
+
+async def test_a_local_file_stays_while_what_is_listed_cannot_be_its_content(
+    index: FragmentIndex, clock: ManualClock, tmp_path: Path
+) -> None:
+    sealed = local(tmp_path, 0)
+    index.spool_complete(sealed)
+    # Replicas that have not tried to store it themselves need not be told.
+    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == []
+    index.stored(sealed, fragment(0, 10, RECENT))
+    clock.advance(1)
+    # Truncated: the local file is kept, read, and stored once more.
+    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [sealed]
+    (entry,) = index.entries
+    assert (entry.local, entry.fragment.backing_store) == (sealed.content, "")
+    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "that is under way"
+    assert index.refresh([listed(0, 10, 9), listed(0, 20, 19), listed(20, 30, 0)], clock.monotonic()) == []
+    # What nothing else covers is shown, so that its readers are told what is wrong with it.
+    assert [(each.begin, each.local) for each in index.entries] == [(0, sealed.content), (20, None)]
+    assert index.refresh([listed(0, 10, 10)], clock.monotonic()) == []
+    assert not sealed.content.path.exists()
+
+
+async def test_a_local_file_stays_where_the_store_lists_other_content_of_its_offsets(
+    index: FragmentIndex, clock: ManualClock, tmp_path: Path
+) -> None:
+    sealed = local(tmp_path, 0)
+    index.spool_complete(sealed)
+    other = replace(fragment(0, 10, RECENT), sum=b"t" * 20)
+    index.refresh([other], clock.monotonic())
+    assert sealed.content.path.exists()
+    assert [entry.local for entry in index.entries] == [sealed.content]
+    index.refresh([other, fragment(0, 10, RECENT)], clock.monotonic())
+    assert not sealed.content.path.exists()
+
+
+async def test_damaged_content_is_read_from_the_store_once_it_is_there(index: FragmentIndex, tmp_path: Path) -> None:
+    sealed = local(tmp_path, 0)
+    index.spool_complete(sealed)
+    sealed.set_content_aside()
+    (entry,) = index.entries
+    assert entry.local is sealed.content
+    with pytest.raises(CorruptSpool, match="damaged"), sealed.content.borrow():
+        pass
+    index.stored(sealed, fragment(0, 10, RECENT))
+    (entry,) = index.entries
+    assert entry.local is None

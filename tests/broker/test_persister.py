@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from coranto.codecs import decompress
+from coranto.codecs import compress, decompress
 from coranto.effects import LocalDisk
-from coranto.errors import StoreDenied, StoreError
+from coranto.errors import CorruptSpool, StoreDenied, StoreError
 from coranto.fragments import Codec, Fragment, sum_of
 from coranto.journal_folders import StoredFile
 from coranto.stores import Content, FragmentStore
@@ -49,8 +50,9 @@ class MemoryStore(FragmentStore):
         finally:
             self.parallel -= 1
 
-    async def exists(self, fragment: Fragment) -> bool:
-        return fragment.content_path in self.kept
+    async def size(self, fragment: Fragment) -> int | None:
+        data = self.kept.get(fragment.content_path)
+        return None if data is None else len(data)
 
     async def files(self, journal: str) -> AsyncIterator[StoredFile]:
         raise NotImplementedError
@@ -81,6 +83,22 @@ class Stores:
         return {self.first.url: self.first, self.second.url: self.second}[url]
 
 
+class Copies:
+    """Another broker, which has `content` and answers once it is `free`."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.asked = 0
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def fetch(self, fragment: Fragment, target: SharedFile) -> str:
+        self.asked += 1
+        await self.free.wait()
+        target.write_at(0, self.content)
+        return "zone#other" if self.content else ""
+
+
 class Fixture:
     """A persister whose specs and stores the test controls, with times in which tests can wait."""
 
@@ -93,13 +111,16 @@ class Fixture:
             name=JOURNAL, fragment=pb.JournalSpec.Fragment(stores=["file:///first/", "file:///second/"])
         )
         self.stored: list[Fragment] = []
+        self.copies = Copies()
+        self.clock = ManualClock(1_700_000_000.0)
         self.persister = FragmentPersister(
             lambda journal, create_revision: self.spec,
             self.stores,  # type: ignore[arg-type]
-            ManualClock(1_700_000_000.0),
+            self.clock,
             Metrics(),
             max_parallel=2,
             judge=self._judge,
+            copies=self.copies,
         )
         self.judgement = Judgement.FINAL
         self.judged = 0
@@ -148,6 +169,17 @@ async def test_what_is_there_already_is_not_stored_again(fixture: Fixture) -> No
     fixture.add(b"abc")
     await eventually(lambda: fixture.stored)
     assert fixture.stores.first.attempts == 0
+
+
+@pytest.mark.parametrize(("codec", "found"), [(Codec.NONE, b"ab"), (Codec.NONE, b"abcd"), (Codec.GZIP, b"")])
+async def test_what_is_there_already_but_cannot_be_the_fragment_is_replaced(
+    fixture: Fixture, codec: Codec, found: bytes
+) -> None:
+    fragment = Fragment(JOURNAL, 0, 3, sum_of(b"abc"), codec)
+    fixture.stores.first.kept[fragment.content_path] = found
+    fixture.add(b"abc", codec=codec)
+    await eventually(lambda: fixture.stored)
+    assert decompress(codec, fixture.stores.first.kept[fragment.content_path], 3) == b"abc"
 
 
 async def test_failures_are_repeated_until_it_works(fixture: Fixture) -> None:
@@ -200,6 +232,84 @@ async def test_a_damaged_file_is_not_stored(fixture: Fixture) -> None:
     sealed.content.path.write_bytes(b"ab")
     await eventually(lambda: fixture.persister._metrics.persist_failures._value.get() >= 2)
     assert fixture.stores.first.kept == {}
+
+
+def flip(sealed: Sealed, position: int) -> None:
+    """Have the disk change one bit."""
+    data = bytearray(sealed.content.path.read_bytes())
+    data[position] ^= 1
+    sealed.content.path.write_bytes(data)
+
+
+@pytest.mark.parametrize("size", [3, 3 << 20])
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+async def test_a_flipped_bit_is_never_stored_and_mended_by_another_brokers_copy(
+    fixture: Fixture, codec: Codec, size: int
+) -> None:
+    content = (b"abc" * size)[:size]
+    fixture.copies.content = content
+    fixture.copies.free.clear()
+    fixture.stores.first.failures = [StoreError("down")]
+    sealed = fixture.add(content, codec=codec)
+    flip(sealed, size - 1)
+    with sealed.content.borrow() as reader:
+        await eventually(lambda: fixture.copies.asked)
+        with pytest.raises(CorruptSpool, match="damaged"):
+            reader.read_at(0, 3)  # Also those who are at it read no more of it.
+        assert fixture.stores.first.kept == {}
+        fixture.copies.free.set()
+        await eventually(lambda: fixture.stored)
+        assert reader.read_at(0, size) == content
+    data = fixture.stores.first.kept[sealed.fragment.content_path]
+    assert decompress(codec, data, size) == content
+    assert sealed.content.path.read_bytes() == content
+    (aside,) = (fixture.folder / "set-aside").iterdir()
+    assert aside.read_bytes() != content
+    assert sorted(path.name for path in fixture.folder.iterdir()) == ["0.commits", "0.content", "set-aside"]
+    assert fixture.persister.damaged == 0
+
+
+async def test_damaged_content_that_nobody_else_has_waits_until_somebody_stores_it(fixture: Fixture) -> None:
+    sealed = fixture.add(b"abc")
+    flip(sealed, 0)
+    await eventually(lambda: fixture.copies.asked > 2)
+    following = fixture.add(b"def", 3)
+    await asyncio.sleep(0.05)
+    assert (fixture.persister.damaged, fixture.persister.pending, fixture.stores.first.kept) == (1, 2, {})
+    fixture.stores.first.kept[sealed.fragment.content_path] = compress(Codec.GZIP, b"abc")
+    await eventually(lambda: len(fixture.stored) == 2)
+    assert {stored.begin for stored in fixture.stored} == {0, following.fragment.begin}
+    assert sealed.log.path.exists(), "it goes when a listing covers it"
+    sealed.drop()
+    assert [path.name for path in fixture.folder.iterdir() if path.name.startswith("0")] == []
+
+
+async def test_those_behind_a_damaged_fragment_do_not_wait_for_ever(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(fixture.add(b"abc"), 0)
+    await eventually(lambda: fixture.copies.asked > 2)
+    monkeypatch.setattr("coranto_broker.persister._TURN_SECONDS", 0.01)
+    fixture.add(b"def", 3)
+    fixture.clock.advance(301.0)
+    await eventually(lambda: fixture.stored)
+    assert (fixture.stored[0].begin, fixture.persister.damaged) == (3, 1)
+
+
+async def test_a_disk_that_cannot_read_is_a_damaged_file(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture.copies.content = b"abc"
+    failures = [OSError(errno.EIO, "input/output error"), OSError(errno.EMFILE, "too many open files")]
+    real = SharedFile.read_at
+
+    def read_at(self: SharedFile, position: int, length: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return real(self, position, length)
+
+    monkeypatch.setattr(SharedFile, "read_at", read_at)
+    fixture.add(b"abc")
+    await eventually(lambda: fixture.stored)
+    assert fixture.copies.asked == 1, "what may pass is not damage"
 
 
 async def test_closing_tries_everything_once_more_and_ends_in_time(fixture: Fixture) -> None:
@@ -280,9 +390,10 @@ async def test_no_fragment_is_stored_before_an_earlier_one_that_waits(fixture: F
     assert fixture.stores.first.attempts == 8, "those behind it were not even tried while it was refused"
 
 
-async def test_a_fragment_whose_file_is_damaged_holds_up_nobody(fixture: Fixture) -> None:
+async def test_a_fragment_whose_file_cannot_be_opened_holds_up_nobody(fixture: Fixture) -> None:
     sealed = fixture.add(b"abc")
-    sealed.content.path.write_bytes(b"ab")
+    sealed.content.path.unlink()
+    sealed.content.path.mkdir()
     await eventually(lambda: fixture.persister._metrics.persist_failures._value.get())
     fixture.add(b"def", 3)
     await eventually(lambda: fixture.stored)

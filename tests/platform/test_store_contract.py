@@ -32,6 +32,32 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
 
 
+@pytest.mark.parametrize("pieces", [0, 1, 13])
+async def test_content_whose_last_piece_fails_gets_no_name_and_replaces_nothing(
+    store: FragmentStore, pieces: int
+) -> None:
+    """In an S3 store so much comes in several parts."""
+    fragment = fragment_of(CONTENT)
+
+    async def content(*, fails: bool) -> AsyncIterator[bytes]:
+        for _ in range(pieces):
+            yield bytes(1 << 20)
+        if fails:
+            raise CorruptFragment("its SHA-1 is another")
+        yield b"the end"
+
+    with pytest.raises(CorruptFragment):
+        await store.put(fragment, content(fails=True))
+    assert await store.size(fragment) is None
+    assert await listed(store, fragment.journal) == []
+    await store.put(fragment, content(fails=False))
+    with pytest.raises(CorruptFragment):
+        await store.put(fragment, content(fails=True))
+    assert await store.size(fragment) == (pieces << 20) + len(b"the end")
+    (found,) = await listed(store, fragment.journal)
+    assert found.file_bytes == (pieces << 20) + len(b"the end")
+
+
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION])
 async def test_round_trip(store: FragmentStore, codec: Codec) -> None:
     fragment = fragment_of(CONTENT, codec)

@@ -22,8 +22,10 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker import append_fsm, append_states, commit_check, in_sync, preconditions, taking_up
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
+from coranto_broker.backlog import Backlog
 from coranto_broker.in_sync import Judgement, Takeover
 from coranto_broker.in_sync_records import InSyncRecords
+from coranto_broker.persister import FragmentPersister, _Reading
 from coranto_broker.pipeline import Pipeline
 from coranto_broker.preconditions import Known, Verdict
 from coranto_broker.shared_file import SharedFile
@@ -40,6 +42,7 @@ INTERESTING = {
     *(f"fault: {fault}" for fault in FAULTS),
     "a broker exited gracefully",
     "a broker lost its lease or etcd",
+    "a bit was flipped in a fragment that was about to be stored",
     "a client went away during its commit",
     "a lease ran out",
     "an append was aborted mid-stream",
@@ -58,13 +61,17 @@ INTERESTING = {
     "network: a message was held",
     "store: a call was applied and failed",
     "store: a call was refused",
+    "store: a call was refused, being of a fragment",
     "store: a call was slow",
     "the allocator removed an assignment",
     "a reader saw an append that came to nothing",
     "log: allocator.conflict",
+    "log: appends go on: the fragment store takes fragments",
+    "log: appends wait for the fragment store",
     "log: closed a journal's in-sync record",
     "log: fragment was set aside: others went on without it",
     "log: fragment could not be stored; trying again",
+    "log: fragment was mended by another broker's copy",
     "log: journal pulse failed; trying again",
     "log: keyspace.reload",
     "log: lease.lost",
@@ -313,6 +320,31 @@ def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.Monke
     monkeypatch.setattr(stores, "sort_out", take_all)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "journals": 2, "fragment_length": 1024}
     assert is_caught("lost-write", "inconsistent-offsets", "torn-append", nested=True, faults=("kill",), **options)
+
+
+def test_damaged_content_that_is_stored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that stores what its disk gives it, whatever the SHA-1.
+    monkeypatch.setattr(_Reading, "_finish", lambda self: self._compressor.finish())
+    assert is_caught(
+        "corrupt-fragment", "stuck", brokers=3, replication=3, faults=("flip a bit",), fragment_length=1024
+    )
+
+
+def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that finds the damage, and asks nobody else, nor waits until somebody has stored it.
+    def drop(self: FragmentPersister, job: Any, error: Exception) -> None:
+        job.sealed.drop()
+
+    monkeypatch.setattr(FragmentPersister, "_found_damaged", drop)
+    options: dict[str, Any] = {"brokers": 3, "replication": 3, "fragment_length": 1024, "stored_at_end": False}
+    assert is_caught("stuck", "unseen", faults=("flip a bit",), **options)
+
+
+def test_spools_that_grow_without_bound_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A broker that never holds appends back.
+    monkeypatch.setattr(Backlog, "problem", lambda *_: "")
+    options: dict[str, Any] = {"brokers": 3, "journals": 1, "fragment_length": 1024, "appends": 30}
+    assert is_caught("unbounded-backlog", replication=1, faults=("store refuses fragments",), **options)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:

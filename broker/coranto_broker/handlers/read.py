@@ -6,20 +6,22 @@ chunks.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
 
 from coranto.auth import Capability, Claims
-from coranto.errors import FragmentNotFound, StoreError
+from coranto.errors import CorruptData, FragmentNotFound, StoreError
 from coranto.fragments import Fragment
 from coranto.specs import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragment_cache import Content
-from coranto_broker.fragment_index import Entry
+from coranto_broker.fragment_index import Entry, FragmentIndex
 from coranto_broker.handlers.errors import Sink, concerns
 from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.shared_file import SharedFile
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -71,31 +73,39 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
             await context.write(metadata)
             return
         metadata.fragment.CopyFrom(entry.fragment.to_wire())
-        with ExitStack() as loans:
-            if entry.content is not None:
+        with ExitStack() as loans, _lacking(index):
+            local = entry.local
+            if local is not None:
                 # Before anything suspends us: from now on the file stays, whatever becomes of the fragment.
-                loans.enter_context(entry.content.borrow())
+                loans.enter_context(local.borrow())
             if entry.fragment.backing_store:
                 metadata.fragment_url = await _signed_url(broker, entry.fragment)
             await context.write(metadata)
             offset = found.offset
-            if request.metadata_only or (entry.content is None and request.do_not_proxy) or (end and offset >= end):
+            if request.metadata_only or (local is None and request.do_not_proxy) or (end and offset >= end):
                 return
             stop = min(entry.end, end) if end else entry.end
-            try:
-                await _send(broker, entry, offset, stop, context)
-            except FragmentNotFound:
-                index.found_missing()  # Removed since the stores were listed, by retention perhaps.
-                raise
+            await _send(broker, entry, local, offset, stop, context)
         offset = stop
         if offset == end:
             return
 
 
-async def _send(broker: Broker, entry: Entry, offset: int, stop: int, context: Sink) -> None:
-    """Send the content of [offset, stop) in chunks."""
-    if entry.content is not None:
-        await _send_from(broker, entry.content, entry, offset, stop, context)
+@contextmanager
+def _lacking(index: FragmentIndex) -> Iterator[None]:
+    """Have the stores listed soon where content turns out not to be where the index has it."""
+    try:
+        yield
+    except (FragmentNotFound, CorruptData):
+        # Removed since the stores were listed, by retention perhaps; or damaged here, and stored by another replica.
+        index.found_missing()
+        raise
+
+
+async def _send(broker: Broker, entry: Entry, local: SharedFile | None, offset: int, stop: int, context: Sink) -> None:
+    """Send the content of [offset, stop) in chunks, from the local file if it is given."""
+    if local is not None:
+        await _send_from(broker, local, entry, offset, stop, context)
         return
     async with broker.fragments.open(entry.fragment) as content:
         await _send_from(broker, content, entry, offset, stop, context)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coranto.auth import Capability, Claims
-from coranto.errors import CorantoError, PermissionDenied
+from coranto.errors import CorantoError, PermissionDenied, StoreError
 from coranto.specs import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.store_probe import probe, probe_delete
@@ -30,6 +30,8 @@ async def serve(
         await probe(store)
         if request.check_delete:
             await probe_delete(store, request.check_delete_prefix)
+        if refused := broker.backlog.refused_by(request.fragment_store):
+            raise StoreError(f"it takes probes, but this broker cannot store fragments of {refused} journals there")
     except CorantoError as error:
         response.status = pb.FRAGMENT_STORE_UNHEALTHY
         response.store_health_error = error.told

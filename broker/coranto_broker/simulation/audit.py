@@ -18,7 +18,7 @@ from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log, in_sync
 from coranto_broker.in_sync import Judgement, Record
-from coranto_broker.simulation.world import LAYOUT, Machine, World, synced
+from coranto_broker.simulation.world import JOURNAL_BACKLOG_BYTES, LAYOUT, Machine, World, synced
 from coranto_broker.spool_files import Fsync, SpoolFolder, folder_of
 from coranto_broker.spool_recovery import Recovered, recover
 
@@ -32,10 +32,31 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
     for member in route.members:
         machine = world.machine_of(member)
         journal, begin, content = operation.journal, operation.begin, operation.content
+        if world.is_damaged(machine, journal, begin):
+            continue
         if not _has(world, machine, journal, begin, content, durable=durable):
             world.anomalies.append(
                 Anomaly("under-replicated-ack", operation.journal, f"{machine.name} does not hold {operation}")
             )
+
+
+def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
+    """What waits for the store stays within its bound, but for a fragment that completes and those under way."""
+    machine, journal = world.machine_of(route.members[route.primary]), operation.journal
+    folder = spool_path(world, machine, journal)
+    stored = {each.fragment.begin for each in world.store.objects.values() if each.fragment.journal == journal}
+    sizes = {
+        int(name[:16], 16): machine.disk.size(folder / name)
+        for name in machine.disk.names(folder)
+        if name.endswith(".content")
+    }
+    growing = max(sizes, default=0)
+    waiting = [size for begin, size in sizes.items() if begin != growing and begin not in stored]
+    bound = JOURNAL_BACKLOG_BYTES + 3 * max(waiting, default=0)
+    world.coverage.sometimes("much of a journal waited for the store", sum(waiting) > JOURNAL_BACKLOG_BYTES)
+    if sum(waiting) > bound:
+        what = f"{machine.name} has {sum(waiting)} bytes in {len(waiting)} complete fragments that are not stored"
+        world.anomalies.append(Anomaly("unbounded-backlog", journal, what))
 
 
 def is_certain(world: World, journal: str, offset: int, content: bytes) -> bool:
@@ -46,7 +67,10 @@ def is_certain(world: World, journal: str, offset: int, content: bytes) -> bool:
     if record.left and offset + len(content) > (record.end or 0):
         return False  # A member that has left ended before, and is as good as one.
     members = [machine for machine in world.machines if str(machine.member) in record.members]
-    return all(_has(world, machine, journal, offset, content, durable=False) for machine in members)
+    return all(
+        world.is_damaged(machine, journal, offset) or _has(world, machine, journal, offset, content, durable=False)
+        for machine in members
+    )
 
 
 def _has(world: World, machine: Machine, journal: str, offset: int, content: bytes, *, durable: bool) -> bool:
@@ -134,7 +158,7 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
             if replica.journal != journal:
                 continue
             for entry in replica.index.entries:
-                if entry.content is not None and not entry.content.discarded:
+                if entry.content is not None and not entry.content.discarded and not entry.content.taken_out:
                     data = machine.disk.content(entry.content.path) or b""
                     by = f"replica of {machine.name}"
                     yield Observation(by, journal, entry.begin, data[: entry.end - entry.begin], world.loop.time())

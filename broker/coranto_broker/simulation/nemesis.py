@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from coranto.client.values import Suspend
 from coranto.coordination.etcd import Put
@@ -44,6 +45,8 @@ class Nemesis:
             "exit gracefully": self._exit_gracefully,
             "change spec": self._change_spec,
             "suspend": self._suspend,
+            "store refuses fragments": self._refuse_fragments,
+            "flip a bit": self._flip_a_bit,
         }
 
     @property
@@ -86,6 +89,7 @@ class Nemesis:
             machine.disk.fail_sync = None
             machine.disk.before_sync = lambda name: None
             machine.disk.kill_in_write = None
+            machine.flips_next = False
             machine.stays_down = False
             if machine.process is not None:
                 machine.process.resume()
@@ -228,10 +232,10 @@ class Nemesis:
     async def _store_errors(self, _: Machine) -> None:
         rng, store = self._rng, self._world.store
         refuse, fail, lag = rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0))
-        store.faults = StoreFaults(refuse, fail, lag, store.faults.slow)
+        store.faults = replace(store.faults, refuse=refuse, fail_after_applying=fail, list_lag=lag)
 
         def mend() -> None:
-            store.faults = StoreFaults(slow=store.faults.slow)
+            store.faults = replace(store.faults, refuse=0.0, fail_after_applying=0.0, list_lag=0.0)
 
         await self._for_a_while(mend, 1.0, 8.0)
 
@@ -243,6 +247,20 @@ class Nemesis:
 
         store.faults.slow = self._rng.choice((0.5, 5.0, 20.0))
         await self._for_a_while(mend, 1.0, 8.0)
+
+    async def _refuse_fragments(self, _: Machine) -> None:
+        """The store works, as far as probes can tell."""
+        store = self._world.store
+
+        def mend() -> None:
+            store.faults.refuse_fragments = 0.0
+
+        store.faults.refuse_fragments = self._rng.choice((0.8, 1.0, 1.0))
+        await self._for_a_while(mend, 2.0, 25.0)
+
+    async def _flip_a_bit(self, machine: Machine) -> None:
+        """The disk damages the next fragment that the machine's broker is about to store, if another has it, too."""
+        machine.flips_next = True
 
     async def _disk_full(self, machine: Machine) -> None:
         def mend() -> None:

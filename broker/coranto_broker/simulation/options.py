@@ -33,6 +33,8 @@ FAULTS = (
     "exit gracefully",
     "change spec",
     "suspend",
+    "store refuses fragments",
+    "flip a bit",
 )
 
 

@@ -13,7 +13,7 @@ from coranto.errors import Outcome as Certainty
 from coranto.labels import label_set
 from coranto.testing.sim.history import Kind, Observation, Operation, Outcome, unique_content
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.audit import check_acknowledged, is_certain
+from coranto_broker.simulation.audit import check_acknowledged, check_backlog, is_certain
 from coranto_broker.simulation.world import World
 
 _OWNERS = ("ada", "bob", "cleo")
@@ -167,6 +167,7 @@ class Workload:
         self._known_end[journal] = max(self._known_end.get(journal, 0), result.end)
         if result.end > result.begin:
             check_acknowledged(self._world, operation, result.header.route)
+            check_backlog(self._world, operation, result.header.route)
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
         """Await an operation and write down what became of it."""
@@ -204,13 +205,16 @@ class Workload:
                         ) as chunks:
                             async for chunk in chunks:
                                 by = f"{name} through {machine.name}"
-                                certain = is_certain(world, journal, chunk.offset, chunk.content)
-                                seen = Observation(by, journal, chunk.offset, chunk.content, world.loop.time(), certain)
+                                content = world.unflipped(journal, chunk.offset, chunk.content)
+                                certain = is_certain(world, journal, chunk.offset, content)
+                                seen = Observation(by, journal, chunk.offset, content, world.loop.time(), certain)
                                 world.history.observations.append(seen)
                                 offset = chunk.end
                                 self.read_to[name, journal] = offset
                     except (OffsetJump, CorruptData) as error:
-                        world.problems.append(f"{name}: {error}")
+                        damaged = any(flip.fragment.journal == journal for flip in world.flips)
+                        if isinstance(error, OffsetJump) or not damaged:
+                            world.problems.append(f"{name}: {error}")
                         await asyncio.sleep(1.0)
                     except CorantoError as error:
                         world.coverage.sometimes(f"read: {type(error).__name__}")

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from coranto.coordination.etcd import KeyValue, Put
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.errors import CorantoError
+from coranto.fragments import Fragment, sum_of
 from coranto.specs import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
@@ -35,14 +37,19 @@ from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker import commit_log
 from coranto_broker.broker import Broker
 from coranto_broker.in_process import StubPeers, serve
+from coranto_broker.in_sync import Judgement
 from coranto_broker.service import JournalService
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.simulation.options import Options
+from coranto_broker.spool_files import Sealed, folder_of
 
 STORE_URL = "s3://fragments/sim/"
 LAYOUT = Layout("/gazette/cluster")
+JOURNAL_BACKLOG_BYTES = 2 << 10
+BROKER_BACKLOG_BYTES = 5 << 10
 _RESTART_SECONDS = (0.2, 1.5)
 
 
@@ -67,6 +74,8 @@ class World:
         self.store = SimObjectStore(self.network, self.rng)
         self.disks: list[SimDisk] = []
         """All that machines have had."""
+        self.flips: list[Flip] = []
+        """What disks have damaged."""
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
         self.journals = list(journals) or options.names
@@ -118,6 +127,23 @@ class World:
             and all(routes_equivalent(synced(kv), route) for _, kv in found)
         )
 
+    def is_damaged(self, machine: Machine, journal: str, offset: int) -> bool:
+        """Whether a machine's local content at an offset is of a fragment that its disk has damaged."""
+        return any(
+            flip.machine is machine
+            and flip.fragment.journal == journal
+            and flip.fragment.begin <= offset < flip.fragment.end
+            for flip in self.flips
+        )
+
+    def unflipped(self, journal: str, offset: int, content: bytes) -> bytes:
+        """Content as it was before a disk changed it. Until the broker finds that, no reader can tell."""
+        for flip in self.flips:
+            position = flip.offset - offset
+            if flip.fragment.journal == journal and 0 <= position < len(content) and content[position] == flip.wrong:
+                content = content[:position] + bytes([flip.wrong ^ 0xFF]) + content[position + 1 :]
+        return content
+
     def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> Machine:
         return next(machine for machine in self.machines if machine.name == member.suffix)
 
@@ -148,6 +174,16 @@ class World:
                 return False
             await asyncio.sleep(0.1)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A disk has damaged the journal's byte at `offset`, in its copy of a fragment. It is `wrong` now."""
+
+    machine: Machine
+    fragment: Fragment
+    offset: int
+    wrong: int
 
 
 def synced(kv: KeyValue) -> pb.Route:
@@ -236,6 +272,8 @@ class Machine(Host):
         self.disk = self._new_disk(world)
         self.broker: Broker | None = None
         self.session: MemberSession | None = None
+        self.flips_next = False
+        """Whether the disk damages the next fragment that is about to be stored, if another machine has it, too."""
         self._world = world
         skew = world.options.skew
         self._skew, self._rate = world.rng.uniform(-skew, skew), world.rng.uniform(0.999, 1.001)
@@ -249,6 +287,8 @@ class Machine(Host):
             min_append_rate=world.options.min_append_rate,
             exit_seconds=10.0,
             advertise=self.endpoint,
+            max_unpersisted_journal_bytes=JOURNAL_BACKLOG_BYTES,
+            max_unpersisted_bytes=BROKER_BACKLOG_BYTES,
         )
 
     @property
@@ -273,6 +313,36 @@ class Machine(Host):
     def forget(self) -> None:
         self.broker = self.session = None
 
+    def _has_complete(self, sealed: Sealed) -> bool:
+        """Whether the disk has the very same fragment, complete, and not as a part of one that may have diverged."""
+        fragment = sealed.fragment
+        folder = folder_of(self.settings.data_dir / "spools", fragment.journal, sealed.create_revision)
+        begin = f"{fragment.begin:016x}."
+        content = self.disk.content(folder / f"{begin}content") or b""
+        logs = [name for name in self.disk.names(folder) if name.startswith(begin) and name.endswith(".commits")]
+        lasts = [commit_log.decode(self.disk.content(folder / name) or b"").last for name in logs]
+        committed = any(last is not None and last.fragment.sum == fragment.sum for last in lasts)
+        return committed and sum_of(content) == fragment.sum
+
+    def _about_to_store(self, sealed: Sealed) -> None:
+        """Let the disk damage the fragment, in the last moment, so that hardly anybody reads it before it is found.
+
+        Some other machine has it, and no other disk has damaged it.
+        """
+        world, fragment = self._world, sealed.fragment
+        if not self.flips_next or any(flip.fragment.content_name == fragment.content_name for flip in world.flips):
+            return
+        ours = self.disk.content(sealed.content.path) or b""
+        elsewhere = any(machine._has_complete(sealed) for machine in world.machines if machine is not self)
+        if sum_of(ours) != fragment.sum or not elsewhere:
+            return
+        self.flips_next = False
+        position = world.rng.randrange(fragment.length)
+        self.disk.corrupt(sealed.content.path, position)
+        world.flips.append(Flip(self, fragment, fragment.begin + position, ours[position] ^ 0xFF))
+        world.coverage.sometimes("a bit was flipped in a fragment that was about to be stored")
+        world.loop.note(f"{self.name} has damaged {fragment.content_path} at {position}")
+
     async def serve(self, process: Process) -> None:
         world = self._world
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
@@ -286,7 +356,7 @@ class Machine(Host):
             layout=LAYOUT,
             place=_Place(self, world, process),
             stop=self.stop_requested,
-            make=lambda *args, **effects: _SimBroker(world.coverage, *args, **effects),
+            make=lambda *args, **effects: _SimBroker(world.coverage, self._about_to_store, *args, **effects),
         )
         world.coverage.sometimes("a broker exited gracefully" if stopped else "a broker lost its lease or etcd")
 
@@ -314,15 +384,22 @@ class _Place:
 
 
 class _SimBroker(Broker):
-    """A broker that tells when appends were committed together."""
+    """A broker that tells when appends were committed together, and when it is about to store a fragment."""
 
-    def __init__(self, coverage: Coverage, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, coverage: Coverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._coverage = coverage
+        self._about_to_store = about_to_store
 
     def grouped(self, appends: int) -> None:
         super().grouped(appends)
         self._coverage.sometimes("appends were committed together", appends > 1)
+
+    async def _judge(self, sealed: Sealed) -> Judgement:
+        judgement = await super()._judge(sealed)
+        if judgement is Judgement.FINAL:
+            self._about_to_store(sealed)
+        return judgement
 
 
 class SimConnection(Connection):

@@ -21,6 +21,7 @@ from coranto.client.values import Chunk
 from coranto.effects import Clock
 from coranto.errors import (
     CorantoError,
+    CorruptFragment,
     InsufficientBrokers,
     JournalNotFound,
     NoPrimaryBroker,
@@ -78,6 +79,8 @@ class Reader:
         self._retry = Retry(math.inf if options.block else patience)
         self._direct_from = options.offset if options.direct else math.inf
         """Persisted content is read directly from this offset on."""
+        self._damage: tuple[int, CorruptFragment] | None = None
+        """Where the last fragment ended that was damaged in its store, and what was wrong with it."""
         self._broker_has_journal = True
         """Until a seed says otherwise. One that lacks the journal proxies for another that has it."""
 
@@ -85,7 +88,7 @@ class Reader:
         progress = self._progress
         while not progress.finished:
             self._way = way = self._dispatcher.to_replica(progress.journal)
-            before, asked = progress.offset, self._do_not_proxy
+            before, asked, damage = progress.offset, self._do_not_proxy, self._damage
             otherwise = False
             try:
                 located: Located | None = None
@@ -111,6 +114,8 @@ class Reader:
             if progress.offset > before:
                 self._retry.progressed()
             elif not otherwise and asked == self._do_not_proxy and not progress.finished:
+                if damage is not None and progress.offset < damage[0]:
+                    raise damage[1]  # Nor do brokers have it.
                 await self._wait(failure)
 
     @property
@@ -193,6 +198,8 @@ class Reader:
             async with contextlib.aclosing(self._direct.read(fragment, located.url, progress.offset, end)) as pieces:
                 async for piece in pieces:
                     yield progress.deliver(piece)
-        except StoreError as error:
+        except (StoreError, CorruptFragment) as error:
+            # Nothing of it was delivered. A broker may still have what is damaged in the store.
+            self._damage = (fragment.end, error) if isinstance(error, CorruptFragment) else self._damage
             _log.warning("reading through brokers instead of from the store", reason=str(error))
             self._direct_from = fragment.end

@@ -87,8 +87,8 @@ class Autoscaler:
                 unsound[name] = error
         if not self._names:
             found += await self._streams.list(unsound)
-        for name, error in unsound.items():
-            _log.warning("stream contradicts itself, and is not scaled", stream=name, error=str(error))
+        for name, problem in unsound.items():
+            _log.warning("stream contradicts itself, and is not scaled", stream=name, error=str(problem))
         return found
 
     async def _look_after(self, stream: Stream) -> Scaled | None:

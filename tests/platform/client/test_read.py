@@ -354,9 +354,13 @@ async def test_damage_in_the_store_is_found_before_anything_is_delivered(
     if damage == "flipped":
         data[len(data) // 2] ^= 0x55
     path.write_bytes(bytes(data[:-1]) if damage == "short" else bytes(data) + b"x" * (damage == "long"))
+    # A broker may still have it.
+    assert joined(await gather(direct.read(NAME))) == b"0123456789" * 100
+    # Where none does, that is no reason to wait.
+    broker.at(Point.READ_BEGUN, None, *[grpc.StatusCode.DATA_LOSS] * 10)
     chunks: list[Chunk] = []
     with pytest.raises(CorruptFragment):
-        chunks = await gather(direct.read(NAME))
+        chunks = await gather(direct.read(NAME, block=True))
     assert chunks == []
 
 

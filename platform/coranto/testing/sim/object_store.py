@@ -24,17 +24,23 @@ from coranto.testing.sim.timeline import Process
 NODE = "store"
 _TIMEOUT_SECONDS = 30.0
 _PIECE_SECONDS = 0.25
+_PROBES = ".test/"
+"""How the names of journals begin that are probes."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StoreFaults:
-    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds)."""
+    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds).
+
+    `refuse_fragments` is the chance of puts of anything but probes.
+    """
 
     refuse: float = 0.0
     fail_after_applying: float = 0.0
     list_lag: float = 0.0
     slow: float = 0.0
+    refuse_fragments: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class SimObjectStore:
 
     def put(self, fragment: Fragment, data: bytes) -> None:
         self._refuse()
+        if self.faults.refuse_fragments and not fragment.journal.startswith(_PROBES):
+            self._refuse_fragment()
         now = self._network.loop.time()
         known = self.objects.get(fragment.content_path)
         self.objects[fragment.content_path] = StoredObject(fragment, data, known.stored_at if known else now)
@@ -67,9 +75,10 @@ class SimObjectStore:
             self.faulty["applied and failed"] += 1
             raise StoreError(f"503: the put of {fragment.content_path} failed")
 
-    def exists(self, fragment: Fragment) -> bool:
+    def size(self, fragment: Fragment) -> int | None:
         self._refuse()
-        return fragment.content_path in self.objects
+        found = self.objects.get(fragment.content_path)
+        return None if found is None else len(found.data)
 
     def get(self, fragment: Fragment) -> bytes:
         self._refuse()
@@ -81,10 +90,13 @@ class SimObjectStore:
     def files(self, journal: str) -> list[StoredFile]:
         self._refuse()
         folder, until = f"{journal}/", self._network.loop.time() - self.faults.list_lag
-        stored = [*((path, found.stored_at) for path, found in self.objects.items()), *self.markers.items()]
+        stored = [
+            *((path, found.stored_at, len(found.data)) for path, found in self.objects.items()),
+            *((path, stored_at, 0) for path, stored_at in self.markers.items()),
+        ]
         return [
-            StoredFile(path.removeprefix(folder), int(self._network.loop.epoch + stored_at))
-            for path, stored_at in stored
+            StoredFile(path.removeprefix(folder), int(self._network.loop.epoch + stored_at), size)
+            for path, stored_at, size in stored
             if path.startswith(folder) and stored_at <= until
         ]
 
@@ -100,6 +112,11 @@ class SimObjectStore:
         if self._rng.random() < self.faults.refuse:
             self.faulty["refused"] += 1
             raise StoreError("503: slow down")
+
+    def _refuse_fragment(self) -> None:
+        if self._rng.random() < self.faults.refuse_fragments:
+            self.faulty["refused, being of a fragment"] += 1
+            raise StoreError("403: probes only")
 
     async def dawdle(self) -> None:
         """Take the time that a slow store takes, for as long as it is slow."""
@@ -127,8 +144,8 @@ class SimFragments(FragmentStore):
         data = content
         await self._call(lambda: self._service.put(fragment, data))
 
-    async def exists(self, fragment: Fragment) -> bool:
-        return await self._call(lambda: self._service.exists(fragment))
+    async def size(self, fragment: Fragment) -> int | None:
+        return await self._call(lambda: self._service.size(fragment))
 
     async def files(self, journal: str) -> AsyncIterator[StoredFile]:
         for file in await self._call(lambda: self._service.files(journal)):
