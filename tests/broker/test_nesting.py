@@ -196,6 +196,7 @@ async def test_a_broker_that_lags_behind_refuses_nothing_for_what_is_gone(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_settings = broker_settings.model_copy(update={"id": "broker-1", "data_dir": tmp_path_factory.mktemp("other")})
+    layout = Layout(broker_settings.etcd_prefix)
     async with running_broker(broker_settings) as (_, one), running_broker(other_settings) as (process, two):
         for number in range(10):
             assert (await one.apply(spec(f"lag/{number}/x"), spec(f"lag/{number}-0"))).status == pb.OK
@@ -203,15 +204,14 @@ async def test_a_broker_that_lags_behind_refuses_nothing_for_what_is_gone(
             await process.broker.keyspace.wait_until(
                 lambda now, number=number: now.item(f"lag/{number}/x") is not None  # type: ignore[misc]
             )
-            names = (f"lag/{number}/x", f"lag/{number}-0")
-            gone = [pb.ApplyRequest.Change(delete=name, expect_mod_revision=-1) for name in names]
-            assert (await one.stub.Apply(pb.ApplyRequest(changes=gone))).status == pb.OK
+            async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+                names = (f"lag/{number}/x", f"lag/{number}-0")
+                await coordinator.txn([], [Delete(layout.item_key(name)) for name in names])
             # What it knows of is around the new name, or has it, and is to be created or changed.
             kind = (spec(f"lag/{number}"), spec(f"lag/{number}/x/y"), spec(f"lag/{number}-0"))[number % 3]
             assert (await two.apply(kind, revision=-(number % 2))).status == pb.OK
             assert process.broker.keyspace.state is not state
         # Nor does it take for new what Gazette's brokers have just created, and what is to be changed.
-        layout = Layout(broker_settings.etcd_prefix)
         async with EtcdCoordinator(broker_settings.etcd) as coordinator:
             for number in range(10):
                 made = [spec(f"new/{number}"), spec(f"new/{number}/x")]
