@@ -33,7 +33,7 @@ import contextlib
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,7 +120,7 @@ class Sealed:
     older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
     """Those that `log` took the place of, unless they are gone."""
     may_drop: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
-    """Sees to it that the log which goes on behind the fragment outlives the machine, where that is promised."""
+    """Sees to it that the log which goes on behind the fragment outlives the machine; False when it cannot."""
 
     @property
     def settled(self) -> bool:
@@ -597,19 +597,22 @@ class DurableSpool:
     def _sync_now(self) -> None:
         """As `_sync`, but that the event loop has to wait."""
         pending = self._pending()
+        self._sync_files(pending.files, pending.folders)
+        self._synced_through(pending)
+
+    def _sync_files(self, files: Iterable[SharedFile], folders: Iterable[Path]) -> None:
         try:
-            for file in pending.files:
+            for file in files:
                 if not file.discarded:
                     with file.borrow():
                         file.sync()
-            for folder in pending.folders:
+            for folder in folders:
                 self._folder.disk.sync_folder(folder)
         except OSError as error:
             self._failure = self._failure or error
             self._mark_distrusted(error)
             self._tell_failure(error)
             raise
-        self._synced_through(pending)
 
     def _pending(self) -> _Pending:
         """All that a sync has to force to the disk by now."""
@@ -625,9 +628,7 @@ class DurableSpool:
     def _synced_through(self, pending: _Pending) -> None:
         """All of that is on the disk."""
         self._retired = [file for file in self._retired if file not in pending.retired]
-        for folder, change in pending.folders.items():
-            if self._unsynced_folders.get(folder) == change:
-                del self._unsynced_folders[folder]
+        self._folders_synced(pending.folders)
         self._synced = max(self._synced, pending.version)
         if self.fsync is Fsync.COMMIT and pending.end > self._flushed_end:
             self._flushed_end = pending.end
@@ -639,6 +640,11 @@ class DurableSpool:
         if self._log is not None and not self._spool.fragment.length and not self._spool.delta:
             self._log.rest()
 
+    def _folders_synced(self, folders: dict[Path, int]) -> None:
+        for folder, change in folders.items():
+            if self._unsynced_folders.get(folder) == change:
+                del self._unsynced_folders[folder]
+
     def _mark(self) -> None:
         """Write down what is promised, lest content that the disk loses later look like content that never was."""
         if self._log is None or self._log.discarded:
@@ -649,13 +655,16 @@ class DurableSpool:
             self._log_length += len(mark)
 
     def _assure(self, version: int) -> bool:
-        """See to it that the spool outlives the machine as it was at that version, if that is promised at all.
+        """See to it that the spool goes on where it was at that version, whatever the policy, even after a power loss.
 
-        Nearly always it has been flushed since. False if the disk fails.
+        A completed fragment is about to go, and with it the only other log that knows where. Nearly always all has been
+        flushed since. False if the disk fails.
         """
-        if self.fsync is not Fsync.NEVER and self._synced < version and self._failure is None:
-            with contextlib.suppress(OSError):  # It has been told of by then.
-                self._sync_now()
+        if self._synced < version and self._failure is None and self._log is not None:
+            folders = dict(self._unsynced_folders)
+            with contextlib.suppress(OSError):  # It is told of by then.
+                self._sync_files([self._log], folders)
+                self._folders_synced(folders)
         return self._failure is None
 
     def _require_sound(self) -> None:

@@ -193,6 +193,9 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
             if not kept.fragment.length:
                 kept.log.discard()
                 folder.content(kept.fragment.begin).discard()
+    if sealed and log is not None:
+        log.sync()  # Those may go once they are stored, and then no other log knows where the journal is.
+        folder.disk.sync_folder(folder.path)
     if distrusted:
         folder.disk.sync_folder(folder.path)
         folder.disk.remove(folder.path / DISTRUSTED_FILE)
