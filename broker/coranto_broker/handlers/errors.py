@@ -28,6 +28,7 @@ from coranto_broker.flow_control import RolledBack
 
 _log = structlog.get_logger(__name__)
 _MOST_TOLD: Final = 1500
+_MOST_LOGGED: Final = 8000
 MessageT = TypeVar("MessageT")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -107,7 +108,7 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
     code = code_of(error)
     log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
     journal = {"journal": name} if (name := _concerned.get()) else {}
-    log("call failed", method=method, client=context.peer(), code=code.name, error=str(error), **journal)
+    log("call failed", method=method, client=context.peer(), code=code.name, error=str(error)[:_MOST_LOGGED], **journal)
     await context.abort(code, told(error))
 
 
