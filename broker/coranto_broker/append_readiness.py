@@ -158,16 +158,21 @@ class Readying(Appending):
         route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
         stale: list[KeyValue] = [each.kv for each in resolution.assignments if not routes_equivalent(each.value, route)]
         advertise = [Put(kv.key, route.SerializeToString(deterministic=True), keep_lease=True) for kv in stale]
-        may_record = not pipeline.recorded and len(route.members) >= resolution.replication
-        if may_record:
+        enough = len(route.members) >= resolution.replication
+        may_record = not pipeline.recorded and enough
+        if not pipeline.recorded:
             found = await self._take_over(pipeline)
-            if found is Takeover.ROLL:
+            if found is Takeover.CLEAN and not enough:
+                # Nothing can be appended before there are. Readers need not wait for that, too: what these replicas
+                # have stays in the journal, unless all of them are lost before it is recorded.
+                pipeline.show()
+            if found is Takeover.ROLL and enough:
                 assert pipeline.reading is not None
                 record = pipeline.reading.record
                 assert record is not None
                 self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
                 return State.SEND_PIPELINE_SYNC
-            may_record = found is Takeover.CLEAN
+            may_record = enough and found is Takeover.CLEAN
         if may_record and not await self._record(pipeline, advertise):
             return State.RESOLVE
         if not stale:
@@ -303,6 +308,7 @@ class Readying(Appending):
                 return False
         pipeline.recorded = True
         spool.settle(spool.end)
+        pipeline.show()
         return True
 
     async def _line_up(self, resolution: Resolution) -> None:

@@ -26,6 +26,7 @@ import asyncio
 import enum
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Sealed:
     create_revision: int = 0
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark, repr=False)
+    readable: bool = True
+    """Whether readers may see it from the moment on that it completes; else once `spool_readable` says so."""
 
     @property
     def settled(self) -> bool:
@@ -123,6 +126,14 @@ class SpoolObserver(Protocol):
 
     def spool_skip(self, offset: int) -> None:
         """The journal goes on at `offset`; content before it, if any, is not here."""
+        ...
+
+    def spool_ahead(self, end: int) -> None:
+        """Content up to `end` has committed here, and not yet everywhere, as far as is known: readers wait for it."""
+        ...
+
+    def spool_readable(self, end: int) -> None:
+        """Readers may see whatever has completed up to `end`."""
         ...
 
 
@@ -178,6 +189,7 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
+        self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
         self._synced = 0
@@ -296,7 +308,7 @@ class DurableSpool:
         try:
             if decision.rolled:
                 # What the primary has just been told that it lacks may be here alone, and readers elsewhere wait.
-                self._roll(decision, primary or was_ahead, stamp)
+                self._roll(decision, primary or was_ahead, stamp, settled)
             elif committing:
                 self._record(decision.committed)
                 self._spool.adopt(decision)
@@ -317,6 +329,9 @@ class DurableSpool:
             raise
         if committing:
             self.settle(before.begin)  # A pipeline takes content only behind what everybody has.
+            if not primary:
+                self._unpublished.append(decision.committed.fragment)
+                self._observer.spool_ahead(decision.committed.fragment.end)
         elif settled and decision.rolled:
             self.settle(before.end)
         return decision
@@ -385,6 +400,19 @@ class DurableSpool:
         if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
             self._published = fragment.end
             self._observer.spool_commit(fragment, self._content)
+        while self._unpublished and self._unpublished[0].end <= fragment.end:
+            self._unpublished.popleft()
+
+    def publish_through(self, offset: int) -> None:
+        """Let readers see all that has committed up to `offset`: every replica of the journal has it."""
+        readable: Fragment | None = None
+        while self._unpublished and self._unpublished[0].end <= offset:
+            readable = self._unpublished.popleft()
+        if readable is not None:
+            self.publish(readable)
+        elif offset >= self._spool.fragment.end:
+            self.publish(self._spool.fragment)  # We had it before this stream began.
+        self._observer.spool_readable(offset)
 
     def close(self) -> None:
         """Close the files. The spool can be recovered from them."""
@@ -393,8 +421,8 @@ class DurableSpool:
         if self._log is not None:
             self._log.seal()
 
-    def _roll(self, decision: Decision, primary: bool, stamp: Stamp) -> None:
-        """`stamp` is the one before this proposal."""
+    def _roll(self, decision: Decision, primary: bool, stamp: Stamp, settled: bool) -> None:
+        """`stamp` is the one before this proposal. With `settled`, every replica has what completes."""
         before, after = self._spool.committed, decision.committed.fragment
         if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
             if decision.committed != before or stamp != self._stamp:
@@ -422,7 +450,9 @@ class DurableSpool:
         self._spool.adopt(decision)
         self._version += 1
         self._content = self._folder.content(after.begin)
+        readable = settled or before.fragment.end <= max(self._published, self._watermark.offset)
         self._published = after.begin
+        self._unpublished.clear()
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
@@ -434,7 +464,15 @@ class DurableSpool:
                 self._retired += [old_content, old_log]
             first, revision = before.first_append_time, self._folder.create_revision
             sealed = Sealed(
-                before.fragment, first, before.registers, old_content, old_log, revision, stamp, self._watermark
+                before.fragment,
+                first,
+                before.registers,
+                old_content,
+                old_log,
+                revision,
+                stamp,
+                self._watermark,
+                readable,
             )
             self._observer.spool_complete(sealed, primary=primary)
         if after.begin > before.fragment.end:

@@ -98,12 +98,22 @@ async def _drive(
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
+    # Gazette's primaries do not tell what all replicas have. What theirs commits here is shown at once, as there.
+    waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     while request is not None:
-        if isinstance(request, Content) or not request.HasField("proposal"):
+        if isinstance(request, Content):
             spool.write(request.content_delta, request.content)
             await spool.room()
+        elif not request.HasField("proposal"):
+            if request.content:
+                spool.write(request.content_delta, request.content)
+                await spool.room()
+            else:
+                spool.publish_through(request.readable)
         else:
+            if request.readable:
+                spool.publish_through(request.readable)
             await spool.written()
             if broker.session is not None:
                 # What has waited here while this process was paused may be something that the others gave up since.
@@ -119,10 +129,12 @@ async def _drive(
             response = decision.response()
             if response.status == pb.OK:
                 await spool.flush_commits()
-                spool.publish(spool.fragment)
+                if not waits:
+                    spool.publish(spool.fragment)
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)
+                    response.takes_readable = True
                     first = None
                 await context.write(response)
             elif response.status != pb.OK:
