@@ -158,21 +158,16 @@ class Readying(Appending):
         route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
         stale: list[KeyValue] = [each.kv for each in resolution.assignments if not routes_equivalent(each.value, route)]
         advertise = [Put(kv.key, route.SerializeToString(deterministic=True), keep_lease=True) for kv in stale]
-        enough = len(route.members) >= resolution.replication
-        may_record = not pipeline.recorded and enough
-        if not pipeline.recorded:
+        may_record = not pipeline.recorded and len(route.members) >= resolution.replication
+        if may_record:
             found = await self._take_over(pipeline)
-            if found is Takeover.CLEAN and not enough:
-                # Nothing can be appended before there are. Readers need not wait for that, too: what these replicas
-                # have stays in the journal, unless all of them are lost before it is recorded.
-                pipeline.show()
-            if found is Takeover.ROLL and enough:
+            if found is Takeover.ROLL:
                 assert pipeline.reading is not None
                 record = pipeline.reading.record
                 assert record is not None
                 self._roll_to, self.registers = record.floor, record.registers or pb.LabelSet()
                 return State.SEND_PIPELINE_SYNC
-            may_record = enough and found is Takeover.CLEAN
+            may_record = found is Takeover.CLEAN
         if may_record and not await self._record(pipeline, advertise):
             return State.RESOLVE
         if not stale:

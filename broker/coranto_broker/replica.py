@@ -239,7 +239,10 @@ class Replica:
         self._spool = recovered.durable(self.folder, self, self._fsync)
         if self._spool.end <= recovered.watermark.offset:
             self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
-        for sealed in (replace(each, readable=each.settled) for each in recovered.sealed):
+        elif recovered.shown is not None:
+            self._spool.publish(recovered.shown)
+        for found in recovered.sealed:
+            sealed = replace(found, readable=found.settled or found.fragment.end <= recovered.readable)
             self.index.spool_complete(sealed)
             self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
         self.index.note_head(max(self._spool.end, recovered.lost_end))

@@ -189,6 +189,7 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
+        self._readable = self._recorded_readable = self._published  # All below; and as the log says.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
         self._version = 0  # Counts commits; `_synced` is the last one known to be on the disk.
@@ -316,7 +317,7 @@ class DurableSpool:
             else:
                 if decision.outcome is Outcome.MISMATCH:
                     self._stamp = stamp
-                elif stamp != self._stamp:
+                elif stamp != self._stamp or self._recorded_readable < self._readable == self._spool.end:
                     self._record(decision.committed)
                     self._version += 1
                     if not self._spool.fragment.length and self._log is not None:
@@ -399,6 +400,7 @@ class DurableSpool:
         """
         if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
             self._published = fragment.end
+            self._readable = max(self._readable, fragment.end)
             self._observer.spool_commit(fragment, self._content)
         while self._unpublished and self._unpublished[0].end <= fragment.end:
             self._unpublished.popleft()
@@ -412,6 +414,7 @@ class DurableSpool:
             self.publish(readable)
         elif offset >= self._spool.fragment.end:
             self.publish(self._spool.fragment)  # We had it before this stream began.
+        self._readable = max(self._readable, min(offset, self._spool.end))
         self._observer.spool_readable(offset)
 
     def close(self) -> None:
@@ -434,6 +437,9 @@ class DurableSpool:
                 self._content.truncate(0)
             self._spool.adopt(decision)
             return
+        readable = settled or before.fragment.end <= max(self._published, self._watermark.offset)
+        if readable:
+            self._readable = max(self._readable, before.fragment.end)
         old_content, old_log = self._content, self._log
         old_generation, old_length = self._generation, self._log_length
         if self._spool.delta:
@@ -450,7 +456,6 @@ class DurableSpool:
         self._spool.adopt(decision)
         self._version += 1
         self._content = self._folder.content(after.begin)
-        readable = settled or before.fragment.end <= max(self._published, self._watermark.offset)
         self._published = after.begin
         self._unpublished.clear()
         if decision.completed is None or old_log is None:
@@ -479,7 +484,7 @@ class DurableSpool:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        record = commit_log.encode(self._folder.create_revision, committed, self._stamp)
+        record = commit_log.encode(self._folder.create_revision, committed, self._stamp, self._readable)
         begin = committed.fragment.begin
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
@@ -493,11 +498,13 @@ class DurableSpool:
             if self.fsync is Fsync.COMMIT:
                 new.sync()
             self._log, self._generation, self._log_length = new, self._generation + 1, len(record)
+            self._recorded_readable = self._readable
             old.discard()
             return
         # Where the last whole record ends, whatever a write that failed may have left behind it.
         self._log.write_at(self._log_length, record)
         self._log_length += len(record)
+        self._recorded_readable = self._readable
 
     async def _sync(self) -> None:
         version = self._version

@@ -53,6 +53,7 @@ class _Verified:
     generation: int
     sum: Hash
     stamp: Stamp
+    readable: int = 0
 
     @property
     def fragment(self) -> Fragment:
@@ -70,6 +71,10 @@ class Recovered:
     lost_end: int = 0
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark)
+    readable: int = 0
+    """Up to where readers had been shown the journal."""
+    shown: Fragment | None = None
+    """What of the spool's fragment they had been shown."""
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """The spool, ready for use."""
@@ -94,7 +99,7 @@ class Recovered:
             else:
                 self.log.discard()
                 content.discard()
-        return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED)
+        return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED, shown=None)
 
     def found_elsewhere(self, folder: SpoolFolder) -> Recovered:
         """The same when what was lost here is known to be in other hands."""
@@ -152,7 +157,27 @@ def recover(folder: SpoolFolder) -> Recovered:
             if not each.committed.fragment.length:
                 each.log.discard()
                 folder.content(each.committed.fragment.begin).discard()
-    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark)
+    readable = verified[-1].readable if verified else 0
+    shown = _shown(folder, spool.fragment, readable)
+    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown)
+
+
+def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment | None:
+    """What there is of a verified fragment up to `readable`."""
+    if readable <= fragment.begin or not fragment.length:
+        return None
+    if readable >= fragment.end:
+        return fragment
+    content, left, sum = folder.content(fragment.begin), readable - fragment.begin, new_sum()
+    with content.borrow():
+        while left:
+            data = content.read_at(readable - fragment.begin - left, min(_READ_BYTES, left))
+            if not data:
+                raise CorruptSpool(f"{content.path} was cut while it was read")
+            sum.update(data)
+            left -= len(data)
+    content.seal()
+    return replace(fragment, end=readable, sum=sum.digest())
 
 
 def _after(last: _Verified) -> Spool:
@@ -223,7 +248,7 @@ def _verify(folder: SpoolFolder, found: _Found) -> _Verified | None:
             content.truncate(fragment.length)
     content.seal()
     log.truncate(records.valid_length)
-    return _Verified(committed, log, generation, running_sum, records.stamp)
+    return _Verified(committed, log, generation, running_sum, records.stamp, records.readable)
 
 
 def _last_records(folder: SpoolFolder, found: _Found) -> tuple[commit_log.LogContent | None, SharedFile, int]:

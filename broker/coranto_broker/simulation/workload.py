@@ -13,7 +13,7 @@ from coranto.errors import Outcome as Certainty
 from coranto.labels import label_set
 from coranto.testing.sim.history import Kind, Observation, Operation, Outcome, unique_content
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.audit import check_acknowledged, is_certain
+from coranto_broker.simulation.audit import check_acknowledged
 from coranto_broker.simulation.world import World
 
 _OWNERS = ("ada", "bob", "cleo")
@@ -204,8 +204,7 @@ class Workload:
                         ) as chunks:
                             async for chunk in chunks:
                                 by = f"{name} through {machine.name}"
-                                certain = is_certain(world, journal, chunk.offset, chunk.content)
-                                seen = Observation(by, journal, chunk.offset, chunk.content, world.loop.time(), certain)
+                                seen = Observation(by, journal, chunk.offset, chunk.content, world.loop.time())
                                 world.history.observations.append(seen)
                                 offset = chunk.end
                                 self.read_to[name, journal] = offset
