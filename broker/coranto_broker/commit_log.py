@@ -7,8 +7,8 @@
                      int64          float64         int64    int64      protobuf
 
 `synced` and `written` are the spool's `in_sync.Stamp`. Records of magic `csp1` lack them, and count as of before any
-pipeline. `readable` is up to where readers had been shown the journal by then. Records of earlier versions lack it: what
-they tell of had been shown.
+pipeline. `readable` is up to where readers had been shown the journal by then. Records of earlier versions lack it:
+what they tell of had been shown.
 
 All numbers are little-endian. Every record stands for itself, so only the last whole one matters: a record that a crash
 has torn ends the log before it. The create revision is that of the journal's item in etcd; it tells a journal from an
@@ -35,9 +35,7 @@ _PRESENT = struct.Struct("<qdqq")
 _FIXED = {MAGIC: _PRESENT, b"csp1": struct.Struct("<qd")}
 
 
-def encode(
-    create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED, readable: int | None = None
-) -> bytes:
+def encode(create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED, readable: int | None = None) -> bytes:
     """One record."""
     # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
     message = pb.ReplicateRequest()
