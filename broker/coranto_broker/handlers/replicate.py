@@ -11,7 +11,8 @@ from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content, ReplicateMessage
-from coranto_broker.handlers.errors import Context, concerns, next_message
+from coranto_broker.handlers.errors import Context, concerns, next_message, require_readable
+from coranto_broker.handlers.first_message import first_message
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
 from coranto_broker.resolver import Resolution
@@ -26,8 +27,9 @@ DEMOTED_SECONDS = 5.0
 
 async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     """Own the replica's spool until the primary closes the stream or fails; then roll back what did not commit."""
-    request = await next_message(context, pb.ReplicateRequest)
-    if request is None:
+    request = await first_message(context, broker.ahead.silent)
+    if not isinstance(request, (Content, pb.ReplicateRequest)):
+        require_readable(request)
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
     if not isinstance(request, Content):
         validate(request)
