@@ -224,6 +224,10 @@ class Readying(Appending):
         if verdict.status != pb.OK:
             self.status = verdict.status
             return State.ERROR
+        registers = pipeline.spool.registers
+        too_many = preconditions.outgrown(registers, preconditions.next_registers(registers, self.request))
+        if too_many is not None:
+            raise too_many
         if lost:
             # An append of nothing at an explicit offset is an operator's word that they need not be waited for.
             if not self._loss_confirmed:
@@ -298,6 +302,7 @@ class Readying(Appending):
                 return False
         pipeline.recorded = True
         spool.settle(spool.end)
+        pipeline.show()
         return True
 
     async def _line_up(self, resolution: Resolution) -> None:

@@ -118,6 +118,8 @@ def commit(environment: Environment, candidate: Candidate, request: pb.AppendReq
         if not preconditions.registers_match(request, before.registers):
             return None
         registers = preconditions.next_registers(before.registers, request)
+        if preconditions.outgrown(before.registers, registers) is not None:
+            return None
     after = pipeline.commit(content, registers)
     environment.grouped(1)
     digest = hashlib.sha1(content, usedforsecurity=False).digest()

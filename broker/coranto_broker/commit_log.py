@@ -3,14 +3,15 @@
 ::
 
     record   = magic  length  crc32  payload          magic is `csp3`; length and CRC-32 (of the payload) are uint32
-    payload  = create_revision  first_append_time  synced  written  flushed  ReplicateRequest{proposal, registers}
-                     int64          float64         int64    int64    int64      protobuf
+    payload  = create_revision  first_append_time  synced  written  flushed  ReplicateRequest{proposal, registers,
+                     int64          float64         int64    int64    int64      readable}, protobuf
     mark     = magic  length  crc32  flushed          magic is `csm1`
 
 `synced` and `written` are the spool's `in_sync.Stamp`. `flushed` tells what had been promised when the record was
 written: the journal's end that was known to be on the disk, where acknowledgements wait for that, or UNAWAITED. A mark
 says so of all that came before, once it is there. Records of magic `csp2` lack `flushed` and count as unawaited. Those
-of `csp1` lack the stamp, too, and count as of before any pipeline.
+of `csp1` lack the stamp, too, and count as of before any pipeline. `readable` is up to where readers had been shown the
+journal by then. Records of earlier versions lack it: what they tell of had been shown.
 
 All numbers are little-endian. Every record stands for itself, and its fragment's SHA-1 is that of all content up to
 its end. So the last one counts whose content is there. A record that a crash has torn ends the log before it. The
@@ -43,12 +44,20 @@ _FLUSHED = struct.Struct("<q")
 _FIXED = {MAGIC: _PRESENT, b"csp2": struct.Struct("<qdqq"), b"csp1": struct.Struct("<qd")}
 
 
-def encode(create_revision: int, committed: Committed, stamp: Stamp = UNSTAMPED, flushed: int = UNAWAITED) -> bytes:
+def encode(
+    create_revision: int,
+    committed: Committed,
+    stamp: Stamp = UNSTAMPED,
+    flushed: int = UNAWAITED,
+    readable: int | None = None,
+) -> bytes:
     """One record."""
     # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
     message = pb.ReplicateRequest()
     message.registers.CopyFrom(committed.registers)
     committed.fragment.fill(message.proposal)
+    if readable is not None:
+        message.readable = readable
     fixed = _PRESENT.pack(create_revision, committed.first_append_time, stamp.synced, stamp.written, flushed)
     return _framed(MAGIC, fixed + message.SerializeToString())
 
@@ -70,6 +79,7 @@ class Record:
     create_revision: int
     stamp: Stamp
     flushed: int
+    readable: int
     position: int
     end: int
 
@@ -113,6 +123,8 @@ class LogContent:
     create_revision: int
     valid_length: int
     stamp: Stamp = UNSTAMPED
+    readable: int = 0
+    """Up to where readers had been shown the journal."""
 
 
 def decode(data: bytes) -> LogContent:
@@ -125,7 +137,7 @@ def decode(data: bytes) -> LogContent:
             last = found
     if last is None:
         return LogContent(None, 0, end)
-    return LogContent(last.committed, last.create_revision, end, last.stamp)
+    return LogContent(last.committed, last.create_revision, end, last.stamp, last.readable)
 
 
 def entry_at(data: bytes, position: int) -> Record | Mark | None:
@@ -150,4 +162,5 @@ def entry_at(data: bytes, position: int) -> Record | Mark | None:
         return None
     flushed = rest[2] if len(rest) == 3 else UNAWAITED
     committed = Committed(fragment, message.registers, first_append_time)
-    return Record(committed, create_revision, Stamp(*rest[:2]), flushed, position, begin + length)
+    readable = message.readable if message.HasField("readable") else fragment.end
+    return Record(committed, create_revision, Stamp(*rest[:2]), flushed, readable, position, begin + length)

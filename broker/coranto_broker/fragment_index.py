@@ -16,11 +16,16 @@ Which entry answers an offset (`find` is pure):
   is still uploading, so the read waits. A fragment that this broker has stored itself is not listed yet: what other
   brokers stored before it only the next listing tells.
 * Stored fragments older than the read's `begin_mod_time` are skipped.
+
+Content that has committed here is no entry before it is known that every replica has it, since until then the journal
+may go on without it. It counts for the head, so that no head is told that lags behind an acknowledged append; whoever
+reads there waits, though only for a while if the read does not block.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -35,6 +40,11 @@ from coranto_broker.spool_files import Sealed
 
 JUMP_AGE_SECONDS = 6 * 60 * 60
 FIRST_REFRESH_PATIENCE_SECONDS = 5.0
+READABLE_PATIENCE_SECONDS = 5.0
+"""How long a read that does not block waits for content of this replica that the others may not have yet.
+
+Its primary tells within a message's time, unless it has just died.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +122,10 @@ class FragmentIndex:
         self._on_gap = on_gap
         self._all: CoverSet[Entry] = CoverSet()
         self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
-        self._sealed: dict[int, tuple[Sealed, Entry, float]] = {}  # By begin; when it was stored (inf: not yet).
+        # Completed fragments by begin: how much of it readers see, and when it was stored (inf: not yet).
+        self._sealed: dict[int, tuple[Sealed, Entry | None, float]] = {}
         self._noted_head = 0
+        self._ahead = 0  # Where the content of this replica ends that readers wait for.
         self.changes = 0
         """Counts whatever happens to what is known, but that the fragment under construction grows."""
         self._refreshed = asyncio.Event()
@@ -128,7 +140,7 @@ class FragmentIndex:
     @property
     def head(self) -> int:
         """One past the highest offset that is known to have been written."""
-        return max(self._all.end_offset, self._noted_head)
+        return max(self._all.end_offset, self._noted_head, self._ahead)
 
     @property
     def known(self) -> Known:
@@ -155,16 +167,38 @@ class FragmentIndex:
         before, self._current = self._current, Entry(fragment, content)
         if before is None or before.content is not content or not self._all.grow(before, self._current):
             self._all.add(self._current)
+        if fragment.end >= self._ahead:
+            self._ahead = 0
         if self._waiters:
             self._wake()
 
     def spool_complete(self, sealed: Sealed) -> None:
         """Keep a completed fragment's file until a listing covers it."""
+        begin, entry = sealed.fragment.begin, None
+        if self._current is not None and self._current.begin == begin:
+            entry, self._current = self._current, None
+        self._sealed[begin] = (sealed, entry, float("inf"))
+        if sealed.readable:
+            self._show(sealed)
+        else:
+            self.spool_ahead(sealed.fragment.end)
+
+    def spool_ahead(self, end: int) -> None:
+        """Content up to `end` has committed, and is not to be shown yet."""
+        self._ahead = max(self._ahead, end)
+
+    def spool_readable(self, end: int) -> None:
+        """Show completed fragments up to `end`."""
+        for sealed, entry, _ in list(self._sealed.values()):
+            if sealed.fragment.end <= end and (entry is None or entry.end < sealed.fragment.end):
+                self._show(sealed)
+
+    def _show(self, sealed: Sealed) -> None:
         entry = Entry(sealed.fragment, sealed.content)
-        self._sealed[sealed.fragment.begin] = (sealed, entry, float("inf"))
-        if self._current is not None and self._current.begin == entry.begin:
-            self._current = None
+        self._sealed[entry.begin] = (sealed, entry, float("inf"))
         self._all.add(entry)
+        if entry.end >= self._ahead:
+            self._ahead = 0
         self._changed()
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
@@ -193,6 +227,8 @@ class FragmentIndex:
         again: list[Sealed] = []
         for begin, (sealed, known, stored_at) in list(self._sealed.items()):
             entry = known
+            if entry is None:
+                continue
             # Stored but absent from a later listing: somebody removed it, so it is only here again.
             if stored_at < begun_at:
                 entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
@@ -231,6 +267,8 @@ class FragmentIndex:
         if found is not None and found[0] is sealed:
             del self._sealed[sealed.fragment.begin]
             self._all = CoverSet(entry for entry in self._all if entry.content is not sealed.content)
+            if sealed.fragment.end >= self._ahead:
+                self._ahead = 0
             self.changes += 1
 
     def found_missing(self) -> None:
@@ -257,10 +295,12 @@ class FragmentIndex:
     async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
         """Where to read `offset` (-1: the write head). With `block`, wait until there is something to read.
 
-        Before the first listing nobody knows what the stores hold, so even a read that does not block waits a little.
+        Before the first listing nobody knows what the stores hold, and what has committed here the others may not have
+        yet, so even a read that does not block waits a little for either.
         Raises Unavailable when the replica is closed.
         """
         deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
+        patience = self._clock.monotonic() + READABLE_PATIENCE_SECONDS
         if offset == -1 and not self.refreshed:
             await self.wait_refreshed(FIRST_REFRESH_PATIENCE_SECONDS)
         while True:
@@ -268,7 +308,8 @@ class FragmentIndex:
             found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
             if found.entry is not None:
                 return found
-            if found.offset < found.write_head:
+            ahead = self._all.end_offset <= found.offset < self._ahead
+            if found.offset < found.write_head and not ahead:
                 self._on_gap()
             if offset == -1:
                 offset = found.offset  # The head as it was at first, not one that moves on.
@@ -276,6 +317,10 @@ class FragmentIndex:
                 await self.changed()
             elif not self.refreshed and self._clock.monotonic() < deadline:
                 await self.wait_refreshed(deadline - self._clock.monotonic())
+            elif ahead and self._clock.monotonic() < patience:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience - self._clock.monotonic()):
+                        await self.changed()
             else:
                 return found
 

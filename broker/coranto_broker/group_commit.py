@@ -94,16 +94,7 @@ class Course:
 
     def take(self, request: pb.AppendRequest, length: int) -> Place:
         """Admit an append whose preconditions were checked already."""
-        fragment = self._committed.fragment
-        begin, end = fragment.end, fragment.end + length
-        registers = preconditions.next_registers(self._committed.registers, request)
-        if length:
-            # Nobody asks for the sum of what is not there yet.
-            extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
-            self._committed = Committed(extended, registers, self._committed.first_append_time or self._now)
-            known = self._known
-            self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
-        return Place(begin, end, registers)
+        return self._take(length, preconditions.next_registers(self._committed.registers, request))
 
     def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
         """Check an append's preconditions and admit or refuse it. None: it must get the pipeline itself."""
@@ -120,9 +111,23 @@ class Course:
             return None
         if preconditions.propose(committed, verdict.roll_to, spec.fragment, now) != committed.fragment:
             return None
+        registers = preconditions.next_registers(committed.registers, request)
+        if preconditions.outgrown(committed.registers, registers) is not None:
+            return None  # It is told why.
         if plain and length and committed.fragment.length and not self._known.empty and not verdict.roll_to:
             self._plain_fits = True  # Nothing that this rests on changes as the fragment grows.
-        return self.take(request, length)
+        return self._take(length, registers)
+
+    def _take(self, length: int, registers: pb.LabelSet) -> Place:
+        fragment = self._committed.fragment
+        begin, end = fragment.end, fragment.end + length
+        if length:
+            # Nobody asks for the sum of what is not there yet.
+            extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
+            self._committed = Committed(extended, registers, self._committed.first_append_time or self._now)
+            known = self._known
+            self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
+        return Place(begin, end, registers)
 
 
 def is_plain(request: pb.AppendRequest) -> bool:

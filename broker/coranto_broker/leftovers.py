@@ -82,6 +82,12 @@ class _Leftover:
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.pending.append(sealed)
 
+    def spool_ahead(self, end: int) -> None:
+        """Nobody reads here."""
+
+    def spool_readable(self, end: int) -> None:
+        """Nobody reads here."""
+
     def spool_skip(self, offset: int) -> None:
         """Nobody reads here."""
 

@@ -42,6 +42,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.appends = LabeledTally("coranto_appends", "Appends by outcome.", "outcome", self.registry)
+        self.appends_refused = Tally(
+            "coranto_appends_refused", "Appends that were refused because too many were under way.", self.registry
+        )
         self.append_bytes = Tally("coranto_append_bytes", "Content of committed appends.", self.registry)
         self.append_seconds = Distribution(
             "coranto_append_seconds",

@@ -132,6 +132,8 @@ class PeerStream:
     ) -> None:
         self._member = member
         self._call: Any = stub.Replicate(metadata=metadata)
+        self._takes_readable = False
+        self._readable: int | None = None  # What the peer is to be told as soon as possible.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()
@@ -155,7 +157,14 @@ class PeerStream:
             request.header.process_id.CopyFrom(self._member)
             # Gazette's brokers of the previous release look for the journal here.
             request.deprecated_journal = proposal.journal
+            request.readable = 0  # From now on we tell.
         self._send(request, 0)
+
+    def readable(self, offset: int) -> None:
+        # A peer that does not know of this shows what it has.
+        if self._takes_readable and not self._failed and not self._closing:
+            self._readable = offset
+            self._more.set()
 
     async def drain(self) -> None:
         while self._queued_bytes > HIGH_WATER_BYTES and not self._failed:
@@ -169,6 +178,7 @@ class PeerStream:
         if response is None:
             raise ReplicationFailed("the peer ended the stream")
         self._patience = PATIENCE_SECONDS
+        self._takes_readable = self._takes_readable or response.takes_readable
         return response
 
     def close_send(self) -> None:
@@ -241,11 +251,17 @@ class PeerStream:
             while True:
                 while self._queue:
                     request = self._queue.popleft()
+                    if self._readable is not None and request.HasField("proposal"):
+                        request.readable, self._readable = self._readable, None
                     await self._call.write(request)
                     self._moved_at = asyncio.get_running_loop().time()
                     self._queued_bytes -= len(request.content)
                     if self._queued_bytes <= HIGH_WATER_BYTES:
                         self._less.set()
+                if self._readable is not None:
+                    request, self._readable = pb.ReplicateRequest(readable=self._readable), None
+                    await self._call.write(request)
+                    continue
                 if self._closing:
                     await self._call.done_writing()
                     return

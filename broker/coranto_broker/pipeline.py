@@ -63,6 +63,10 @@ class ReplicaStream(Protocol):
         """Send a proposal. With `acknowledge` its response will be read."""
         ...
 
+    def readable(self, offset: int) -> None:
+        """Tell the replica that every replica has the journal's content up to `offset`."""
+        ...
+
     async def drain(self) -> None:
         """Return once little enough is waiting to be sent."""
         ...
@@ -110,6 +114,9 @@ class LocalStream:
             self._responses.append(response)
         elif response.status != pb.OK:
             raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
+
+    def readable(self, offset: int) -> None:
+        self._spool.publish_through(offset)
 
     async def drain(self) -> None:
         await self._spool.room()
@@ -235,6 +242,7 @@ class Pipeline:
         self._last_turn: Turn | None = None
         self._turns: deque[Turn] = deque()  # Those that are not done, and perhaps some that are.
         self._header_sent = False
+        self._told_readable = -1  # Up to where replicas have been told that all of them have the content.
 
     @property
     def route(self) -> pb.Route:
@@ -366,15 +374,15 @@ class Pipeline:
     async def gather_ok(self, proposal: Fragment) -> None:
         """Read an acknowledgement of every replica; anything but OK is a failure, found in `error`.
 
-        Once every replica holds the proposal, this broker's readers see it.
+        Once every replica holds the proposal, readers see it, here and there.
         """
         for name, response in await self._gather():
             if response.status != pb.OK:
                 self._failed_to_receive(name, f"answered {pb.Status.Name(response.status)}")
-        if self.error is None:
+        if self.error is None and self.recorded:
             self.spool.publish(proposal)
-            if self.recorded:
-                self.spool.settle(proposal.end)
+            self.spool.settle(proposal.end)
+            self._tell_readable(proposal.end)
 
     async def gather_sync(self) -> SyncResult:
         """Read the answers to a synchronizing proposal."""
@@ -406,10 +414,18 @@ class Pipeline:
                     f"answered {pb.Status.Name(response.status)} with [{theirs.begin}, {theirs.end}) "
                     f"to the proposal of {self.spool.fragment}",
                 )
-        result = SyncResult(roll_to, registers, read_through)
-        if result == SyncResult() and self.error is None:
-            self.spool.publish(self.spool.fragment)
-        return result
+        return SyncResult(roll_to, registers, read_through)
+
+    def show(self) -> None:
+        """Let readers see what the replicas have agreed on, here and there: the journal goes on behind it."""
+        self.spool.publish(self.spool.fragment)
+        self._tell_readable(self.spool.end)
+
+    def _tell_readable(self, offset: int) -> None:
+        if offset > self._told_readable:
+            self._told_readable = offset
+            for _, stream in self._streams:
+                stream.readable(offset)
 
     def close_send(self) -> DurableSpool:
         """Tell every replica that nothing follows, roll back what has not committed, and give up the spool. Once."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from coranto import labels
+from coranto.errors import InvalidInput
 from coranto.fragments import Codec, Fragment
 from coranto.specs import may_write
 from coranto.wire import protocol_pb2 as pb
@@ -17,6 +18,12 @@ from coranto_broker.spool import Committed, empty_at
 
 Suspend = pb.JournalSpec.Suspend
 DEFAULT_FLUSH_SECONDS = 24 * 60 * 60
+
+MAX_REGISTERS_BYTES: Final = 64 << 10
+"""Registers of a journal, as encoded. Every proposal and every record of a commit log holds all of them.
+
+A stream's segment with 64 writers and all of its fences takes less than half of that.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,8 @@ def foresee(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | 
     result = pb.LabelSet()
     result.CopyFrom(registers)
     result.labels[place].value = new.value
+    if len(new.value) > len(registers.labels[place].value) and outgrown(registers, result) is not None:
+        return None
     return result
 
 
@@ -184,3 +193,20 @@ def next_registers(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.Labe
     if request.HasField("union_registers"):
         registers = labels.union(request.union_registers, registers)
     return registers
+
+
+def outgrown(before: pb.LabelSet, after: pb.LabelSet) -> InvalidInput | None:
+    """What is wrong with an append that makes too many registers of those `before`; None for one that may.
+
+    Registers that are too many already, as of an earlier version, may stay as they are, and shrink.
+    """
+    if after is before:
+        return None
+    size = after.ByteSize()
+    if size <= MAX_REGISTERS_BYTES or size <= before.ByteSize():
+        return None
+    return InvalidInput(
+        f"the journal's registers would take {size} bytes, which is more than {MAX_REGISTERS_BYTES}; "
+        "subtract registers that are not needed any more, or keep such data in the journal's content",
+        field="union_registers",
+    )

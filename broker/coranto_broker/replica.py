@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -214,6 +214,12 @@ class Replica:
     def spool_skip(self, offset: int) -> None:
         self.index.note_head(offset)
 
+    def spool_ahead(self, end: int) -> None:
+        self.index.spool_ahead(end)
+
+    def spool_readable(self, end: int) -> None:
+        self.index.spool_readable(end)
+
     def promoted(self) -> None:
         """This broker has become the journal's primary, and storing what is only here its duty."""
         self._persister.hurry(self.journal)
@@ -282,7 +288,10 @@ class Replica:
         self._spool = spool
         if self._spool.end <= recovered.watermark.offset:
             self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
-        for sealed in recovered.sealed:
+        elif recovered.shown is not None:
+            self._spool.publish(recovered.shown)
+        for found in recovered.sealed:
+            sealed = replace(found, readable=found.settled or found.fragment.end <= recovered.readable)
             self.index.spool_complete(sealed)
             self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
         self.index.note_head(max(self._spool.end, recovered.lost_end))

@@ -33,6 +33,10 @@ from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
 from coranto_broker.replica import Replica
 
+REVISION_PATIENCE_SECONDS = 20.0
+"""How long a call waits for an etcd revision that it asked for. Others' transactions are known within milliseconds."""
+MAX_WAITING_FOR_REVISIONS = 512
+
 JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 JournalState = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 _log = structlog.get_logger(__name__)
@@ -107,6 +111,7 @@ class Resolver:
         self._factory = factory
         self._locals: dict[str, _Local] = {}
         self._stopped = False
+        self._waiting_for_revisions = 0
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
         self._stop_observing = keyspace.observe(self._update)
 
@@ -132,13 +137,13 @@ class Resolver:
 
         A journal that `claims` do not cover is resolved as if it did not exist.
 
-        Raises InvalidInput for a header that is not meant for us.
+        Raises InvalidInput for a header that is not meant for us, and Unavailable when that revision does not come.
         """
         if proxy_header is not None:
             self._check_header(proxy_header)
             min_revision = max(min_revision, proxy_header.etcd.revision)
         if min_revision > self._keyspace.known_revision:
-            await self._keyspace.wait_for_revision(min_revision)
+            await self._wait_for_revision(min_revision)
         key = strip_metadata(journal), may_proxy, require_primary
         if not claims.covers_all:
             item = self._keyspace.state.item(key[0])
@@ -154,6 +159,24 @@ class Resolver:
             if cached.status == pb.OK and cached.is_local:  # Then it does not matter whether it might be proxied.
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
+
+    async def _wait_for_revision(self, revision: int) -> None:
+        """Each that waits asks etcd from time to time, so that neither their number nor their time is without bound."""
+        if self._waiting_for_revisions >= MAX_WAITING_FOR_REVISIONS:
+            raise Unavailable(
+                f"{self._waiting_for_revisions} calls wait for etcd revisions that are not known here yet; try again"
+            )
+        self._waiting_for_revisions += 1
+        try:
+            async with asyncio.timeout(REVISION_PATIENCE_SECONDS):
+                await self._keyspace.wait_for_revision(revision)
+        except TimeoutError:
+            raise Unavailable(
+                f"etcd revision {revision} did not come within {REVISION_PATIENCE_SECONDS:g} seconds; this broker "
+                f"knows {self._keyspace.known_revision}. Ask for one that etcd has told, or try again when etcd is back"
+            ) from None
+        finally:
+            self._waiting_for_revisions -= 1
 
     def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
         """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.

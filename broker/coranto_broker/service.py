@@ -17,13 +17,18 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.content import append_reader, replicate_reader
+from coranto_broker.flow_control import Crowded
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
+from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, Unreadable, report, reported, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
+
+MAX_PENDING_CALLS: Final = 20_000
+"""Calls that gRPC holds until this process takes them on: they come to it slower, but none is lost without a word."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Journal"]
 
@@ -45,6 +50,9 @@ class JournalService(pb_grpc.JournalServicer):
         self._broker = broker
         self._answers = Answers()
         self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
+        self._admission = Admission(
+            broker.settings.max_appends, self._under_way["Append"], broker.metrics.appends_refused, broker.clock
+        )
 
     @asynccontextmanager
     async def _admitted(self, method: str, context: Context, request: Message | None = None) -> AsyncIterator[Claims]:
@@ -72,8 +80,11 @@ class JournalService(pb_grpc.JournalServicer):
     async def append_encoded(self, request_iterator: Any, context: Context) -> bytes:
         """As `Append`, but for the response, which is encoded."""
         # As the other methods, but without layers that take longer than half of what a small append does.
-        broker, under_way = self._broker, self._under_way["Append"]
-        under_way.count += 1
+        broker, admission = self._broker, self._admission
+        try:
+            admission.enter()
+        except Crowded as error:
+            await report(error, "Append", context)
         try:
             if broker.authorizer.admits_all:
                 return await append.serve_encoded(broker, context, UNRESTRICTED, self._answers)
@@ -82,7 +93,7 @@ class JournalService(pb_grpc.JournalServicer):
         except (CorantoError, OSError) as error:
             await report(error, "Append", context)
         finally:
-            under_way.count -= 1
+            admission.leave()
 
     async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         async with self._admitted("Replicate", context) as claims:
@@ -140,6 +151,10 @@ def make_server(broker: Broker) -> grpc.aio.Server:
         options=[
             ("grpc.max_receive_message_length", broker.settings.max_message_bytes),
             ("grpc.max_send_message_length", broker.settings.max_message_bytes),
+            # gRPC itself cancels calls that come while more than 1,000 wait for us to take them on, without a word to
+            # us or to their clients about whether they were applied. We refuse appends with one (`Admission`).
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
             # Two brokers must not share a port unnoticed.
             ("grpc.so_reuseport", 0),
             # Clients keep idle connections alive at their own pace.

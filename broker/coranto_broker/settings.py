@@ -55,6 +55,9 @@ class BrokerSettings(BaseSettings):
     fsync_interval: float = Field(default=1.0, gt=0, description="Seconds between the syncs of fsync=interval.")
     min_append_rate: int = Field(default=1 << 16, ge=0, description="Slower clients are cut off; 0 allows any rate.")
     max_append_rate: int = Field(default=0, ge=0, description="Caps every journal's append rate; 0 is unlimited.")
+    max_appends: int = Field(
+        default=1024, ge=0, description="Most appends under way at a time; others are refused. 0: any number."
+    )
     group_append_bytes: int = Field(
         default=1 << 16,
         ge=0,

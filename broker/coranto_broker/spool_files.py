@@ -33,6 +33,7 @@ import contextlib
 import enum
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -117,6 +118,8 @@ class Sealed:
     create_revision: int = 0
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark, repr=False)
+    readable: bool = True
+    """Whether readers may see it from the moment on that it completes; else once `spool_readable` says so."""
     older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
     """Those that `log` took the place of, unless they are gone."""
     may_drop: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
@@ -172,6 +175,14 @@ class SpoolObserver(Protocol):
 
     def spool_skip(self, offset: int) -> None:
         """The journal goes on at `offset`; content before it, if any, is not here."""
+        ...
+
+    def spool_ahead(self, end: int) -> None:
+        """Content up to `end` has committed here, and not yet everywhere, as far as is known: readers wait for it."""
+        ...
+
+    def spool_readable(self, end: int) -> None:
+        """Readers may see whatever has completed up to `end`."""
         ...
 
 
@@ -234,6 +245,8 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
+        self._readable = self._recorded_readable = self._published  # All below; and as the log says.
+        self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
         # Counts commits; `_synced` is the last one known to be on the disk. What was recovered may not be there yet.
         self._version = 1 if log is not None else 0
@@ -368,7 +381,7 @@ class DurableSpool:
         try:
             if decision.rolled:
                 # What the primary has just been told that it lacks may be here alone, and readers elsewhere wait.
-                self._roll(decision, primary or was_ahead, stamp)
+                self._roll(decision, primary or was_ahead, stamp, settled)
             elif committing:
                 self._record(decision.committed)
                 self._spool.adopt(decision)
@@ -376,7 +389,7 @@ class DurableSpool:
             else:
                 if decision.outcome is Outcome.MISMATCH:
                     self._stamp = stamp
-                elif stamp != self._stamp:
+                elif stamp != self._stamp or self._recorded_readable < self._readable == self._spool.end:
                     self._record(decision.committed)
                     self._version += 1
                     if not self._spool.fragment.length and self._log is not None:
@@ -389,6 +402,9 @@ class DurableSpool:
             raise
         if committing:
             self.settle(before.begin)  # A pipeline takes content only behind what everybody has.
+            if not primary:
+                self._unpublished.append(decision.committed.fragment)
+                self._observer.spool_ahead(decision.committed.fragment.end)
         elif settled and decision.rolled:
             self.settle(before.end)
         return decision
@@ -460,7 +476,22 @@ class DurableSpool:
         """
         if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
             self._published = fragment.end
+            self._readable = max(self._readable, fragment.end)
             self._observer.spool_commit(fragment, self._content)
+        while self._unpublished and self._unpublished[0].end <= fragment.end:
+            self._unpublished.popleft()
+
+    def publish_through(self, offset: int) -> None:
+        """Let readers see all that has committed up to `offset`: every replica of the journal has it."""
+        readable: Fragment | None = None
+        while self._unpublished and self._unpublished[0].end <= offset:
+            readable = self._unpublished.popleft()
+        if readable is not None:
+            self.publish(readable)
+        elif offset >= self._spool.fragment.end:
+            self.publish(self._spool.fragment)  # We had it before this stream began.
+        self._readable = max(self._readable, min(offset, self._spool.end))
+        self._observer.spool_readable(offset)
 
     def close(self) -> None:
         """Close the files. The spool can be recovered from them."""
@@ -469,8 +500,8 @@ class DurableSpool:
         if self._log is not None:
             self._log.seal()
 
-    def _roll(self, decision: Decision, primary: bool, stamp: Stamp) -> None:
-        """`stamp` is the one before this proposal."""
+    def _roll(self, decision: Decision, primary: bool, stamp: Stamp, settled: bool) -> None:
+        """`stamp` is the one before this proposal. With `settled`, every replica has what completes."""
         before, after = self._spool.committed, decision.committed.fragment
         if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
             if decision.committed != before or stamp != self._stamp:
@@ -482,6 +513,9 @@ class DurableSpool:
                 self._content.truncate(0)
             self._spool.adopt(decision)
             return
+        readable = settled or before.fragment.end <= max(self._published, self._watermark.offset)
+        if readable:
+            self._readable = max(self._readable, before.fragment.end)
         old_content, old_log = self._content, self._log
         old_generation, old_length = self._generation, self._log_length
         if self._spool.delta:
@@ -499,6 +533,7 @@ class DurableSpool:
         self._version += 1
         self._content = self._folder.content(after.begin)
         self._published = after.begin
+        self._unpublished.clear()
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
@@ -518,6 +553,7 @@ class DurableSpool:
                 revision,
                 stamp,
                 self._watermark,
+                readable,
                 tuple(self._superseded),
                 partial(self._assure, self._version),
             )
@@ -527,7 +563,7 @@ class DurableSpool:
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
         flushed = self._flushed_end if self.fsync is Fsync.COMMIT else commit_log.UNAWAITED
-        record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed)
+        record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed, self._readable)
         begin = committed.fragment.begin
         if committed.fragment.length and not self._spool.fragment.length:
             self._names_change()  # Its content file is new.
@@ -544,6 +580,7 @@ class DurableSpool:
         # Where the last whole record ends, whatever a write that failed may have left behind it.
         self._log.write_at(self._log_length, record)
         self._log_length += len(record)
+        self._recorded_readable = self._readable
 
     def _begin_log(self, begin: int, generation: int, record: bytes) -> SharedFile:
         """A log with its first record. Nothing is left of it when it cannot be written."""
@@ -554,6 +591,7 @@ class DurableSpool:
             log.discard()
             raise
         self._generation, self._log_length = generation, len(record)
+        self._recorded_readable = self._readable
         self._names_change()
         return log
 

@@ -71,6 +71,7 @@ class _Verified:
     generation: int
     sum: Hash
     stamp: Stamp
+    readable: int = 0
 
     @property
     def fragment(self) -> Fragment:
@@ -88,6 +89,10 @@ class Recovered:
     lost_end: int = 0
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark)
+    readable: int = 0
+    """Up to where readers had been shown the journal."""
+    shown: Fragment | None = None
+    """What of the spool's fragment they had been shown."""
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
         """The spool, ready for use."""
@@ -113,7 +118,7 @@ class Recovered:
             else:
                 self.log.discard()
                 content.discard()
-        return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED)
+        return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED, shown=None)
 
     def found_elsewhere(self, folder: SpoolFolder) -> Recovered:
         """The same when what was lost here is known to be in other hands."""
@@ -199,7 +204,27 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     if distrusted:
         folder.disk.sync_folder(folder.path)
         folder.disk.remove(folder.path / DISTRUSTED_FILE)
-    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark)
+    readable = verified[-1].readable if verified else 0
+    shown = _shown(folder, spool.fragment, readable)
+    return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown)
+
+
+def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment | None:
+    """What there is of a verified fragment up to `readable`."""
+    if readable <= fragment.begin or not fragment.length:
+        return None
+    if readable >= fragment.end:
+        return fragment
+    content, left, sum = folder.content(fragment.begin), readable - fragment.begin, new_sum()
+    with content.borrow():
+        while left:
+            data = content.read_at(readable - fragment.begin - left, min(_READ_BYTES, left))
+            if not data:
+                raise OSError(f"{content.path} was cut while it was read")
+            sum.update(data)
+            left -= len(data)
+    content.seal()
+    return replace(fragment, end=readable, sum=sum.digest())
 
 
 def _after(last: _Verified) -> Spool:
@@ -305,7 +330,8 @@ def _settle(
         raise
     finally:
         content.seal()
-    return _Verified(examined.record.committed, log, generation, examined.sum, examined.record.stamp)
+    record = examined.record
+    return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable)
 
 
 def _cut(found: _Found, examined: Examined, content: SharedFile, log: SharedFile, *, superseding: bool) -> None:

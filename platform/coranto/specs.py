@@ -413,6 +413,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
         # Absent registers are empty ones.
         _within("registers", _label_set, request.registers)
         _absent(request, "content", "content_delta", why="beside a proposal")
+        _at_least("readable", request.readable, 0)
         if request.deprecated_journal not in ("", request.proposal.journal):
             raise InvalidInput(
                 f"{request.deprecated_journal!r} is not the proposal's journal {request.proposal.journal!r}",
@@ -420,10 +421,15 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
             )
         return
     if not request.content:
-        raise InvalidInput("is neither a proposal nor content")
-    _at_least("content_delta", request.content_delta, 0)
+        if not request.HasField("readable"):
+            raise InvalidInput("is neither a proposal nor content")
+        _at_least("readable", request.readable, 0)
+        _absent(request, "content_delta", why="without content")
+    else:
+        _at_least("content_delta", request.content_delta, 0)
+        _absent(request, "readable", why="beside content")
     if request.HasField("header") or request.HasField("registers") or request.acknowledge or request.deprecated_journal:
-        _absent(request, "header", "registers", "acknowledge", "deprecated_journal", why="beside content")
+        _absent(request, "header", "registers", "acknowledge", "deprecated_journal", why="without a proposal")
 
 
 def _replicate_response(response: pb.ReplicateResponse) -> None:

@@ -26,7 +26,8 @@ from coranto import labels
 from coranto.fragments import Codec, Fragment
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.disk import SimDisk
-from coranto.testing.sim.loop import Process, SimLoop, simulated
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import spool_files
 from coranto_broker.shared_file import SharedFile

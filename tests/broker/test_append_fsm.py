@@ -46,6 +46,7 @@ class Peer:
     def __init__(self) -> None:
         self.answers: deque[pb.ReplicateResponse | Exception] = deque()
         self.sent: list[str] = []
+        self.told: list[int] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.closed_send = False
@@ -55,6 +56,9 @@ class Peer:
 
     def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool) -> None:
         self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
+
+    def readable(self, offset: int) -> None:
+        self.told.append(offset)
 
     async def drain(self) -> None:
         return
@@ -199,6 +203,12 @@ class World:
 
     def spool_skip(self, offset: int) -> None:
         self.index.note_head(offset)
+
+    def spool_ahead(self, end: int) -> None:
+        self.index.spool_ahead(end)
+
+    def spool_readable(self, end: int) -> None:
+        self.index.spool_readable(end)
 
     async def _wait_refreshed(self, until: Signal) -> None:
         await self.index.wait_refreshed()

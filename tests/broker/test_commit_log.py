@@ -42,7 +42,7 @@ def test_logs_from_before_there_were_stamps_are_read() -> None:
     payload = struct.pack("<qd", 42, 12.5) + message.SerializeToString()
     old = struct.pack("<4sII", b"csp1", len(payload), zlib.crc32(payload)) + payload
     found = commit_log.decode(old + old)
-    assert found == commit_log.LogContent(RECORDS[3], 42, 2 * len(old), UNSTAMPED)
+    assert found == commit_log.LogContent(RECORDS[3], 42, 2 * len(old), UNSTAMPED, RECORDS[3].fragment.end)
     assert commit_log.decode(old + ENCODED[4]).last == RECORDS[4]
 
 

@@ -28,8 +28,9 @@ from coranto.coordination.layout import Layout
 from coranto.names import nests
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
-from coranto.testing.sim.loop import Process, simulated
+from coranto.testing.sim.loop import simulated
 from coranto.testing.sim.network import Delays, Network
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
 from coranto_broker.server import BrokerProcess

@@ -16,7 +16,8 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content
 from coranto_broker.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line
-from coranto_broker.handlers.receiving import Ahead, Rota, Watchdog
+from coranto_broker.handlers.receiving import Ahead, Watchdog
+from coranto_broker.handlers.rota import Rota
 
 EOF = object()
 

@@ -41,6 +41,14 @@ class Observer:
     sealed: list[Sealed] = field(default_factory=list)
     urgent: list[bool] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)
+    ahead: int = 0
+    readable: int = 0
+
+    def spool_ahead(self, end: int) -> None:
+        self.ahead = end
+
+    def spool_readable(self, end: int) -> None:
+        self.readable = end
 
     def spool_skip(self, offset: int) -> None:
         self.skips.append(offset)

@@ -16,6 +16,7 @@ import pytest
 
 from coranto import labels, stores
 from coranto.coordination.etcd import Delete
+from coranto.coordination.layout import AssignmentKey
 from coranto.journal_folders import MARKER, Listing, StoredFile
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
@@ -32,7 +33,7 @@ from coranto_broker.shared_file import SharedFile
 from coranto_broker.simulation.options import FAULTS, options_of
 from coranto_broker.simulation.run import Report, run
 from coranto_broker.simulation.world import LAYOUT, World
-from coranto_broker.spool import Committed, Spool
+from coranto_broker.spool import Committed, Decision, Outcome, Spool
 from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder
 from coranto_broker.spool_recovery import Recovered
 
@@ -64,7 +65,6 @@ INTERESTING = {
     "store: a call was refused, being of a fragment",
     "store: a call was slow",
     "the allocator removed an assignment",
-    "a reader saw an append that came to nothing",
     "log: allocator.conflict",
     "log: appends go on: the fragment store takes fragments",
     "log: appends wait for the fragment store",
@@ -299,6 +299,48 @@ def test_routes_that_go_on_without_what_was_acknowledged_are_caught(monkeypatch:
     monkeypatch.setattr(in_sync, "takeover", lambda *_: Takeover.CLEAN)
     options: dict[str, Any] = {"brokers": 3, "replication": 1, "lease_seconds": 3.0}
     assert is_caught("lost-write", "stuck", "unseen", faults=("long outage", "long pause"), **options)
+
+
+def test_replicas_that_show_what_the_others_may_not_have_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Replicas as of an earlier version, and of Gazette: content is shown as soon as it has committed there.
+    real = DurableSpool.propose
+
+    def show(self: DurableSpool, *arguments: Any, **options: Any) -> Decision:
+        decision = real(self, *arguments, **options)
+        if decision.outcome is Outcome.COMMIT and not options["primary"]:
+            self.publish(decision.committed.fragment)
+        return decision
+
+    def plant(world: World) -> None:
+        async def lose() -> None:
+            """The primary cannot reach one replica. It and the others are then lost, and that one goes on."""
+            journal = world.journals[0]
+            await world.until(lambda: world.is_consistent(journal), 30.0)
+            await asyncio.sleep(5.0)
+            primary, *others = [world.machine_of(key.member) for key, _ in sorted(world.assignments(journal), key=slot)]
+            mend = world.network.cut_both(primary.name, others[0].name)
+            await asyncio.sleep(1.5)
+            for machine in (primary, *others[1:]):
+                machine.end()
+            mend()
+            await asyncio.sleep(2 * world.options.lease_seconds)
+            for machine in (primary, *others[1:]):
+                machine.stays_down = False
+                machine.boot(0.0)
+
+        world.clients.start(lose())
+
+    def slot(assignment: tuple[AssignmentKey, object]) -> int:
+        return assignment[0].slot
+
+    def found() -> list[str]:
+        options: dict[str, Any] = {"brokers": 5, "replication": 3, "journals": 1, "readers": 6, "lease_seconds": 3.0}
+        reports = [run(options_of(seed, faults=("compact",), **options), prepare=plant) for seed in range(4)]
+        return [anomaly.name for report in reports for anomaly in report.anomalies]
+
+    assert found() == []
+    monkeypatch.setattr(DurableSpool, "propose", show)
+    assert "inconsistent-offsets" in found()
 
 
 def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from coranto_broker.flow_control import FlowControl, RolledBack
 from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Source, concerns, require_readable
+from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.receiving import Inbox, Watchdog
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.pipeline import ReplicationFailed
@@ -41,7 +42,7 @@ async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendRes
 async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers: Answers) -> bytes:
     """As `serve`, but for the response, which is encoded."""
     begun = broker.clock.monotonic()
-    request = await context.read()
+    request = await first_message(context, broker.ahead.silent)
     if not isinstance(request, pb.AppendRequest):
         _refuse_first(request)
     candidate = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None

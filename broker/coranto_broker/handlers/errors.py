@@ -24,7 +24,7 @@ from coranto.errors import (
 )
 from coranto_broker.authorization import TokenExpired
 from coranto_broker.content import Content
-from coranto_broker.flow_control import RolledBack
+from coranto_broker.flow_control import Crowded, RolledBack
 
 _log = structlog.get_logger(__name__)
 _MOST_TOLD: Final = 1500
@@ -106,9 +106,11 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
     """End the call with the status code of an error, and log it."""
     code = code_of(error)
-    log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
-    journal = {"journal": name} if (name := _concerned.get()) else {}
-    log("call failed", method=method, client=context.peer(), code=code.name, error=str(error)[:_MOST_LOGGED], **journal)
+    if not isinstance(error, Crowded):  # Of which there are many, told of together.
+        log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
+        journal = {"journal": name} if (name := _concerned.get()) else {}
+        text = str(error)[:_MOST_LOGGED]
+        log("call failed", method=method, client=context.peer(), code=code.name, error=text, **journal)
     await context.abort(code, told(error))
 
 

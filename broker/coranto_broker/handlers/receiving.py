@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
@@ -21,6 +20,7 @@ from coranto_broker.content import AppendMessage, Content
 from coranto_broker.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
 from coranto_broker.group_commit import Line, Whole
 from coranto_broker.handlers.errors import Source, next_message, require_readable
+from coranto_broker.handlers.rota import Rota
 
 LATE_SECONDS = 0.25
 """A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
@@ -39,6 +39,8 @@ class Ahead:
         """`each` bounds one append, but for its last message; 0: nothing is received ahead."""
         self.each = each
         self.rota = Rota()
+        self.silent = Rota()
+        """Of streams whose first message has not come."""
         self.held = 0
         """Bytes that are held, or may be."""
 
@@ -133,46 +135,6 @@ def _message(message: object) -> AppendMessage | None:
         return message
     require_readable(message)
     return None
-
-
-class Looked(Protocol):
-    """Looks at a client at `due`, unless it is closed by then."""
-
-    due: float
-    closed: bool
-
-    def check(self) -> None: ...
-
-
-class Rota:
-    """The first looks at clients. All are due as long after they were asked for, so one timer does for all of them."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Looked] = deque()
-        self._armed = False
-
-    def add(self, watchdog: Looked) -> None:
-        """Have this look at its client at its time, unless it is closed by then."""
-        waiting = self._waiting
-        while waiting and waiting[0].closed:
-            waiting.popleft()
-        waiting.append(watchdog)
-        if not self._armed:
-            self._arm(asyncio.get_running_loop())
-
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._armed = True
-        loop.call_at(self._waiting[0].due, self._look, loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        waiting = self._waiting
-        self._armed = False
-        while waiting and (waiting[0].closed or waiting[0].due <= loop.time()):
-            watchdog = waiting.popleft()
-            if not watchdog.closed:
-                watchdog.check()
-        if waiting:
-            self._arm(loop)
 
 
 class FirstCredit:

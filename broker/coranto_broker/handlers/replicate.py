@@ -11,7 +11,8 @@ from coranto.fragments import Fragment
 from coranto.specs import routes_equivalent, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.content import Content, ReplicateMessage
-from coranto_broker.handlers.errors import Context, concerns, next_message
+from coranto_broker.handlers.errors import Context, concerns, next_message, require_readable
+from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
 from coranto_broker.pipeline import ReplicationFailed
@@ -27,8 +28,9 @@ DEMOTED_SECONDS = 5.0
 
 async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     """Own the replica's spool until the primary closes the stream or fails; then roll back what did not commit."""
-    request = await next_message(context, pb.ReplicateRequest)
-    if request is None:
+    request = await first_message(context, broker.ahead.silent)
+    if not isinstance(request, (Content, pb.ReplicateRequest)):
+        require_readable(request)
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
     if not isinstance(request, Content) and not is_acceptable(broker, request, request.proposal.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
@@ -101,12 +103,22 @@ async def _drive(
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
+    # Gazette's primaries do not tell what all replicas have. What theirs commits here is shown at once, as there.
+    waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     while request is not None:
-        if isinstance(request, Content) or not request.HasField("proposal"):
+        if isinstance(request, Content):
             spool.write(request.content_delta, request.content)
             await spool.room()
+        elif not request.HasField("proposal"):
+            if request.content:
+                spool.write(request.content_delta, request.content)
+                await spool.room()
+            else:
+                spool.publish_through(request.readable)
         else:
+            if request.readable:
+                spool.publish_through(request.readable)
             await spool.written()
             if broker.session is not None:
                 # What has waited here while this process was paused may be something that the others gave up since.
@@ -122,11 +134,12 @@ async def _drive(
             response = decision.response()
             # Also a mismatch tells what we have, and the primary goes on from there: it must stay.
             await spool.flush_commits()
-            if response.status == pb.OK:
+            if response.status == pb.OK and not waits:
                 spool.publish(spool.fragment)
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)
+                    response.takes_readable = True
                     first = None
                 await context.write(response)
             elif response.status != pb.OK:

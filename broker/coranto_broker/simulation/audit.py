@@ -59,20 +59,6 @@ def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
         world.anomalies.append(Anomaly("unbounded-backlog", journal, what))
 
 
-def is_certain(world: World, journal: str, offset: int, content: bytes) -> bool:
-    """Whether all members of the in-sync record have these bytes, so that they must stay."""
-    record = record_of(world, journal)
-    if record is None:
-        return True
-    if record.left and offset + len(content) > (record.end or 0):
-        return False  # A member that has left ended before, and is as good as one.
-    members = [machine for machine in world.machines if str(machine.member) in record.members]
-    return all(
-        world.is_damaged(machine, journal, offset) or _has(world, machine, journal, offset, content, durable=False)
-        for machine in members
-    )
-
-
 def _has(world: World, machine: Machine, journal: str, offset: int, content: bytes, *, durable: bool) -> bool:
     held = _held(world, machine, journal, offset, content, durable=durable)
     return held or _stored(world, journal, offset, content)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError
-from coranto.testing.sim.checker import Anomaly, Final, check, unsettled_reads
+from coranto.testing.sim.checker import Anomaly, Final, check
 from coranto.testing.sim.history import Outcome
 from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
@@ -84,8 +84,6 @@ async def _run(world: World, report: Report) -> None:
     finals = {journal: await _read_back(world, journal, report) for journal in world.journals}
     if not report.anomalies:
         await _end(world, finals, report)
-    for _ in unsettled_reads(world.history, finals):
-        world.coverage.sometimes("a reader saw an append that came to nothing")
     fresh = not _NOT_FRESH.intersection(world.options.faults)
     report.anomalies += check(world.history, finals, fresh_heads=fresh)
     _note_resolutions(world, finals)

@@ -13,7 +13,7 @@ from coranto.errors import Outcome as Certainty
 from coranto.labels import label_set
 from coranto.testing.sim.history import Kind, Observation, Operation, Outcome, unique_content
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.audit import check_acknowledged, check_backlog, is_certain
+from coranto_broker.simulation.audit import check_acknowledged, check_backlog
 from coranto_broker.simulation.world import World
 
 _OWNERS = ("ada", "bob", "cleo")
@@ -206,8 +206,7 @@ class Workload:
                             async for chunk in chunks:
                                 by = f"{name} through {machine.name}"
                                 content = world.unflipped(journal, chunk.offset, chunk.content)
-                                certain = is_certain(world, journal, chunk.offset, content)
-                                seen = Observation(by, journal, chunk.offset, content, world.loop.time(), certain)
+                                seen = Observation(by, journal, chunk.offset, content, world.loop.time())
                                 world.history.observations.append(seen)
                                 offset = chunk.end
                                 self.read_to[name, journal] = offset

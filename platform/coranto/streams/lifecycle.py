@@ -65,6 +65,7 @@ from coranto.streams.model import (
     transactions_journal,
     validate_stream,
 )
+from coranto.streams.registers import MAX_WRITERS
 from coranto.streams.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
 from coranto.wire import protocol_pb2 as pb
 
@@ -164,15 +165,17 @@ class Streams:
 
         `template` is the spec that its journals have, but for names, flags and a stream's labels; `content_type` is
         that of its event format. `policy` is noted for `coranto streams autoscale`, and `max_writers` is how many
-        writers a segment keeps in mind. Raises StreamExists, and InvalidInput.
+        writers a segment keeps in mind, MAX_WRITERS at most. Raises StreamExists, and InvalidInput.
         """
         validate_stream(name)
         if not 1 <= segments <= MAX_CHANGES:
             raise InvalidInput(
                 f"{segments} is not between 1 and {MAX_CHANGES}; scale it further later", field="segments"
             )
-        if max_writers is not None and max_writers < 1:
-            raise InvalidInput(f"{max_writers} writers cannot be kept in mind; give at least one", field="max_writers")
+        if max_writers is not None and not 1 <= max_writers <= MAX_WRITERS:
+            raise InvalidInput(
+                f"{max_writers} writers cannot be kept in mind; give between 1 and {MAX_WRITERS}", field="max_writers"
+            )
         spec = pb.JournalSpec()
         spec.CopyFrom(template or default_template())
         common = labels.with_value(spec.labels, labels.CONTENT_TYPE, content_type)

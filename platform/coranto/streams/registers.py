@@ -44,6 +44,8 @@ FENCE_PREFIX: Final = "coranto.dev/fence-"
 DEFAULT_MAX_WRITERS: Final = 64
 FAR_AHEAD_S: Final = 3600
 """Seconds that a writer's clock may be ahead of another's for them to be compared."""
+MAX_WRITERS: Final = 256
+"""Brokers take 64 KiB of registers; so many entries and all fences with the longest tokens leave some of it."""
 MAX_FENCES: Final = 16
 """How many names of fences a segment has at most."""
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)

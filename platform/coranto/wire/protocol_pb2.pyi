@@ -732,10 +732,16 @@ class ReplicateRequest(_message.Message):
     CONTENT_DELTA_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     REGISTERS_FIELD_NUMBER: _builtins.int
+    READABLE_FIELD_NUMBER: _builtins.int
     deprecated_journal: _builtins.str
     content: _builtins.bytes
     content_delta: _builtins.int
     acknowledge: _builtins.bool
+    readable: _builtins.int
+    """Not of Gazette, whose brokers pass it over: every replica has the journal's content up to this offset. A primary
+    that sends it along with its header (as 0, which says nothing yet) tells so from then on, also in messages with
+    nothing else, to replicas that take them.
+    """
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -752,12 +758,15 @@ class ReplicateRequest(_message.Message):
         content_delta: _builtins.int = ...,
         acknowledge: _builtins.bool = ...,
         registers: Global___LabelSet | None = ...,
+        readable: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "proposal", b"proposal", "registers", b"registers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "registers", b"registers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_readable", b"_readable", "acknowledge", b"acknowledge", "content", b"content", "content_delta", b"content_delta", "deprecated_journal", b"deprecated_journal", "header", b"header", "proposal", b"proposal", "readable", b"readable", "registers", b"registers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__readable: _TypeAlias = _typing.Literal["readable"]  # noqa: Y015
+    _WhichOneofArgType__readable: _TypeAlias = _typing.Literal["_readable", b"_readable"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__readable) -> _WhichOneofReturnType__readable | None: ...
 
 Global___ReplicateRequest: _TypeAlias = ReplicateRequest  # noqa: Y015
 
@@ -769,7 +778,10 @@ class ReplicateResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     FRAGMENT_FIELD_NUMBER: _builtins.int
     REGISTERS_FIELD_NUMBER: _builtins.int
+    TAKES_READABLE_FIELD_NUMBER: _builtins.int
     status: Global___Status.ValueType
+    takes_readable: _builtins.bool
+    """Not of Gazette: in its first response, whether a replica takes messages that hold nothing but `readable`."""
     @_builtins.property
     def header(self) -> Global___Header: ...
     @_builtins.property
@@ -783,10 +795,11 @@ class ReplicateResponse(_message.Message):
         header: Global___Header | None = ...,
         fragment: Global___Fragment | None = ...,
         registers: Global___LabelSet | None = ...,
+        takes_readable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header", "registers", b"registers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header", "registers", b"registers", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "header", b"header", "registers", b"registers", "status", b"status", "takes_readable", b"takes_readable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

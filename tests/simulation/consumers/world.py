@@ -28,7 +28,6 @@ from coranto.testing.sim.timeline import Process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.audit import is_certain
 from coranto_broker.simulation.world import Host, SimConnection, World
 from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.consumer import Consumer
@@ -272,9 +271,8 @@ class WatchedClient(JournalClient):
         world = self._world
         async with contextlib.aclosing(super().read(journal, offset, **options)) as chunks:
             async for chunk in chunks:
-                certain = is_certain(world, journal, chunk.offset, chunk.content)
                 world.history.observations.append(
-                    Observation(self._process.name, journal, chunk.offset, chunk.content, world.loop.time(), certain)
+                    Observation(self._process.name, journal, chunk.offset, chunk.content, world.loop.time())
                 )
                 yield chunk
 

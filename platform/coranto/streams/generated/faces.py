@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from coranto import labels
 from coranto.client.handover import HandingFace
 from coranto.client.loop import Face
+from coranto.errors import CorruptData
 from coranto.streams.group_reader import GroupReader
 from coranto.streams.group_state import Checkpoint, GroupState
 from coranto.streams.groups import ReaderGroup
@@ -44,9 +45,9 @@ class StreamsFace(Face):
         """The stream as brokers know it. Raises StreamNotFound, and CorruptData when its labels make no sense."""
         return self._run(self._inner.describe(name))
 
-    def list(self) -> tuple[Stream, ...]:
-        """All streams, in the order of their names. Raises CorruptData."""
-        return self._run(self._inner.list())
+    def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
+        """All streams, in the order of their names."""
+        return self._run(self._inner.list(unsound))
 
     def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
         """The write heads of segments (all, unless given), by number. Those removed meanwhile are left out."""

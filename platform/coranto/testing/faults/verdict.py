@@ -14,7 +14,7 @@ from coranto.stores import StoreRegistry
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
 from coranto.testing.laboratory.processes import until
-from coranto.testing.sim.checker import Final, check, unsettled_reads
+from coranto.testing.sim.checker import Final, check
 from coranto.testing.sim.history import Observation, Outcome
 
 _TRIES = 5
@@ -60,9 +60,6 @@ async def conclude(
             verdict.problems.append(f"{journal} cannot be read back: {error}")
     # A replica that was paused or cut off may lag behind until it notices, so heads need not be fresh.
     verdict.problems += map(str, check(workload.history, finals, fresh_heads=False))
-    if unsettled := unsettled_reads(workload.history, finals):
-        # Allowed, as what single replicas have is; see the checker.
-        verdict.outcomes["reads of what came to nothing"] = len(unsettled)
     verdict.bytes.update({journal: len(final.content) for journal, final in finals.items()})
     return verdict
 

@@ -6,7 +6,7 @@ were healed. It returns anomalies; names are those of Jepsen's catalogue for Kaf
 ========================  ==========================================================================================
 lost-write                an acknowledged append is not in the journal
 inconsistent-offsets      an acknowledged append is elsewhere than was said, or an offset had different bytes at
-                          different times or places
+                          different times or places: no reader may be shown an append that comes to nothing
 aborted-read              (G1a) an append that failed, or was given up, is in the journal
 duplicate                 an append is in the journal twice
 torn-append               a part of an append is in the journal, or content of nobody
@@ -21,9 +21,6 @@ diverged-fragment         a stored fragment has other bytes than the journal
 corrupt-fragment          a stored fragment disagrees with its own name
 fragment-gap              stored fragments do not cover the journal
 ========================  ==========================================================================================
-
-A reader may be shown an append by a replica before all replicas have it. Such a read is not an anomaly when the append
-was never acknowledged and came to nothing; `unsettled_reads` finds these.
 
 Unknown outcomes are resolved from the final content first: what is there was applied, what is not was not.
 """
@@ -91,7 +88,7 @@ def _check_journal(
 ) -> Iterable[Anomaly]:
     placed, found = _parse(journal, final.content, {operation.number: operation for operation in operations})
     found += _check_outcomes(journal, placed, operations, len(final.content))
-    found += _check_bytes(journal, final, observations, _vain(placed, operations))
+    found += _check_bytes(journal, final, observations)
     registers, drift = _replay_registers(journal, placed, final)
     found += drift
     if not found:
@@ -150,63 +147,17 @@ def _check_outcomes(
     return found
 
 
-def unsettled_reads(history: History, finals: Mapping[str, Final]) -> list[Observation]:
-    """Reads of what a single replica had and the journal does not."""
-    found = []
-    for journal, final in finals.items():
-        operations = [operation for operation in history.operations if operation.journal == journal]
-        placed, _ = _parse(journal, final.content, {operation.number: operation for operation in operations})
-        vain = _vain(placed, operations)
-        found += [
-            each
-            for each in history.observations
-            if each.journal == journal and not _agrees(each, final.content) and _is_unsettled(each, final.content, vain)
-        ]
-    return found
-
-
 def _vain(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[int, Operation]:
     """Appends of unknown outcome that are not in the journal."""
     applied = {each.operation.number for each in placed}
     return {each.number: each for each in operations if _in_vain(each, applied)}
 
 
-def _is_unsettled(seen: Observation, content: bytes, vain: Mapping[int, Operation]) -> bool:
-    """Whether a read differs from the journal in nothing but such appends, which not every replica had."""
-    if seen.certain:
-        return False
-    position = 0
-    while position < len(seen.content):
-        match = HEADER.match(seen.content, position)
-        operation = vain.get(int(match[1])) if match else None
-        if operation is not None:
-            part = operation.content[: len(seen.content) - position]
-            if seen.content.startswith(part, position):
-                position += len(part)
-                continue
-        following = HEADER.search(seen.content, position + 1)
-        end = following.start() if following else len(seen.content)
-        begin, part = seen.offset + position, seen.content[position:end]
-        # A reader that has read another such append may come in at the middle of one.
-        cut = not position and any(_holds_cut(each.content, part, following is not None) for each in vain.values())
-        if not cut and content[begin : begin + len(part)] != part:
-            return False
-        position = end
-    return True
-
-
-def _holds_cut(content: bytes, part: bytes, to_end: bool) -> bool:
-    """Whether `part` is of some content, behind its beginning."""
-    return content.endswith(part) if to_end else part in content
-
-
-def _check_bytes(
-    journal: str, final: Final, observations: Sequence[Observation], vain: Mapping[int, Operation]
-) -> list[Anomaly]:
+def _check_bytes(journal: str, final: Final, observations: Sequence[Observation]) -> list[Anomaly]:
     found = [
         Anomaly("inconsistent-offsets", journal, f"{each.by} read at {each.at:.3f} {_difference(each, final.content)}")
         for each in observations
-        if not _agrees(each, final.content) and not _is_unsettled(each, final.content, vain)
+        if not _agrees(each, final.content)
     ]
     found += [
         Anomaly("diverged-replica", journal, f"{each.by} has {_difference(each, final.content)}")

@@ -74,8 +74,6 @@ class Observation:
     offset: int
     content: bytes
     at: float
-    certain: bool = True
-    """Whether every replica had these bytes by then, so that they must stay what they are."""
 
 
 @dataclass(slots=True)
