@@ -205,7 +205,8 @@ class ShardReplica:
             await self._run_primary()
             return
         keys = HintKeys(self.spec.hint_prefix, self.spec.id, self.spec.hint_backups)
-        folder = Path(tempfile.mkdtemp(prefix=f"{self.spec.id}-", dir=self._host.recovery_folder))
+        readable = self.spec.id.rpartition("/")[2][:60]  # For people; an id may be a path, and long.
+        folder = Path(tempfile.mkdtemp(prefix=f"{readable}-", dir=self._host.recovery_folder))
         guard = self._host.assignment_of(self.spec.id)
         async with LogStandby(
             self.shard.client,
