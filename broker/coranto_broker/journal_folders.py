@@ -74,6 +74,8 @@ class JournalFolders:
 
     def own_postfix(self, journal: str, url: str, postfix: str) -> str:
         """The postfix to store a fragment with: none at all where this one leads into another journal's folder."""
+        if not postfix:
+            return postfix
         folder = f"{journal}/"
         roots = {name.removeprefix(folder) for name in self._names_below(journal)}
         owner = owner_of(postfix, roots | self._others.get((url, journal), frozenset()))

@@ -98,6 +98,18 @@ async def test_a_log_is_played_by_the_next_owner(journals, consumer, app, spec):
     assert hints.backup_hints[0].hints.live_nodes
 
 
+async def test_ids_that_are_paths_have_folders_of_their_own(journals, consumer, app, spec):
+    for name in ("team-a/sums", f"team-a/sums/{'x' * 300}"):
+        journals.fake.create(f"recovery/{name}", labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
+    process = await consumer.start(app)
+    specs = [pc.ShardSpec.FromString(spec.SerializeToString()) for _ in range(2)]
+    specs[0].id, specs[1].id = "team-a/sums", f"team-a/sums/{'x' * 300}"
+    await consumer.apply(process, *specs)
+    head = await journals.publish("in/one", {"key": "a", "n": 1})
+    for each in specs:
+        assert (await consumer.stat(process, each.id, one=head)).status == pc.OK
+
+
 async def test_a_standby_follows_the_log_and_takes_over(journals, consumer, app, spec):
     first = await consumer.start(app, zone="zone-a")
     second = await consumer.start(app, "process-b", zone="zone-b")
