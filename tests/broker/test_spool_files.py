@@ -868,8 +868,7 @@ async def test_a_disk_that_is_full_for_large_content_leaves_what_has_committed(
 ) -> None:
     append(spool, b"first,")
     disk.full = "content"
-    for _ in range(3):
-        spool.write(spool.delta, b"x" * LARGE)
+    spool.write(spool.delta, b"x" * LARGE)
 
     async def more() -> None:
         while True:
