@@ -182,6 +182,13 @@ class SpoolFolder:
     def log(self, begin: int, generation: int) -> SharedFile:
         return SharedFile(self.disk, self.path / f"{begin:016x}.{generation}.commits")
 
+    def distrust(self, error: OSError) -> None:
+        """After a sync that failed: have recovery write everything anew, also that of a later process."""
+        try:
+            self.disk.write_atomic(self.path / DISTRUSTED_FILE, str(error).encode())
+        except OSError as problem:
+            _log.error("spool could not be marked as distrusted", folder=str(self.path), error=str(problem))
+
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:
     """The spool folder of a journal. Its readable part is for people; the hash keeps names apart."""
@@ -578,7 +585,7 @@ class DurableSpool:
         if isinstance(failed, OSError):
             self._failure = self._failure or failed
             try:
-                await asyncio.to_thread(self._mark_distrusted, failed)
+                await asyncio.to_thread(self._folder.distrust, failed)
             finally:
                 self._tell_failure(failed)
         if failed is not None:
@@ -601,7 +608,7 @@ class DurableSpool:
                 self._folder.disk.sync_folder(folder)
         except OSError as error:
             self._failure = self._failure or error
-            self._mark_distrusted(error)
+            self._folder.distrust(error)
             self._tell_failure(error)
             raise
 
@@ -664,13 +671,6 @@ class DurableSpool:
                 f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
                 "taken up anew; if that does not help, replace the disk"
             )
-
-    def _mark_distrusted(self, error: OSError) -> None:
-        """Have recovery write everything anew, also that of a later process."""
-        try:
-            self._folder.disk.write_atomic(self._folder.path / DISTRUSTED_FILE, str(error).encode())
-        except OSError as problem:
-            _log.error("spool could not be marked as distrusted", folder=str(self._folder.path), error=str(problem))
 
     def _tell_failure(self, error: OSError) -> None:
         if self._told:

@@ -252,7 +252,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
     for number in range(LIVES):
         process = Process(loop, f"life {number}")
         folder = _folder(loop, disk, process)
-        life = Life(model, rng, folder, recover(folder))
+        life = Life(model, rng, folder, _recover(model, disk, rng, folder))
         task = process.start(life.run())
         end = rng.choice(("cut", "cut", "cut in write", "kill", "fail", "fail"))
         if end == "cut in write":
@@ -291,13 +291,27 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
     return cuts
 
 
+def _recover(model: Model, disk: SimDisk, rng: random.Random, folder: SpoolFolder) -> Recovered:
+    """As a broker does: again, when the disk fails."""
+    if rng.random() < 0.3:
+        _fail_syncs(disk, rng, after=0)
+    while True:
+        try:
+            return recover(folder)
+        except OSError:
+            model.seen["recovery met a sync that failed"] += 1
+        finally:
+            disk.fail_sync = None
+
+
 def _folder(loop: SimLoop, disk: SimDisk, process: Process) -> SpoolFolder:
     root = Path("/broker/spools")
     return SpoolFolder(folder_of(root, JOURNAL, 7), JOURNAL, 7, disk.for_process(process), SimClock(loop))
 
 
-def _fail_syncs(disk: SimDisk, rng: random.Random) -> None:
-    wanted, left, skipped = rng.choice((".content", ".commits", "")), rng.choice((1, 1, 2)), rng.randrange(6)
+def _fail_syncs(disk: SimDisk, rng: random.Random, after: int = 5) -> None:
+    """Have one or two syncs fail, up to so many `after` others."""
+    wanted, left, skipped = rng.choice((".content", ".commits", "")), rng.choice((1, 1, 2)), rng.randint(0, after)
 
     def fails(name: str) -> bool:
         nonlocal left, skipped

@@ -11,7 +11,7 @@ import pytest
 from coranto.testing.sim.disk import ProcessDisk
 from coranto_broker import commit_check
 from coranto_broker.shared_file import SharedFile
-from coranto_broker.spool_files import DurableSpool
+from coranto_broker.spool_files import DurableSpool, SpoolFolder
 
 from .power_cuts import Broken, run
 
@@ -28,6 +28,7 @@ INTERESTING = {
     "life ended: cut in write",
     "life ended: fail",
     "life ended: kill",
+    "recovery met a sync that failed",
 }
 
 
@@ -64,13 +65,14 @@ def test_to_believe_the_sync_after_one_that_failed_is_caught(monkeypatch: pytest
         self._open().sync()
 
     monkeypatch.setattr(SharedFile, "sync", sync)
-    for name in ("_require_sound", "_mark_distrusted", "_tell_failure"):
+    monkeypatch.setattr(SpoolFolder, "distrust", nothing)
+    for name in ("_require_sound", "_tell_failure"):
         monkeypatch.setattr(DurableSpool, name, nothing)
     assert is_caught()
 
 
 def test_to_believe_what_is_read_after_a_sync_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DurableSpool, "_mark_distrusted", nothing)
+    monkeypatch.setattr(SpoolFolder, "distrust", nothing)
     assert is_caught()
 
 

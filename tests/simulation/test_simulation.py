@@ -176,7 +176,8 @@ def test_a_sync_that_is_believed_after_one_that_failed_is_caught(monkeypatch: py
         self._open().sync()
 
     monkeypatch.setattr(SharedFile, "sync", sync)
-    for name in ("_require_sound", "_mark_distrusted", "_tell_failure"):
+    monkeypatch.setattr(SpoolFolder, "distrust", lambda *_: None)
+    for name in ("_require_sound", "_tell_failure"):
         monkeypatch.setattr(DurableSpool, name, lambda *_: None)
     assert is_caught("under-replicated-ack", faults=("disk fails",), **POWER)
 
