@@ -296,8 +296,8 @@ def _settle(
             _cut(folder, found, examined, log, superseding=bool(older))
         if older:
             folder.disk.sync_folder(folder.path)
-            for each in older:
-                each.discard()
+            for file in older:
+                file.discard()
             folder.disk.sync_folder(folder.path)
     except BaseException:
         log.seal()

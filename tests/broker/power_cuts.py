@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 from unittest.mock import patch
 
 import structlog
@@ -336,18 +336,18 @@ def run(seed: int, seen: Counter[str] | None = None) -> int:
         return loop.run_until_complete(_lives(loop, seed, model))
 
 
-class _silence:
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     """Drop what recovery logs."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
-    def __enter__(self) -> None:
-        self._before = structlog.get_config()
-        structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
 
-    def __exit__(self, *_: object) -> None:
-        structlog.configure(**self._before)
-
-
-def _drop(*_: object) -> None:
+def _drop(*_: object) -> NoReturn:
     raise structlog.DropEvent
 
 
