@@ -88,7 +88,6 @@ class Flusher:
         self._changes = 0
         self._flushing: asyncio.Task[None] | None = None
         self._failure: OSError | None = None
-        self._told = False
 
     @property
     def failed(self) -> bool:
@@ -143,17 +142,13 @@ class Flusher:
             # What was discarded meanwhile is safe in a fragment store.
             borrowed = [loans.enter_context(file.borrow()) for file in pending.files if not file.discarded]
             done = await asyncio.gather(
-                *(asyncio.to_thread(file.sync) for file in borrowed),
-                *(asyncio.to_thread(self._folder.disk.sync_folder, each) for each in pending.folders),
+                *(asyncio.to_thread(self._force, file.sync) for file in borrowed),
+                *(asyncio.to_thread(self._force, self._folder.disk.sync_folder, each) for each in pending.folders),
                 return_exceptions=True,
             )
         failed = next((each for each in done if isinstance(each, BaseException)), None)
         if isinstance(failed, OSError):
-            self._failure = self._failure or failed
-            try:
-                await asyncio.to_thread(self._folder.distrust, failed)
-            finally:
-                self._tell_failure(failed)
+            self._tell_failure(failed)
         if failed is not None:
             raise failed
         self._flushed(pending)
@@ -196,13 +191,19 @@ class Flusher:
             for file in files:
                 if not file.discarded:
                     with file.borrow():
-                        file.sync()
+                        self._force(file.sync)
             for folder in folders:
-                self._folder.disk.sync_folder(folder)
+                self._force(self._folder.disk.sync_folder, folder)
         except OSError as error:
-            self._failure = self._failure or error
-            self._folder.distrust(error)
             self._tell_failure(error)
+            raise
+
+    def _force(self, sync: Callable[..., None], *arguments: Path) -> None:
+        """Call `sync`, in any thread. If it fails the folder is marked at once, lest this process ends before that."""
+        try:
+            sync(*arguments)
+        except OSError as error:
+            self._folder.distrust(error)
             raise
 
     def _flushed(self, pending: _Pending) -> None:
@@ -225,9 +226,9 @@ class Flusher:
                 log.discard()
 
     def _tell_failure(self, error: OSError) -> None:
-        if self._told:
+        if self._failure is not None:
             return
-        self._told = True
+        self._failure = error
         _log.error(
             "spool could not be forced to the disk and is taken up anew",
             journal=self._folder.journal,
