@@ -9,6 +9,7 @@ lets etcd know that they are consistent, whether or not anyone appends.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -257,6 +258,7 @@ class Replica:
                     folder=str(self.folder.path),
                     error=str(error),
                 )
+                self._distrusted = self._distrusted or error.errno == errno.EIO
                 self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
                 if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):
                     return

@@ -50,7 +50,7 @@ class Kept:
 
 def find(data_dir: Path, disk: Disk) -> list[Kept]:
     """All that is set aside below a broker's data directory, by journal and offset."""
-    found = []
+    found: list[Kept] = []
     spools = data_dir / "spools"
     for name in disk.list(spools):
         for revision in disk.list(spools / name):

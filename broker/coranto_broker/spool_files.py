@@ -17,25 +17,20 @@ that is known without asking etcd. A spool also remembers, in each record of its
 (`in_sync.Stamp`), so that whoever takes it up again can tell whether others went on without it.
 
 Written bytes survive the end of the process
-at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy. To force a spool to
-the disk is to sync its content, its log, and the folder if names in it are new, all at the same time. So a record may
-be on the disk before its content: recovery goes back to the last one whose content is there. What may have been
-promised by then, the log says, too. A log that is started over takes the old one's place only once all of that is done.
-
-A sync that fails ends the use of the spool: the kernel may have dropped what it could not write, and would call the
-next sync a success. Nothing is acknowledged any more; the folder is marked, and recovery writes everything anew.
+at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy (`spool_flush`).
+Content and log reach the disk in any order, so that a record may be there before its content: recovery goes back to the
+last one whose content is there. What may have been promised by then, the log says, too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import enum
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,6 +46,7 @@ from coranto_broker.aside import Aside
 from coranto_broker.in_sync import UNSTAMPED, Stamp
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import Committed, Decision, Hash, Outcome, Spool
+from coranto_broker.spool_flush import Current, Flusher
 
 COMPACT_LOG_BYTES = 4 << 20
 """A commit log longer than this is started over, with its last record."""
@@ -68,10 +64,6 @@ ASIDE_BYTES = 1 << 17
 
 
 _log = structlog.get_logger(__name__)
-
-
-class DiskFailed(OSError):
-    """A sync of this spool has failed. It must be closed and recovered."""
 
 
 class Fsync(enum.StrEnum):
@@ -202,6 +194,13 @@ class SpoolFolder:
     def log(self, begin: int, generation: int) -> SharedFile:
         return SharedFile(self.disk, self.path / f"{begin:016x}.{generation}.commits")
 
+    def distrust(self, error: OSError) -> None:
+        """After a sync that failed: have recovery write everything anew, also that of a later process."""
+        try:
+            self.disk.write_atomic(self.path / DISTRUSTED_FILE, str(error).encode())
+        except OSError as problem:
+            _log.error("spool could not be marked as distrusted", folder=str(self.path), error=str(problem))
+
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:
     """The spool folder of a journal. Its readable part is for people; the hash keeps names apart."""
@@ -248,21 +247,8 @@ class DurableSpool:
         self._readable = self._recorded_readable = self._published  # All below; and as the log says.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
-        # Counts commits; `_synced` is the last one known to be on the disk. What was recovered may not be there yet.
-        self._version = 1 if log is not None else 0
-        self._synced = 0
-        self._flushed_end = 0  # The journal's end that is known to be on the disk.
-        self._syncing: asyncio.Task[None] | None = None
-        self._retired = list(retired)  # Sealed since the last sync.
-        self._superseded: list[SharedFile] = []  # Logs that were started over since.
-        # Folders in which names were made since, and at which change. At first those above it may be new, too: up to
-        # the data directory, whose name is in the last of these.
-        self._unsynced_folders = dict.fromkeys((folder.path, *folder.path.parents[:4]), 0)
-        self._changes = 0
-        self._failure: OSError | None = None
-        self._told = False
-        self.on_failure: Callable[[], object] = lambda: None
-        """Called once, when a sync has failed."""
+        self._promised_end = 0  # The journal's end up to which it is known to be on the disk.
+        self._flusher = Flusher(folder, self._current, self._flushed, recovered=log is not None, retired=retired)
 
     @property
     def committed(self) -> Committed:
@@ -290,6 +276,15 @@ class DurableSpool:
         return self._stamp
 
     @property
+    def on_failure(self) -> Callable[[], object]:
+        """Called once, when a sync has failed: the spool must be closed and recovered then."""
+        return self._flusher.on_failure
+
+    @on_failure.setter
+    def on_failure(self, tell: Callable[[], object]) -> None:
+        self._flusher.on_failure = tell
+
+    @property
     def content_file(self) -> SharedFile:
         """Content of the fragment under construction."""
         return self._content
@@ -305,7 +300,7 @@ class DurableSpool:
         Large content, and what follows it, is written by another thread: await `room` before there is more. Where that
         fails, one of the later calls raises it, and nothing of the delta is left.
         """
-        self._require_sound()
+        self._flusher.require_sound()
         if self._aside.failed:
             self.join()
         position = self._spool.check_content(content_delta)
@@ -313,9 +308,9 @@ class DurableSpool:
             # Content is never there before its log is. Otherwise a log that a kill or power loss has torn at its first
             # commit would look like one of acknowledged content, and the journal would wait for an operator.
             self._record(self._spool.committed, always=True)
-            self._version += 1
-        if not self._synced and self.fsync is Fsync.COMMIT and not position:
-            self._sync_now()  # Nearly always that is done by the first pipeline, which has been acknowledged.
+            self._flusher.version += 1
+        if not self._flusher.flushed_version and self.fsync is Fsync.COMMIT and not position:
+            self._flusher.flush_now()  # Nearly always that is done by the first pipeline, which has been acknowledged.
         if len(content) < ASIDE_BYTES and self._aside.idle:
             self._content.write_at(position, content)
             self._spool.extend(content)
@@ -370,7 +365,7 @@ class DurableSpool:
         `revision` is that of the pipeline's Route in etcd. With `settled`, its primary rolls only once every replica
         has what was proposed before.
         """
-        self._require_sound()
+        self._flusher.require_sound()
         self.join()
         before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
@@ -385,13 +380,13 @@ class DurableSpool:
             elif committing:
                 self._record(decision.committed)
                 self._spool.adopt(decision)
-                self._version += 1
+                self._flusher.version += 1
             else:
                 if decision.outcome is Outcome.MISMATCH:
                     self._stamp = stamp
                 elif stamp != self._stamp or self._recorded_readable < self._readable == self._spool.end:
                     self._record(decision.committed)
-                    self._version += 1
+                    self._flusher.version += 1
                     if not self._spool.fragment.length and self._log is not None:
                         self._log.rest()
                 self._spool.adopt(decision)
@@ -414,7 +409,7 @@ class DurableSpool:
 
         For the primary's spool, when it has no delta. Where writing fails (OSError) it is left as it was.
         """
-        self._require_sound()
+        self._flusher.require_sound()
         spool, stamp = self._spool, self._stamp
         if self._log is not None and len(content) < ASIDE_BYTES and self._aside.idle:
             self._content.write_at(spool.check_content(0), content)
@@ -433,7 +428,7 @@ class DurableSpool:
             raise
         spool.adopt(decision)
         self._ahead = False
-        self._version += 1
+        self._flusher.version += 1
         return decision.committed.fragment
 
     def settle(self, offset: int) -> None:
@@ -445,7 +440,7 @@ class DurableSpool:
         self._aside.abandon()
         if self._spool.delta:
             self._spool.roll_back()
-            if self._failure is None:  # Otherwise recovery does it.
+            if not self._flusher.failed:  # Otherwise recovery does it.
                 self._content.truncate(self._spool.fragment.length)
 
     async def flush_commits(self) -> None:
@@ -455,19 +450,13 @@ class DurableSpool:
         """
         if self.fsync is not Fsync.COMMIT:
             return
-        version = self._version
-        while self._synced < version:
-            self._require_sound()
-            if self._syncing is None:
-                self._syncing = asyncio.create_task(self._sync())
-                self._syncing.add_done_callback(self._sync_done)
-            await asyncio.shield(self._syncing)
+        await self._flusher.through(self._flusher.version)
 
     async def flush(self) -> None:
         """Force everything committed so far to the disk, whatever the policy."""
-        if self._synced < self._version:
-            self._require_sound()
-            await self._sync()
+        if self._flusher.flushed_version < self._flusher.version:
+            self._flusher.require_sound()
+            await self._flusher.flush()
 
     def publish(self, fragment: Fragment) -> None:
         """Let readers see this committed extent of the fragment under construction.
@@ -506,7 +495,7 @@ class DurableSpool:
         if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
             if decision.committed != before or stamp != self._stamp:
                 self._record(decision.committed)
-                self._version += 1
+                self._flusher.version += 1
                 if self._log is not None:
                     self._log.rest()
             if self._spool.delta:
@@ -520,8 +509,9 @@ class DurableSpool:
         old_generation, old_length = self._generation, self._log_length
         if self._spool.delta:
             old_content.truncate(before.fragment.length)
-        if self.fsync is Fsync.COMMIT and self._synced < self._version and old_log is not None:
-            self._sync_now()  # A completed fragment is visible at once.
+        flusher = self._flusher
+        if self.fsync is Fsync.COMMIT and flusher.flushed_version < flusher.version and old_log is not None:
+            flusher.flush_now()  # A completed fragment is visible at once.
         try:
             self._log = None
             self._record(decision.committed)
@@ -530,19 +520,19 @@ class DurableSpool:
             self._spool.roll_back()
             raise
         self._spool.adopt(decision)
-        self._version += 1
+        self._flusher.version += 1
         self._content = self._folder.content(after.begin)
         self._published = after.begin
         self._unpublished.clear()
         if decision.completed is None or old_log is None:
             old_content.discard()
             if old_log is not None:
-                self._supersede(old_log)
+                flusher.supersede(old_log, in_turn=self.fsync is Fsync.NEVER)
         else:
             old_content.seal()
             old_log.seal()
             if self.fsync is Fsync.INTERVAL:
-                self._retired += [old_content, old_log]
+                flusher.retire(old_content, old_log)
             first, revision = before.first_append_time, self._folder.create_revision
             sealed = Sealed(
                 before.fragment,
@@ -554,19 +544,19 @@ class DurableSpool:
                 stamp,
                 self._watermark,
                 readable,
-                tuple(self._superseded),
-                partial(self._assure, self._version),
+                flusher.superseded,
+                partial(self._assure, flusher.version),
             )
             self._observer.spool_complete(sealed, primary=primary)
         if after.begin > before.fragment.end:
             self._observer.spool_skip(after.begin)
 
     def _record(self, committed: Committed, *, always: bool = False) -> None:
-        flushed = self._flushed_end if self.fsync is Fsync.COMMIT else commit_log.UNAWAITED
+        flushed = self._promised_end if self.fsync is Fsync.COMMIT else commit_log.UNAWAITED
         record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed, self._readable)
         begin = committed.fragment.begin
         if committed.fragment.length and not self._spool.fragment.length:
-            self._names_change()  # Its content file is new.
+            self._flusher.names_change()  # Its content file is new.
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
                 return  # A journal that was never written, and never synchronized, needs no memory.
@@ -574,7 +564,7 @@ class DurableSpool:
             return
         if self._log_length > COMPACT_LOG_BYTES:
             new = self._begin_log(begin, self._generation + 1, record)
-            self._supersede(self._log)
+            self._flusher.supersede(self._log, in_turn=self.fsync is Fsync.NEVER)
             self._log = new
             return
         # Where the last whole record ends, whatever a write that failed may have left behind it.
@@ -592,161 +582,32 @@ class DurableSpool:
             raise
         self._generation, self._log_length = generation, len(record)
         self._recorded_readable = self._readable
-        self._names_change()
+        self._flusher.names_change()
         return log
 
-    def _supersede(self, log: SharedFile) -> None:
-        """Another log has been begun, which makes this one needless. It stays until the next sync.
-
-        Where nothing is synced, it stays until the next time. By then the kernel has written what the other is about.
-        """
-        log.seal()
-        if self.fsync is Fsync.NEVER:
-            for old in self._superseded:
-                old.discard()
-            self._superseded.clear()
-        self._superseded.append(log)
-
-    def _names_change(self) -> None:
-        self._changes += 1
-        self._unsynced_folders[self._folder.path] = self._changes
-
-    async def _sync(self) -> None:
-        pending = self._pending()
-        with ExitStack() as loans:
-            # What was discarded meanwhile is safe in a fragment store.
-            borrowed = [loans.enter_context(file.borrow()) for file in pending.files if not file.discarded]
-            done = await asyncio.gather(
-                *(asyncio.to_thread(file.sync) for file in borrowed),
-                *(asyncio.to_thread(self._folder.disk.sync_folder, each) for each in pending.folders),
-                return_exceptions=True,
-            )
-        failed = next((each for each in done if isinstance(each, BaseException)), None)
-        if isinstance(failed, OSError):
-            self._failure = self._failure or failed
-            try:
-                await asyncio.to_thread(self._mark_distrusted, failed)
-            finally:
-                self._tell_failure(failed)
-        if failed is not None:
-            raise failed
-        self._synced_through(pending)
-
-    def _sync_now(self) -> None:
-        """As `_sync`, but that the event loop has to wait."""
-        pending = self._pending()
-        self._sync_files(pending.files, pending.folders)
-        self._synced_through(pending)
-
-    def _sync_files(self, files: Iterable[SharedFile], folders: Iterable[Path]) -> None:
-        try:
-            for file in files:
-                if not file.discarded:
-                    with file.borrow():
-                        file.sync()
-            for folder in folders:
-                self._folder.disk.sync_folder(folder)
-        except OSError as error:
-            self._failure = self._failure or error
-            self._mark_distrusted(error)
-            self._tell_failure(error)
-            raise
-
-    def _pending(self) -> _Pending:
-        """All that a sync has to force to the disk by now."""
-        retired = list(self._retired)
-        files = list(retired)
-        if self._spool.fragment.length:
-            files.append(self._content)
+    def _current(self) -> Current:
+        """What is to be flushed."""
+        files = [self._content] if self._spool.fragment.length else []
         if self._log is not None:
             files.append(self._log)
-        folders, superseded = dict(self._unsynced_folders), list(self._superseded)
-        return _Pending(self._version, self._spool.end, files, retired, folders, superseded)
+        return Current(files, self._spool.end)
 
-    def _synced_through(self, pending: _Pending) -> None:
-        """All of that is on the disk."""
-        self._retired = [file for file in self._retired if file not in pending.retired]
-        self._folders_synced(pending.folders)
-        self._synced = max(self._synced, pending.version)
-        if self.fsync is Fsync.COMMIT and pending.end > self._flushed_end:
-            self._flushed_end = pending.end
+    def _flushed(self, end: int) -> None:
+        """The journal is on the disk up to `end`."""
+        if self.fsync is Fsync.COMMIT and end > self._promised_end:
+            self._promised_end = end
             self._mark()
-        for old in pending.superseded:
-            if old in self._superseded:
-                self._superseded.remove(old)
-                old.discard()
         if self._log is not None and not self._spool.fragment.length and not self._spool.delta:
             self._log.rest()
-
-    def _folders_synced(self, folders: dict[Path, int]) -> None:
-        for folder, change in folders.items():
-            if self._unsynced_folders.get(folder) == change:
-                del self._unsynced_folders[folder]
 
     def _mark(self) -> None:
         """Write down what is promised, lest content that the disk loses later look like content that never was."""
         if self._log is None or self._log.discarded:
             return
-        mark = commit_log.encode_mark(self._flushed_end)
+        mark = commit_log.encode_mark(self._promised_end)
         with contextlib.suppress(OSError):  # On a full disk, say. The next record tells it, too.
             self._log.write_at(self._log_length, mark)
             self._log_length += len(mark)
 
     def _assure(self, version: int) -> bool:
-        """See to it that the spool goes on where it was at that version, whatever the policy, even after a power loss.
-
-        A completed fragment is about to go, and with it the only other log that knows where. Nearly always all has been
-        flushed since. False if the disk fails.
-        """
-        if self._synced < version and self._failure is None and self._log is not None:
-            folders = dict(self._unsynced_folders)
-            with contextlib.suppress(OSError):  # It is told of by then.
-                self._sync_files([self._log], folders)
-                self._folders_synced(folders)
-        return self._failure is None
-
-    def _require_sound(self) -> None:
-        if self._failure is not None:
-            raise DiskFailed(
-                f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
-                "taken up anew; if that does not help, replace the disk"
-            )
-
-    def _mark_distrusted(self, error: OSError) -> None:
-        """Have recovery write everything anew, also that of a later process."""
-        try:
-            self._folder.disk.write_atomic(self._folder.path / DISTRUSTED_FILE, str(error).encode())
-        except OSError as problem:
-            _log.error("spool could not be marked as distrusted", folder=str(self._folder.path), error=str(problem))
-
-    def _tell_failure(self, error: OSError) -> None:
-        if self._told:
-            return
-        self._told = True
-        _log.error(
-            "spool could not be forced to the disk and is taken up anew",
-            journal=self._folder.journal,
-            folder=str(self._folder.path),
-            error=str(error),
-        )
-        self.on_failure()
-
-    def _sync_done(self, task: asyncio.Task[None]) -> None:
-        self._syncing = None
-        if not task.cancelled():
-            task.exception()  # Whoever waits for it gets it.
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """What a sync forces to the disk: commits up to `version`, the journal up to `end`.
-
-    `retired` are those of the `files` that need no further sync, and the `superseded` logs are of no use any more then.
-    """
-
-    version: int
-    end: int
-    files: list[SharedFile]
-    retired: list[SharedFile]
-    folders: dict[Path, int]
-    superseded: list[SharedFile]
+        return self._flusher.assure(version, self._log)

@@ -199,7 +199,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
                 kept.log.discard()
                 folder.content(kept.fragment.begin).discard()
     if sealed and log is not None:
-        log.sync()  # Those may go once they are stored, and then no other log knows where the journal is.
+        _sync(folder, log)  # Those may go once they are stored, and then no other log knows where the journal is.
         folder.disk.sync_folder(folder.path)
     if distrusted:
         folder.disk.sync_folder(folder.path)
@@ -319,11 +319,11 @@ def _settle(
         if distrusted:
             _write_anew(folder, found, examined, log)
         else:
-            _cut(found, examined, content, log, superseding=bool(older))
+            _cut(folder, found, examined, log, superseding=bool(older))
         if older:
             folder.disk.sync_folder(folder.path)
-            for each in older:
-                each.discard()
+            for file in older:
+                file.discard()
             folder.disk.sync_folder(folder.path)
     except BaseException:
         log.seal()
@@ -334,17 +334,29 @@ def _settle(
     return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable)
 
 
-def _cut(found: _Found, examined: Examined, content: SharedFile, log: SharedFile, *, superseding: bool) -> None:
+def _cut(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
     """Leave in content and log nothing but what counts. With `superseding` the log is to do without older ones."""
     assert examined.record is not None
-    length = examined.record.committed.fragment.length
+    content, length = folder.content(found.begin), examined.record.committed.fragment.length
     cut = log.size() > examined.log_end
     log.truncate(examined.log_end)
-    if found.has_content and (content.size() > length or superseding):
-        content.truncate(length)
-        content.sync()
+    if found.has_content:
+        with content.borrow():
+            content.seal()
+            if content.size() > length or superseding:
+                content.truncate(length)
+                _sync(folder, content)
     if cut or superseding:
-        log.sync()
+        _sync(folder, log)
+
+
+def _sync(folder: SpoolFolder, file: SharedFile) -> None:
+    """Force a file to the disk. If that fails nothing here is trusted until it is written anew."""
+    try:
+        file.sync()
+    except OSError as error:
+        folder.distrust(error)
+        raise
 
 
 def _write_anew(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile) -> None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 from unittest.mock import patch
 
 import structlog
@@ -253,7 +253,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
     for number in range(LIVES):
         process = Process(loop, f"life {number}")
         folder = _folder(loop, disk, process)
-        life = Life(model, rng, folder, recover(folder))
+        life = Life(model, rng, folder, _recover(model, disk, rng, folder))
         task = process.start(life.run())
         end = rng.choice(("cut", "cut", "cut in write", "kill", "fail", "fail"))
         if end == "cut in write":
@@ -292,13 +292,27 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
     return cuts
 
 
+def _recover(model: Model, disk: SimDisk, rng: random.Random, folder: SpoolFolder) -> Recovered:
+    """As a broker does: again, when the disk fails."""
+    if rng.random() < 0.3:
+        _fail_syncs(disk, rng, after=0)
+    while True:
+        try:
+            return recover(folder)
+        except OSError:
+            model.seen["recovery met a sync that failed"] += 1
+        finally:
+            disk.fail_sync = None
+
+
 def _folder(loop: SimLoop, disk: SimDisk, process: Process) -> SpoolFolder:
     root = Path("/broker/spools")
     return SpoolFolder(folder_of(root, JOURNAL, 7), JOURNAL, 7, disk.for_process(process), SimClock(loop))
 
 
-def _fail_syncs(disk: SimDisk, rng: random.Random) -> None:
-    wanted, left, skipped = rng.choice((".content", ".commits", "")), rng.choice((1, 1, 2)), rng.randrange(6)
+def _fail_syncs(disk: SimDisk, rng: random.Random, after: int = 5) -> None:
+    """Have one or two syncs fail, up to so many `after` others."""
+    wanted, left, skipped = rng.choice((".content", ".commits", "")), rng.choice((1, 1, 2)), rng.randint(0, after)
 
     def fails(name: str) -> bool:
         nonlocal left, skipped
@@ -323,18 +337,18 @@ def run(seed: int, seen: Counter[str] | None = None) -> int:
         return loop.run_until_complete(_lives(loop, seed, model))
 
 
-class _silence:
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
     """Drop what recovery logs."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
-    def __enter__(self) -> None:
-        self._before = structlog.get_config()
-        structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
 
-    def __exit__(self, *_: object) -> None:
-        structlog.configure(**self._before)
-
-
-def _drop(*_: object) -> None:
+def _drop(*_: object) -> NoReturn:
     raise structlog.DropEvent
 
 

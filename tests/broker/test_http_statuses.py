@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import CorantoError, InvalidInput, PermissionDenied, StoreError, Unauthenticated, Unavailable
-from coranto_broker.flow_control import AppendUnderflow, RolledBack
+from coranto_broker.flow_control import AppendUnderflow, DiskFull, RolledBack
 from coranto_broker.http.statuses import http_status
 
 
@@ -17,6 +17,7 @@ from coranto_broker.http.statuses import http_status
         (PermissionDenied("what"), 403),
         (AppendUnderflow(1), 408),
         (RolledBack("what"), 503),
+        (DiskFull("what"), 507),
         (StoreError("what"), 503),
         (Unavailable("what"), 503),
         (CorantoError("what"), 500),

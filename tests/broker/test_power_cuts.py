@@ -11,7 +11,8 @@ import pytest
 from coranto.testing.sim.disk import ProcessDisk
 from coranto_broker import commit_check
 from coranto_broker.shared_file import SharedFile
-from coranto_broker.spool_files import DurableSpool
+from coranto_broker.spool_files import SpoolFolder
+from coranto_broker.spool_flush import Flusher
 
 from .power_cuts import Broken, run
 
@@ -28,6 +29,7 @@ INTERESTING = {
     "life ended: cut in write",
     "life ended: fail",
     "life ended: kill",
+    "recovery met a sync that failed",
 }
 
 
@@ -64,13 +66,14 @@ def test_to_believe_the_sync_after_one_that_failed_is_caught(monkeypatch: pytest
         self._open().sync()
 
     monkeypatch.setattr(SharedFile, "sync", sync)
-    for name in ("_require_sound", "_mark_distrusted", "_tell_failure"):
-        monkeypatch.setattr(DurableSpool, name, nothing)
+    monkeypatch.setattr(SpoolFolder, "distrust", nothing)
+    for name in ("require_sound", "_tell_failure"):
+        monkeypatch.setattr(Flusher, name, nothing)
     assert is_caught()
 
 
 def test_to_believe_what_is_read_after_a_sync_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DurableSpool, "_mark_distrusted", nothing)
+    monkeypatch.setattr(SpoolFolder, "distrust", nothing)
     assert is_caught()
 
 
@@ -83,13 +86,13 @@ def test_folders_that_are_not_synced_are_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_to_remove_a_log_before_what_takes_its_place_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supersede(self: DurableSpool, log: SharedFile) -> None:
+    def supersede(self: Flusher, log: SharedFile, *, in_turn: bool) -> None:
         log.discard()
 
-    monkeypatch.setattr(DurableSpool, "_supersede", supersede)
+    monkeypatch.setattr(Flusher, "supersede", supersede)
     assert is_caught()
 
 
 def test_to_drop_a_fragment_before_the_log_behind_it_is_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DurableSpool, "_assure", lambda *_: True)
+    monkeypatch.setattr(Flusher, "assure", lambda *_: True)
     assert is_caught()

@@ -35,6 +35,7 @@ from coranto_broker.simulation.run import Report, run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import Committed, Decision, Outcome, Spool
 from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder
+from coranto_broker.spool_flush import Flusher
 from coranto_broker.spool_recovery import Recovered
 
 SEEDS = 200
@@ -186,8 +187,9 @@ def test_a_sync_that_is_believed_after_one_that_failed_is_caught(monkeypatch: py
         self._open().sync()
 
     monkeypatch.setattr(SharedFile, "sync", sync)
-    for name in ("_require_sound", "_mark_distrusted", "_tell_failure"):
-        monkeypatch.setattr(DurableSpool, name, lambda *_: None)
+    monkeypatch.setattr(SpoolFolder, "distrust", lambda *_: None)
+    for name in ("require_sound", "_tell_failure"):
+        monkeypatch.setattr(Flusher, name, lambda *_: None)
     assert is_caught("under-replicated-ack", faults=("disk fails",), **POWER)
 
 
