@@ -111,6 +111,7 @@ class FragmentIndex:
         self._all: CoverSet[Entry] = CoverSet()
         self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
         self._sealed: dict[int, tuple[Sealed, Entry, float]] = {}  # By begin; when it was stored (inf: not yet).
+        self._stored_again: set[int] = set()  # Of these.
         self._noted_head = 0
         self.changes = 0
         """Counts whatever happens to what is known, but that the fragment under construction grows."""
@@ -191,6 +192,7 @@ class FragmentIndex:
             agrees = ours.sum in spans.get((ours.begin, ours.end), (ours.sum,))
             if agrees and entries.covers(ours.begin, ours.end):
                 del self._sealed[begin]
+                self._stored_again.discard(begin)
                 # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
                 self._noted_head = max(self._noted_head, sealed.fragment.end)
                 sealed.drop()
@@ -201,7 +203,8 @@ class FragmentIndex:
             # Stored but absent from a later listing: somebody removed it, so it is only here again.
             if stored_at < begun_at:
                 entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
-                if entry.fragment.content_name in names:
+                if entry.fragment.content_name in names and begin not in self._stored_again:
+                    self._stored_again.add(begin)  # Once: what lists wrong lengths would have it for ever.
                     self._sealed[begin] = (sealed, entry, float("inf"))
                     again.append(sealed)
             entries.add(entry)

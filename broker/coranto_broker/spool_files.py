@@ -479,8 +479,10 @@ class DurableSpool:
         if self._log is not None:
             files.append(self._log)
         with ExitStack() as loans:
-            # Content before the log that vouches for it. What was discarded meanwhile is safe in a fragment store.
-            borrowed = [loans.enter_context(file.borrow()) for file in files if not file.discarded]
+            # Content before the log that vouches for it. What was discarded meanwhile is safe in a fragment store, and
+            # what was taken out is no content any more.
+            kept = [file for file in files if not file.discarded and not file.taken_out]
+            borrowed = [loans.enter_context(file.borrow()) for file in kept]
             await asyncio.to_thread(_sync_all, borrowed)
         self._retired = [file for file in self._retired if file not in files]
         self._synced = max(self._synced, version)

@@ -274,7 +274,8 @@ def test_brokers_that_do_not_write_down_where_they_ended_are_caught(monkeypatch:
 def test_damaged_content_that_is_stored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that stores what its disk gives it, whatever the SHA-1.
     monkeypatch.setattr(_Reading, "_finish", lambda self: self._compressor.finish())
-    assert is_caught("corrupt-fragment", "stuck", brokers=3, replication=3, faults=("flip a bit",), fragment_length=1024)
+    options: dict[str, Any] = {"brokers": 3, "replication": 3, "fragment_length": 1024}
+    assert is_caught("corrupt-fragment", "stuck", faults=("flip a bit",), **options)
 
 
 def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
