@@ -173,7 +173,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
 
 
 @pytest.fixture
-async def pair(broker_settings: BrokerSettings) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
+async def pair(broker_settings: BrokerSettings, hasty: None) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
     """Two brokers."""
     one, two = (
         broker_settings.model_copy(update={"id": f"broker-{n}", "data_dir": broker_settings.data_dir / str(n)})
