@@ -124,6 +124,7 @@ class FragmentIndex:
         self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
         # Completed fragments by begin: how much of it readers see, and when it was stored (inf: not yet).
         self._sealed: dict[int, tuple[Sealed, Entry | None, float]] = {}
+        self._stored_again: set[int] = set()  # Of these.
         self._noted_head = 0
         self._ahead = 0  # Where the content of this replica ends that readers wait for.
         self.changes = 0
@@ -232,7 +233,8 @@ class FragmentIndex:
             # Stored but absent from a later listing: somebody removed it, so it is only here again.
             if stored_at < begun_at:
                 entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
-                if entry.fragment.content_name in names:
+                if entry.fragment.content_name in names and begin not in self._stored_again:
+                    self._stored_again.add(begin)  # Once: what lists wrong lengths would have it for ever.
                     self._sealed[begin] = (sealed, entry, float("inf"))
                     again.append(sealed)
             entries.add(entry)
@@ -257,6 +259,7 @@ class FragmentIndex:
             has = ours.sum in sums if sums is not None else own.covers(ours.begin, ours.end)
             if has:
                 del self._sealed[begin]
+                self._stored_again.discard(begin)
                 # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
                 self._noted_head = max(self._noted_head, ours.end)
                 sealed.drop()

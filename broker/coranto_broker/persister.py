@@ -256,11 +256,11 @@ class FragmentPersister:
         self._metrics.persist_failures.inc()
         job.delay = _BACKOFF_SECONDS[job.failures] if job.failures < len(_BACKOFF_SECONDS) else _LATER_SECONDS
         job.failures += 1
-        self._count(job)
 
     def _refused(self, job: _Job, reason: str) -> None:
         """It was not our disk. Where appends wait for the store, find out soon that it takes fragments again."""
         journal = job.sealed.fragment.journal
+        self._count(job)
         self._backlog.failed(journal, job.store, job.failures, reason)
         if self._backlog.holds(journal):
             job.delay = min(job.delay, _HELD_SECONDS)
@@ -271,6 +271,12 @@ class FragmentPersister:
             job.counted = True
             self._backlog.add(job.sealed.fragment.journal, job.sealed.fragment.length)
 
+    def _discount(self, job: _Job) -> None:
+        """It is stored, or no store can help."""
+        if job.counted:
+            job.counted = False
+            self._backlog.remove(job.sealed.fragment.journal, job.sealed.fragment.length)
+
     def _found_damaged(self, job: _Job, error: _Damaged) -> None:
         """Let nobody read damaged content any more, and look for a good copy: at once, and then ever more rarely."""
         sealed, now = job.sealed, self._clock.monotonic()
@@ -278,7 +284,9 @@ class FragmentPersister:
         self._failed(job)
         job.damaged_at = now if job.damaged_at is None else job.damaged_at
         if sealed.content.taken_out:
-            job.unreadable = self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS
+            if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
+                job.unreadable = True
+                self._discount(job)  # Or appends would wait for it.
             _log.error("no good copy of a damaged fragment was found; looking again", fragment=path, seconds=job.delay)
             return
         self._metrics.damaged.inc()
@@ -299,8 +307,7 @@ class FragmentPersister:
         del others[task]
         if not others:
             del self._of_journal[journal]
-        if job.counted:
-            self._backlog.remove(journal, job.sealed.fragment.length)
+        self._discount(job)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
 
@@ -381,6 +388,7 @@ class FragmentPersister:
         if not source:
             raise _Damaged("no other broker of the journal has a good copy")
         job.damaged_at = None
+        self._count(job)
         self._metrics.mended.inc()
         _log.warning(
             "fragment was mended by another broker's copy", fragment=job.sealed.fragment.content_path, source=source

@@ -140,7 +140,9 @@ class Flusher:
         pending = self._pending()
         with ExitStack() as loans:
             # What was discarded meanwhile is safe in a fragment store.
-            borrowed = [loans.enter_context(file.borrow()) for file in pending.files if not file.discarded]
+            borrowed = [
+                loans.enter_context(file.borrow()) for file in pending.files if not (file.discarded or file.taken_out)
+            ]
             done = await asyncio.gather(
                 *(asyncio.to_thread(self._force, file.sync) for file in borrowed),
                 *(asyncio.to_thread(self._force, self._folder.disk.sync_folder, each) for each in pending.folders),
@@ -189,7 +191,7 @@ class Flusher:
     def _sync(self, files: Iterable[SharedFile], folders: Iterable[Path]) -> None:
         try:
             for file in files:
-                if not file.discarded:
+                if not (file.discarded or file.taken_out):
                     with file.borrow():
                         self._force(file.sync)
             for folder in folders:

@@ -255,6 +255,9 @@ async def test_a_local_file_stays_while_what_is_listed_cannot_be_its_content(
     (entry,) = index.entries
     assert (entry.local, entry.fragment.backing_store) == (sealed.content, "")
     assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "that is under way"
+    index.stored(sealed, fragment(0, 10, RECENT))
+    clock.advance(1)
+    assert index.refresh([listed(0, 10, 9)], clock.monotonic()) == [], "what lists wrong lengths would have it for ever"
     assert index.refresh([listed(0, 10, 9), listed(0, 20, 19), listed(20, 30, 0)], clock.monotonic()) == []
     # What nothing else covers is shown, so that its readers are told what is wrong with it.
     assert [(each.begin, each.local) for each in index.entries] == [(0, sealed.content), (20, None)]

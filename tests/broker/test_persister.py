@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from coranto.fragments import Codec, Fragment, sum_of
 from coranto.journal_folders import StoredFile
 from coranto.stores import Content, FragmentStore
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.backlog import Backlog
 from coranto_broker.in_sync import Judgement
 from coranto_broker.metrics import Metrics
 from coranto_broker.persister import FragmentPersister
@@ -113,6 +115,7 @@ class Fixture:
         self.stored: list[Fragment] = []
         self.copies = Copies()
         self.clock = ManualClock(1_700_000_000.0)
+        self.backlog = Backlog(self.clock)
         self.persister = FragmentPersister(
             lambda journal, create_revision: self.spec,
             self.stores,  # type: ignore[arg-type]
@@ -121,6 +124,7 @@ class Fixture:
             max_parallel=2,
             judge=self._judge,
             copies=self.copies,
+            backlog=self.backlog,
         )
         self.judgement = Judgement.FINAL
         self.judged = 0
@@ -208,8 +212,23 @@ async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, m
     fixture.add(b"def", 3, primary=False)
     await asyncio.sleep(0)
     fixture.persister.hurry("another/journal")
+    assert fixture.backlog.total == 0, "it is left to the primary"
     fixture.persister.hurry(JOURNAL)
+    assert fixture.backlog.total == 3
     await eventually(lambda: len(fixture.stored) == 2)
+
+
+async def test_what_a_replica_cannot_store_either_counts(fixture: Fixture) -> None:
+    fixture.stores.first.failures = [StoreError("down")] * 1_000_000
+    sealed = fixture.add(b"abc", primary=False)
+    await eventually(lambda: fixture.backlog.holds(JOURNAL))
+    problem = fixture.backlog.problem(JOURNAL, "file:///first/")
+    assert "down" in problem
+    assert fixture.persister.oldest == sealed.first_append_time
+    fixture.stores.first.failures = []
+    await eventually(lambda: fixture.stored)
+    await eventually(lambda: not fixture.persister.pending)
+    assert (fixture.backlog.held, fixture.backlog.total, fixture.persister.oldest) == (0, 0, math.inf)
 
 
 async def test_fragments_of_deleted_journals_are_dropped(fixture: Fixture) -> None:
@@ -291,9 +310,15 @@ async def test_those_behind_a_damaged_fragment_do_not_wait_for_ever(
     await eventually(lambda: fixture.copies.asked > 2)
     monkeypatch.setattr("coranto_broker.persister._TURN_SECONDS", 0.01)
     fixture.add(b"def", 3)
+    assert fixture.backlog.total == 6
     fixture.clock.advance(301.0)
     await eventually(lambda: fixture.stored)
     assert (fixture.stored[0].begin, fixture.persister.damaged) == (3, 1)
+    await eventually(lambda: fixture.persister.pending == 1)
+    assert fixture.backlog.total == 0, "appends do not wait for what no store can help"
+    fixture.copies.content = b"abc"
+    await eventually(lambda: len(fixture.stored) == 2)
+    assert (fixture.persister.damaged, fixture.backlog.total) == (0, 0)
 
 
 async def test_a_disk_that_cannot_read_is_a_damaged_file(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:

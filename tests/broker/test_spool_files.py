@@ -347,6 +347,19 @@ async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer
     assert len(disk.syncs) == 4
 
 
+async def test_content_that_was_taken_out_is_not_synced(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    roll(spool)
+    (sealed,) = observer.sealed
+    sealed.set_content_aside()
+    await spool.flush()
+    fetched = sealed.content.beside("fetched")
+    fetched.write_at(0, b"abc")
+    sealed.content.put_in(fetched)
+    assert sealed.content.path.read_bytes() == sealed.content.read_at(0, 3) == b"abc"
+
+
 # ----------------------------------------------------------------------------------------------- a disk that fails
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -149,6 +150,29 @@ async def test_journals_without_a_store_are_not_held_back(broker_settings: Broke
         assert process.broker.unpersisted == (0, 0.0)
 
 
+async def test_a_file_that_its_store_cuts_short_is_stored_again_and_read_from_the_broker(
+    broker_settings: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, cut = FileFragments.put, list[Path]()
+
+    async def put(store: FileFragments, fragment: Fragment, content: Content) -> None:
+        await real(store, fragment, content)
+        if not cut and not fragment.journal.startswith(".test/"):
+            assert broker_settings.file_root is not None
+            cut.append(broker_settings.file_root / "frags" / fragment.content_path)
+            os.truncate(cut[0], fragment.length - 1)
+
+    monkeypatch.setattr(FileFragments, "put", put)
+    async with running_broker(broker_settings) as (process, client):
+        await create(client, small(spec))
+        for byte in b"ab":
+            assert (await client.append(J, bytes([byte]) * 1500)).status == pb.OK
+        await eventually(lambda: cut and cut[0].stat().st_size == 1500)
+        (replica,) = process.broker.resolver.local_replicas
+        await eventually(lambda: not replica.index.sealed_files())
+        assert await client.content(J) == b"a" * 1500 + b"b" * 1500
+
+
 async def test_the_head_stays_when_stored_fragments_are_deleted(
     broker_settings: BrokerSettings, spec: MakeSpec
 ) -> None:
@@ -173,7 +197,7 @@ async def test_the_head_stays_when_stored_fragments_are_deleted(
 
 
 @pytest.fixture
-async def pair(broker_settings: BrokerSettings) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
+async def pair(broker_settings: BrokerSettings, hasty: None) -> AsyncIterator[list[tuple[BrokerProcess, RawClient]]]:
     """Two brokers."""
     one, two = (
         broker_settings.model_copy(update={"id": f"broker-{n}", "data_dir": broker_settings.data_dir / str(n)})

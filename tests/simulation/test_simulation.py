@@ -369,9 +369,8 @@ def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.Monke
 def test_damaged_content_that_is_stored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that stores what its disk gives it, whatever the SHA-1.
     monkeypatch.setattr(_Reading, "_finish", lambda self: self._compressor.finish())
-    assert is_caught(
-        "corrupt-fragment", "stuck", brokers=3, replication=3, faults=("flip a bit",), fragment_length=1024
-    )
+    options: dict[str, Any] = {"brokers": 3, "replication": 3, "fragment_length": 1024}
+    assert is_caught("corrupt-fragment", "stuck", faults=("flip a bit",), **options)
 
 
 def test_damaged_content_that_is_given_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
