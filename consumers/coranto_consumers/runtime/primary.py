@@ -329,28 +329,39 @@ class Primary:
     ) -> dict[str, int]:
         """Where acknowledgements end, once each was tried: no journal goes without for what is wrong with another.
 
-        Raises what the first one raised that failed.
+        Raises what the first one raised that failed. From then on the others have `ACKNOWLEDGE_SECONDS`, or as long
+        again after each that is done, since their brokers may be away for long.
         """
-        await asyncio.gather(*written.values(), return_exceptions=True)
+        journals = {done: journal for journal, done in written.items()}
         ends: dict[str, int] = {}
         failure: BaseException | None = None
-        for journal, done in written.items():
-            error = done.exception()
-            if error is None:
-                ends[journal] = done.result()
-            elif may_be_deleted and isinstance(error, JournalNotFound):
-                _log.warning("dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal)
-            else:
-                _log.warning(
-                    "committed messages of a journal are not acknowledged",
-                    shard=self._shard.id,
-                    journal=journal,
-                    error=str(error),
-                )
-                failure = failure or error
+        pending = set(journals)
+        while pending:
+            timeout = None if failure is None else ACKNOWLEDGE_SECONDS
+            settled, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not settled:
+                break
+            for done in settled:
+                journal, error = journals[done], done.exception()
+                if error is None:
+                    ends[journal] = done.result()
+                elif may_be_deleted and isinstance(error, JournalNotFound):
+                    _log.warning(
+                        "dropped an acknowledgement of a deleted journal", shard=self._shard.id, journal=journal
+                    )
+                else:
+                    failure = failure or error
+                    self._tell_of_missing_acknowledgement(journal, str(error))
         if failure is not None:
+            for done in pending:
+                self._tell_of_missing_acknowledgement(journals[done], "its brokers do not answer")
             raise failure
         return ends
+
+    def _tell_of_missing_acknowledgement(self, journal: str, error: str) -> None:
+        _log.warning(
+            "committed messages of a journal are not acknowledged", shard=self._shard.id, journal=journal, error=error
+        )
 
     def _note_passed_over(self) -> None:
         """While there is nothing to commit, being read through is all that can be done about duplicates."""

@@ -133,6 +133,7 @@ def checkpoint_from_json(document: Any) -> Checkpoint:
                 added = entry.producers.add(id=base64.b64decode(producer.get("id", ""), validate=True))
                 added.state.last_ack = state.get("last_ack", 0)
                 added.state.begin = state.get("begin", 0)
+                added.state.seen_through = state.get("seen_through", 0)
         for journal, intent in (document.get("ack_intents") or {}).items():
             wire.ack_intents[journal] = base64.b64decode(intent, validate=True)
     except (AttributeError, TypeError, ValueError, binascii.Error) as error:

@@ -24,8 +24,8 @@ _log = structlog.get_logger(__name__)
 class SkewedClock(NamedTuple):
     """A producer's clock that is far off: seconds ahead of the reader's clock, or behind the journal (then negative).
 
-    One that is behind wrote after a message of another producer whose clock is that much later, and not later than the
-    reader's. One of these two clocks is wrong, or the message was appended that late.
+    One that is behind wrote after a message of another producer whose clock is that much later, and not itself far
+    ahead. One of these two clocks is wrong, or the message was appended that late.
     """
 
     producer: ProducerId
@@ -38,7 +38,7 @@ def skewed_clocks(before: Source, after: Source, now: float) -> list[SkewedClock
     `now` is the reader's time in seconds since the Unix epoch.
     """
     known = (clock_to_ns(state.last_ack) / 1e9 for state in before.producers.values())
-    latest = max((time for time in known if time <= now), default=None)
+    latest = max((time for time in known if time - now <= FAR_OFF_S), default=None)
     found = []
     for producer, state in after.producers.items():
         if state.seen_through <= before.read_through:

@@ -189,9 +189,8 @@ async def test_hints_among_the_keys_of_a_cluster_are_refused(consumer, spec, pre
 async def test_a_stored_shard_whose_hints_are_among_the_keys_of_a_cluster_fails(consumer, spec):
     process = await consumer.start(JsonSums())
     spec.hint_prefix = f"{consumer.settings.etcd_prefix}/items"
-    await process.consumer.coordinator.txn(
-        [], [Put(process.keyspace.layout.item_key(spec.id), spec.SerializeToString())]
-    )
+    key = process.keyspace.layout.item_key(spec.id)
+    await process.consumer.coordinator.txn([], [Put(key, spec.SerializeToString())])
     await consumer.status(process, "FAILED")
     assert "leads into 'items'" in (await consumer.shard(process)).status[0].errors[0]
     assert [item.id for item in process.keyspace.state.items] == [spec.id]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 from sqlalchemy import BigInteger, Column, MetaData, String, Table
+from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
 from coranto.effects import SystemClock
@@ -516,3 +517,29 @@ class FrozenClock(SystemClock):
 
     def now(self) -> float:
         return self._now
+
+
+async def test_a_journal_whose_brokers_are_away_does_not_hide_that_another_is_read_only(journals, client, monkeypatch):
+    monkeypatch.setattr("coranto_consumers.runtime.primary.ACKNOWLEDGE_SECONDS", 0.2)
+    journals.create("out/two", "out/three")
+    crashed = journals.producer()
+    for output in ("out/one", "out/two", "out/three"):
+        crashed.add(output, {"n": 1})
+    await journals.flush(crashed)
+    store = Kept()
+    store.checkpoint = Checkpoint({}, crashed.ack_intents())
+    journals.fake.journals["out/one"].spec.flags = pb.JournalSpec.O_RDONLY
+    real = client.append
+
+    async def append(journal, content, **options):
+        if journal == "out/two":
+            await asyncio.Event().wait()
+        return await real(journal, content, **options)
+
+    monkeypatch.setattr(client, "append", append)
+    with capture_logs() as logs:
+        async with running_shard(Copies(store), SPEC, client) as shard:
+            with pytest.raises(NotAllowed, match="out/one"):
+                await shard.task
+    assert journals.committed("out/three") == [{"n": 1}]
+    assert {each["journal"] for each in logs if "are not acknowledged" in each["event"]} == {"out/one", "out/two"}

@@ -33,7 +33,7 @@ def test_the_upstream_fixture_is_read_and_written_alike() -> None:
     assert len(FIXTURE.to_bytes()) == len(UPSTREAM)
 
 
-states = st.builds(ProducerState, st.integers(0, 2**64 - 1), st.integers(-1, 2**62))
+states = st.builds(ProducerState, st.integers(0, 2**64 - 1), st.integers(-1, 2**62), st.integers(0, 2**62))
 sources = st.builds(
     Source, st.integers(0, 2**62), st.dictionaries(st.binary(min_size=6, max_size=6).map(ProducerId), states)
 )
@@ -43,6 +43,7 @@ sources = st.builds(
 def test_checkpoints_survive_the_wire(journals: dict[str, Source], intents: dict[str, bytes]) -> None:
     checkpoint = Checkpoint(journals, intents)
     assert Checkpoint.from_bytes(checkpoint.to_bytes()) == checkpoint
+    assert Checkpoint.from_bytes(checkpoint.to_bytes()).to_bytes() == checkpoint.to_bytes()
     reordered = Checkpoint(dict(reversed(journals.items())), dict(reversed(intents.items())))
     assert reordered.to_bytes() == checkpoint.to_bytes()
 

@@ -269,6 +269,20 @@ def test_acknowledging_can_be_repeated_after_a_failure() -> None:
     assert journals.flags("b") == [CONTINUE, ACK]
 
 
+def test_one_journal_that_refuses_costs_no_other_its_acknowledgement() -> None:
+    journals = Journals()
+    publisher = make_sync(journals)
+    for journal in ("a", "b", "c"):
+        publisher.add(journal, {"n": 1})
+    publisher.prepare()
+    journals.fail_before = {"a"}
+    for times in (1, 2):
+        with pytest.raises(Unavailable):
+            publisher.acknowledge()
+        assert journals.flags("a") == [CONTINUE]
+        assert journals.flags("b") == journals.flags("c") == [CONTINUE, *[ACK] * times]
+
+
 class SlowJournals(Journals):
     """Appends that wait until they are let go, and count how many of a journal are under way at once."""
 

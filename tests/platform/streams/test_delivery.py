@@ -7,11 +7,12 @@ import random
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from coranto.client import JournalClient
 from coranto.errors import CorruptMessage
 from coranto.messages.framing import JsonObject
-from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid
+from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid, clock_from_ns
 from coranto.streams.delivery import SegmentPool, SegmentSource, StreamTransaction
 from coranto.streams.events import JsonEvents
 from coranto.streams.keys import KeyRange
@@ -113,6 +114,36 @@ async def test_whole_transactions_whatever_memory_holds_and_wherever_calls_are_c
         assert await taken(source, rng) == committed
         assert source.position.offset == journal.head
         await asyncio.wait([source.close()])
+
+
+@pytest.mark.parametrize("off", [25 * 3600, -25 * 3600, 10**9])
+async def test_a_writer_whose_clock_is_off_costs_nobody_a_transaction(
+    monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    """Producers are forgotten, where they may be, behind each message."""
+    monkeypatch.setattr("coranto.streams.delivery._FIRST_PRUNE", 1)
+    monkeypatch.setattr("coranto.streams.delivery._PRUNE_EVERY", 1)
+    journal, now = Journal(), 1_900_000_000
+    right = clock_from_ns(now * 10**9)
+    wrong = clock_from_ns((now + off) * 10**9)
+    journal.clock = right
+    journal.write(1, Flags.CONTINUE_TXN, 0)
+    journal.write(2, Flags.OUTSIDE_TXN, 1)
+    journal.clock = wrong
+    journal.write(3, Flags.CONTINUE_TXN, 2)
+    journal.write(3, Flags.ACK_TXN)
+    journal.write(3, Flags.CONTINUE_TXN, 3)
+    wrong, journal.clock = journal.clock, right + CLOCK_TICK
+    journal.write(2, Flags.OUTSIDE_TXN, 1)  # Repeated.
+    journal.clock = right + 10 * CLOCK_TICK
+    journal.write(1, Flags.ACK_TXN)
+    journal.clock = wrong
+    journal.write(3, Flags.ACK_TXN)
+    with capture_logs() as logs:
+        source = journal.source(end=journal.head, now=lambda: float(now))
+        assert await taken(source) == [[1], [2], [0], [3]]
+        await asyncio.wait([source.close()])
+    assert [each["seconds_ahead"] for each in logs if "clock is far off" in each["event"]] == [off]
 
 
 @pytest.mark.parametrize("seed", range(4))
