@@ -32,8 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ANY_KEY.environment.items():
+def _environment(monkeypatch: pytest.MonkeyPatch, server: S3Server) -> None:
+    for name, value in (ANY_KEY.environment | server.environment).items():
         monkeypatch.setenv(name, value)
 
 
@@ -44,7 +44,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(server: S3Server, data_dir: Path) -> AsyncIterator[JournalClient]:
-    with EmbeddedCluster(data_dir, lease_seconds=LEASE_S, environment=ANY_KEY.environment, etcd_fsync=False) as cluster:
+    environment = ANY_KEY.environment | server.environment
+    with EmbeddedCluster(data_dir, lease_seconds=LEASE_S, environment=environment, etcd_fsync=False) as cluster:
         async with JournalClient.of(ClientConfig(cluster.info.endpoint)) as client:
             yield client
 
@@ -114,7 +115,7 @@ async def test_a_broker_without_spools_serves_what_the_store_has(
         await client.append(journal, piece)
     end = await persisted_up_to(client, journal)
     # Another cluster that knows nothing but the store: its broker lists it, and goes on behind what is there.
-    environment = ANY_KEY.environment
+    environment = ANY_KEY.environment | server.environment
     with EmbeddedCluster(tmp_path / "other", lease_seconds=LEASE_S, environment=environment, etcd_fsync=False) as other:
         async with JournalClient.of(ClientConfig(other.info.endpoint)) as successor:
             await successor.apply([pb.ApplyRequest.Change(upsert=spec_of(journal, store, pb.ZSTANDARD))])

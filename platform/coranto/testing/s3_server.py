@@ -19,6 +19,7 @@ from types import TracebackType
 from urllib.parse import quote, urlencode
 
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
+from coranto.store_endpoints import VARIABLE
 
 REGION = "us-east-1"
 _READY_SECONDS = 60.0
@@ -82,6 +83,11 @@ class S3Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that allow this process, or a child, to use stores whose URLs name the server."""
+        return {VARIABLE: self.endpoint}
 
     @property
     def process(self) -> ChildProcess:

@@ -298,6 +298,46 @@ async def test_tokens_decide_who_may_do_what_to_which_shards(consumer, sums):
     )
 
 
+async def test_who_may_not_is_told_so_whatever_is_in_the_request(consumer, sums):
+    """A malformed request is answered as a well-formed one, and as one about a shard that there is not."""
+    process = await consumer.start(sums, auth_keys=KEY)
+    stub = consumer.stub(process)
+    tokens = CallTokens(Keys.parse(KEY), SystemClock())
+    everything, outside = (
+        tokens.over(Capability.ALL, scope) for scope in (label_selector(), label_selector(include={"team": "red"}))
+    )
+    excluding = tokens.over(Capability.ALL, label_selector(exclude={"team": "blue"}))
+
+    async def apply(metadata: Any, change: pc.ApplyRequest.Change) -> Any:
+        try:
+            return (await stub.Apply(pc.ApplyRequest(changes=[change]), metadata=metadata)).status
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+
+    upsert = pc.ApplyRequest.Change(upsert=spec(labels=label_set({"team": "blue"})))
+    assert await apply(everything, upsert) == pc.OK
+    bad = spec(labels=label_set({"team": "blue"}))
+    bad.hint_backups = 1 << 30
+    for change in (
+        pc.ApplyRequest.Change(upsert=bad, expect_mod_revision=-7),
+        pc.ApplyRequest.Change(delete="shard-sums"),
+        pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=-1),
+        pc.ApplyRequest.Change(delete="no-such-shard", expect_mod_revision=-1),
+        pc.ApplyRequest.Change(delete="x", expect_mod_revision=-1),
+        pc.ApplyRequest.Change(),
+    ):
+        assert await apply(outside, change) is grpc.StatusCode.PERMISSION_DENIED
+    assert (
+        await apply(excluding, pc.ApplyRequest.Change(delete="shard-sums", expect_mod_revision=-1))
+        is grpc.StatusCode.PERMISSION_DENIED
+    )
+    assert await apply(everything, pc.ApplyRequest.Change(upsert=bad)) is grpc.StatusCode.INVALID_ARGUMENT
+    for shard in ("shard-sums", "no-such-shard", "x", "a" * 3000):
+        request = pc.StatRequest(shard=shard, read_through={"in/one": -5})
+        assert (await stub.Stat(request, metadata=outside)).status == pc.SHARD_NOT_FOUND
+        assert (await stub.GetHints(pc.GetHintsRequest(shard=shard), metadata=outside)).status == pc.SHARD_NOT_FOUND
+
+
 async def test_peers_proxy_with_tokens_and_tls(journals, consumer, sums, tmp_path):
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")

@@ -48,7 +48,7 @@ class FaultRun:
             brokers=options.brokers,
             zones=options.zones,
             lease_seconds=options.lease_seconds,
-            environment=ANY_KEY.environment,
+            environment=ANY_KEY.environment | server.environment,
         )
         self.workload = Workload(self.cluster, self.journals, options.zones, self.rng, options.pace)
         self._server = server
@@ -62,7 +62,7 @@ class FaultRun:
 
     async def __aenter__(self) -> FaultRun:
         try:
-            os.environ.update(ANY_KEY.environment)
+            os.environ.update(ANY_KEY.environment | self._server.environment)
             self._server.create_bucket(self._bucket)
             await self._exits.enter_async_context(self.cluster)
             self._exits.push_async_callback(self.workload.stop)
