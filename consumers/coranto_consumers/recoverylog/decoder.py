@@ -16,6 +16,8 @@ from coranto_consumers.recoverylog.operations import Operation, Write
 
 MAX_PAYLOAD_BYTES: Final = 4 << 20
 """A frame that claims more is no frame: operations hold names, and the content of properties."""
+MAX_DOUBTFUL_BYTES: Final = 16 << 10
+"""The same behind garbage, which may hold a magic word every few bytes: what each of them claims is looked at."""
 
 _HEADER: Final = struct.Struct("<4sI")
 
@@ -128,7 +130,7 @@ class LogDecoder:
         if len(content) - at < _HEADER.size:
             return None
         _, length = _HEADER.unpack_from(content, at)
-        if length > MAX_PAYLOAD_BYTES:
+        if length > (MAX_DOUBTFUL_BYTES if self._doubtful else MAX_PAYLOAD_BYTES):
             return self._pass_over()
         size = _HEADER.size + length
         if len(content) - at < size:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,6 +16,12 @@ from coranto_consumers.recoverylog.operations import Fnode
 
 STAGING: Final = ".fnodes"
 """Where files are while they have no path yet."""
+
+MAX_OPEN: Final = 64
+"""Files that are open at a time. A log may hold any number of them, and the process has other work for descriptors."""
+
+_NAME_BYTES: Final = 255
+_PATH_BYTES: Final = 4096
 
 
 class FnodeFiles(Protocol):
@@ -43,45 +52,75 @@ class LocalFnodeFiles:
     """`FnodeFiles` below a folder, which belongs to the player alone: what it held before is removed."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[Fnode, int] = {}
+        # Made absolute, so that each path below it is seen to be below it.
+        self._folder = Path(os.path.abspath(folder))
+        self._played: set[Fnode] = set()
+        self._open: OrderedDict[Fnode, int] = OrderedDict()
+        """Descriptors, the one used last at the end."""
 
     def _staged(self, fnode: Fnode) -> Path:
         return self._folder / STAGING / str(fnode)
 
     def prepare(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-        (self._folder / STAGING).mkdir(parents=True)
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        # The state of a shard is nobody else's; a folder that could not be removed, such as a mount, is there still.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        (self._folder / STAGING).mkdir()
 
     def create(self, fnode: Fnode) -> None:
-        self._open[fnode] = os.open(self._staged(fnode), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._keep_open(fnode, os.O_CREAT | os.O_EXCL)
+        self._played.add(fnode)
 
     def write(self, fnode: Fnode, offset: int, content: bytes) -> None:
+        descriptor = self._open.get(fnode)
+        if descriptor is None:
+            descriptor = self._keep_open(fnode)
+        else:
+            self._open.move_to_end(fnode)
         view = memoryview(content)
         while view:
-            written = os.pwrite(self._open[fnode], view, offset)
+            written = os.pwrite(descriptor, view, offset)
             view, offset = view[written:], offset + written
 
+    def _keep_open(self, fnode: Fnode, flags: int = 0) -> int:
+        while len(self._open) >= MAX_OPEN:
+            _, oldest = self._open.popitem(last=False)
+            os.close(oldest)
+        descriptor = self._open[fnode] = os.open(self._staged(fnode), os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
+        return descriptor
+
     def remove(self, fnode: Fnode) -> None:
-        os.close(self._open.pop(fnode))
+        descriptor = self._open.pop(fnode, None)
+        if descriptor is not None:
+            os.close(descriptor)
+        self._played.remove(fnode)
         self._staged(fnode).unlink()
 
     def make_live(self, fsm: Fsm) -> None:
-        if set(self._open) != set(fsm.live_fnodes):
-            raise CorruptData(f"files {sorted(self._open)} were played, but {fsm.live_fnodes} are alive")
+        if self._played != set(fsm.live_fnodes):
+            raise CorruptData(f"files {sorted(self._played)} were played, but {fsm.live_fnodes} are alive")
         for fnode in fsm.live_fnodes:
             for path in sorted(fsm.paths_of(fnode)):
-                os.link(self._staged(fnode), self._target(path))
+                with _told(path):
+                    os.link(self._staged(fnode), self._target(path))
             self.remove(fnode)
         (self._folder / STAGING).rmdir()
         for path, content in fsm.properties.items():
-            with self._target(path).open("x") as file:
+            with _told(path), self._target(path).open("x") as file:
                 file.write(content)
 
     def _target(self, path: str) -> Path:
-        target = Path(os.path.normpath(self._folder / path.lstrip("/")))
-        if not target.is_relative_to(self._folder) or target == self._folder:
-            raise CorruptData(f"the recorded path {path!r} is not below the folder it is played into")
+        """Where a recorded path leads to. Raises CorruptData for one that no recorder could have recorded.
+
+        Whoever can append to the log chooses it.
+        """
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:
+            raise CorruptData(f"the recorded path {_shown(path)} is not below the folder it is played into")
+        target = self._folder.joinpath(*parts)
+        if max(len(os.fsencode(part)) for part in parts) > _NAME_BYTES or len(os.fsencode(target)) >= _PATH_BYTES:
+            raise CorruptData(f"the recorded path {_shown(path)} is longer than paths can be")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
@@ -89,4 +128,18 @@ class LocalFnodeFiles:
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
+        self._played.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Raise CorruptData, which names the path, where a file would be and a folder is, or the other way round."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CorruptData(f"the recorded path {_shown(path)} and another cannot both be files: {error}") from error
+
+
+def _shown(path: str) -> str:
+    return repr(path) if len(path) <= 200 else repr(path[:200]) + "…"

@@ -257,5 +257,5 @@ def _decode(kv: KeyValue) -> Ownership:
         document = json.loads(kv.value)
         handoff = document["handoff"]
         return Ownership(Author(int(document["author"])), None if handoff is None else Handoff(**handoff))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptData(f"{kv.key} does not tell the owner of a recovery log: {error}") from error

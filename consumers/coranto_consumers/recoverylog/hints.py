@@ -109,7 +109,7 @@ class Hints:
             else:
                 hints = cls.from_wire(wire.FSMHints.FromString(content))
             hints.live_segments()
-        except (DecodeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (DecodeError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise CorruptData(f"{len(content)} bytes are no hints of a recovery log: {error}") from error
         return hints
 

@@ -90,19 +90,24 @@ class Playback:
 
         Raises CorruptData for content that contradicts what is expected of it.
         """
-        for event in self._decoder.feed(content):
-            match event:
-                case Found(op, payload):
-                    self._play(op, payload)
-                    if self.handoff is not None:
-                        return False
-                case Data(piece):
-                    self._data(piece)
-                case Garbage(begin, end):
-                    _log.warning("recovery_log.garbage", log=self.log, begin=begin, end=end)
-            if self.wants_seek:
-                return False
-        return True
+        garbage: Garbage | None = None
+        try:
+            for event in self._decoder.feed(content):
+                match event:
+                    case Found(op, payload):
+                        self._play(op, payload)
+                        if self.handoff is not None:
+                            return False
+                    case Data(piece):
+                        self._data(piece)
+                    case Garbage():
+                        garbage = event if garbage is None else Garbage(garbage.begin, event.end)
+                if self.wants_seek:
+                    return False
+            return True
+        finally:
+            if garbage is not None:  # Told once: there may be a piece of it every few bytes.
+                _log.warning("recovery_log.garbage", log=self.log, begin=garbage.begin, end=garbage.end)
 
     def _play(self, op: Operation, payload: bytes) -> None:
         guided = self.fsm.next_hinted is not None

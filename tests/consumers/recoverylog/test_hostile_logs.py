@@ -1,0 +1,146 @@
+"""Recovery logs whose content was made to harm who plays them.
+
+Whoever can append to a log can forge its history, and with it the store's content. That must be all that they can do.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from coranto.client import JournalClient
+from coranto.errors import CorruptData
+from coranto.messages.fixed_frame import MAGIC, encode_frame
+from coranto.testing.fake_broker import FakeBroker
+from coranto_consumers.recoverylog import Author, Hints, Operation, Player
+from coranto_consumers.recoverylog.fnode_files import MAX_OPEN
+from coranto_consumers.recoverylog.lineage import Chain
+from coranto_consumers.recoverylog.operations import Change, Create, Fnode, Link, SetProperty, Write
+
+if TYPE_CHECKING:
+    from .conftest import Owners
+
+LOG = "recovery/logs/one"
+FORGER = Author(0xBAD)
+
+
+def forged(*changes: Change, chain: Chain = Chain(1, 0)) -> bytes:
+    """A history from its beginning on, as anybody who may append can write one."""
+    content = []
+    for change in changes:
+        payload = Operation(chain.seq_no, chain.checksum, FORGER, change).to_payload()
+        content.append(encode_frame(payload) + (b"x" * change.length if isinstance(change, Write) else b""))
+        chain = chain.after(payload)
+    return b"".join(content)
+
+
+def left_in(folder: Path) -> set[str]:
+    return {str(each.relative_to(folder)) for each in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../outside",
+        "/a/../../outside",
+        "../outside",
+        "/.fnodes/2",
+        "/.fnodes/new",
+        "//.fnodes//new",
+        "/a\0b",
+        "/",
+        "",
+        "/.",
+        "/" + "x" * 300,
+        "/" + "d/" * 3000 + "f",
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "link", "property"])
+@pytest.mark.parametrize("is_relative", [False, True], ids=["absolute", "relative"])
+async def test_paths_lead_nowhere_else(
+    owners: Owners,
+    client: JournalClient,
+    broker: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    kind: str,
+    is_relative: bool,
+) -> None:
+    """Also where the folder is the current one, as `coranto shards recover --dir .` has it."""
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    made: dict[str, tuple[Change, ...]] = {
+        "file": (Create(path), Create("/fine")),
+        "link": (Create("/fine"), Link(Fnode(1), path)),
+        "property": (Create("/fine"), SetProperty(path, "content")),
+    }
+    await broker.write(LOG, forged(*made[kind]))
+    async with Player(client, Hints(LOG), Path() if is_relative else folder) as player:
+        with pytest.raises(CorruptData, match="recorded path"):
+            await player.finish()
+    assert left_in(tmp_path) <= {"inner"}
+
+
+@pytest.mark.parametrize(("one", "other"), [("/a", "/a/b"), ("/a/b", "/a"), ("/x/a/b/c", "/x/a")])
+@pytest.mark.parametrize("kind", ["file", "property"])
+async def test_a_file_where_others_have_a_folder_is_told_of(
+    client: JournalClient, broker: FakeBroker, tmp_path: Path, one: str, other: str, kind: str
+) -> None:
+    await broker.write(LOG, forged(Create(one), Create(other) if kind == "file" else SetProperty(other, "content")))
+    async with Player(client, Hints(LOG), tmp_path / "played") as player:
+        with pytest.raises(CorruptData, match="cannot both be files"):
+            await player.finish()
+    assert not (tmp_path / "played").exists()
+
+
+async def test_any_number_of_files_takes_few_descriptors(
+    client: JournalClient, broker: FakeBroker, tmp_path: Path
+) -> None:
+    """A process plays the logs of many shards, and serves by descriptors, too."""
+    count = 4 * MAX_OPEN
+    creations = [Create(f"/file-{number}") for number in range(count)]
+    writes = [
+        Write(Fnode(number + 1), offset, 3)
+        for offset in (0, 3)
+        for number in (*range(count), *range(count - 1, -1, -1))
+    ]
+    await broker.write(LOG, forged(*creations, *writes))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As many as are open now, those that a player may take, and some for calls under way.
+    limit = max(int(name) for name in os.listdir("/proc/self/fd")) + MAX_OPEN + 32
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, before[0]), before[1]))
+    try:
+        async with Player(client, Hints(LOG), tmp_path / "played") as player:
+            recovery = await player.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(recovery.fsm.live_fnodes) == count
+    assert {each.read_bytes() for each in (tmp_path / "played").iterdir()} == {b"x" * 6}
+    assert (tmp_path / "played").stat().st_mode & 0o077 == 0
+
+
+async def test_what_looks_like_frames_is_passed_over_in_bounded_time(
+    client: JournalClient, broker: FakeBroker, tmp_path: Path
+) -> None:
+    """Each magic word claims a large frame. Looking at all of each would take minutes for every MiB of the log."""
+    length = 1 << 20
+    content = (MAGIC + struct.pack("<I", length)) * (length // 4)
+    await broker.write(LOG, content)
+    await broker.write(LOG, forged(Create("/fine")))
+    began = time.process_time()
+    with capture_logs() as logs:
+        async with Player(client, Hints(LOG), tmp_path / "played") as player:
+            recovery = await player.finish()
+    assert recovery.fsm.paths == {"/fine": Fnode(1)}
+    assert time.process_time() - began < 10
+    garbage = [each for each in logs if each["event"] == "recovery_log.garbage"]
+    assert 0 < len(garbage) < 1000, "it is told once for each piece that was read"
