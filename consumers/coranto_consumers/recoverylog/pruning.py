@@ -2,7 +2,8 @@
 
 Anything that some hints still need must stay: those of every shard whose history has been in the log (forks share
 logs), the backups too. A log is left alone while any of its shards lacks hints with files in it, for nothing tells then
-what that shard will need: it is played from its first byte.
+what that shard will need: it is played from its first byte. Nor is anything removed of a log that only hints name, and
+that is no recovery log of the shards at hand: whoever may apply a shard may give it hints, which name any journal.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
     """What the hints of all shards lead to. The last segment of each has no end: players read on from there."""
     by_log: dict[str, list[Segment]] = {}
     kept: dict[str, str] = {}
+    own = {shard.log for shard in shards}
     for shard in shards:
         by_log.setdefault(shard.log, [])
         if shard.hints.primary is None or any(backup is None for backup in shard.hints.backups):
@@ -72,6 +74,8 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
             )
             for segment in (*segments[:-1], endless):
                 by_log.setdefault(segment.log, []).append(segment)
+                if segment.log not in own:
+                    kept[segment.log] = f"only hints of shard {shard.shard} name it; it is the log of no shard at hand"
     return LiveSegments(by_log, kept)
 
 

@@ -86,3 +86,18 @@ def test_a_log_is_left_alone_until_all_hints_have_files(primary: Hints | None, b
 def test_segments_of_different_histories_need_not_agree() -> None:
     other = replace(LAST, author=Author(9), first_offset=50)
     assert not is_dead(fragment(0, 100), live_segments([shard("s", A, hints(LAST), hints(other))]).by_log[A])
+
+
+def test_what_only_hints_name_is_left_alone() -> None:
+    """Whoever may apply a shard may give it hints, and name in them any journal whose content is to go."""
+    other = "flights/events"
+    hostile = hints(segment(1, 2, 10**9, 10**9 + 1, other), segment(10, 20, 0, 0), log=A)
+    live = live_segments([shard("s", A, hostile, hints(LAST))])
+    assert set(live.kept) == {other}
+    assert "shard s" in live.kept[other]
+
+
+def test_the_log_that_a_shard_at_hand_has_forked_off_is_pruned_with_it() -> None:
+    fork = hints(OLD, segment(80, 90, 0, 0, B, author=8), log=B)
+    assert live_segments([shard("s", A, hints(LAST)), shard("t", B, fork)]).kept == {}
+    assert set(live_segments([shard("t", B, fork)]).kept) == {A}
