@@ -194,6 +194,19 @@ def test_every_line_belongs_to_one_part_however_a_range_is_split(content, tail, 
     assert [offset for offset, _ in blocks] == [sum(len(b) for _, b in blocks[:n]) for n in range(len(blocks))]
 
 
+def test_a_line_without_an_end_is_corrupt_rather_than_held_whole():
+    """Whoever may append to a source would else choose how much memory a task takes."""
+    content = b'{"n":1}\n' + b"x" * (1 << 20)
+    memory = Memory({"j/j": content}, 1000)
+    bounded = JsonLines(max_line_bytes=100_000)
+    for end in (10, 50_000, 100_009):
+        with pytest.raises(CorruptMessage, match="offset 8: a line that has not ended after 100000 bytes"):
+            list(read_lines(memory, Range("j/j", 0, end, len(content)), bounded))
+    # One that is not that long yet may still end, and is left to later runs.
+    whole = Range("j/j", 0, 50_000, 100_000)
+    assert [lines.begins.tolist() for lines in read_lines(memory, whole, bounded)] == [[0]]
+
+
 def test_an_offset_within_a_line_reads_from_the_next_line_on():
     content = b'{"n":1}\n{"n":2}\n{"n":3}\n'
     memory = Memory({"j/j": content})

@@ -14,7 +14,7 @@ from coranto.client import Chunk
 from coranto.errors import CorruptMessage, OffsetJump
 from coranto.messages.columnar import Int64s, Mask, UInt16s, UInt64s
 from coranto.messages.columnar_lines import read_json_lines
-from coranto.messages.framing import JsonLines
+from coranto.messages.framing import DEFAULT_LINE_BYTES, JsonLines
 from coranto_consumers.spark.ranges import Range
 
 BLOCK_BYTES = 8 << 20
@@ -69,7 +69,7 @@ def read_lines(
 
     Raises CorruptMessage for a line that is not a message and OffsetJump where content is gone.
     """
-    for offset, block in read_blocks(content, part, block_bytes):
+    for offset, block in read_blocks(content, part, block_bytes, framing.max_line_bytes):
         yield parse_lines(framing, part.journal, offset, block)
 
 
@@ -94,10 +94,13 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
     )
 
 
-def read_blocks(content: JournalContent, part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, bytes]]:
+def read_blocks(
+    content: JournalContent, part: Range, block_bytes: int = BLOCK_BYTES, max_line_bytes: int = DEFAULT_LINE_BYTES
+) -> Iterator[tuple[int, bytes]]:
     """Offsets and content of blocks of whole lines: those lines that start in the range, and no others.
 
-    A last line that the range's `limit` cuts off is left out: its writer has not finished it.
+    A last line that the range's `limit` cuts off is left out: its writer has not finished it. Raises CorruptMessage for
+    one that has not ended after `max_line_bytes`.
     """
     # A border within a line is told from one between lines by the byte before it.
     start = part.begin if part.aligned else part.begin - 1
@@ -122,16 +125,22 @@ def read_blocks(content: JournalContent, part: Range, block_bytes: int = BLOCK_B
     if skipping or not held:
         return
     if not held.endswith(b"\n"):
-        _finish_line(content, part, held)
+        _finish_line(content, part, held, offset, max_line_bytes)
         del held[held.rfind(b"\n") + 1 :]
     if held:
         yield offset, bytes(held)
 
 
-def _finish_line(content: JournalContent, part: Range, held: bytearray) -> None:
-    """Read on behind the range until the line that it ends in does, or the range's limit comes."""
+def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
+    """Read on behind the range until the line that it ends in does, or the range's limit comes.
+
+    `held` begins at `offset`, and is added to. Raises CorruptMessage for a line that has not ended after `max_bytes`.
+    """
     begin, step = part.end, _OVERRUN_BYTES
+    line = held.rfind(b"\n") + 1
     while begin < part.limit:
+        if len(held) - line > max_bytes:
+            raise CorruptMessage(part.journal, offset + line, f"a line that has not ended after {max_bytes} bytes")
         end = min(part.limit, begin + step)
         more = b"".join(_contiguous(content, part.journal, begin, end))
         newline = more.find(b"\n")
@@ -139,7 +148,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray) -> None:
             held += more[: newline + 1]
             return
         held += more
-        begin, step = end, step * 2
+        begin, step = end, min(step * 2, BLOCK_BYTES)
 
 
 def _contiguous(content: JournalContent, journal: str, begin: int, end: int) -> Iterator[bytes]:

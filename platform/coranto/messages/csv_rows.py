@@ -21,7 +21,7 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 M = TypeVar("M")
 
 DEFAULT_ROW_BYTES: Final = 16 << 20
-"""A row that goes on for longer is corrupt: most likely a quote was never closed."""
+"""A row that goes on for longer is corrupt: most likely a quote was never closed, or there are no ends of lines."""
 
 # Possessive and atomic throughout, so that no content makes them backtrack.
 _FIELD: Final = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
@@ -155,6 +155,7 @@ class CsvDecoder(Generic[M]):
         self._journal = journal
         self._offset = offset
         self._content = b""  # From `_offset` on.
+        self._endless = False  # The row that has not ended is corrupt: the rest of its line is passed over.
 
     @property
     def offset(self) -> int:
@@ -167,14 +168,28 @@ class CsvDecoder(Generic[M]):
             if offset < expected:
                 raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {expected}")
             tail = self.finish()
-            self._offset, self._content = offset, content
+            self._offset, self._content, self._endless = offset, content, False
             if tail is not None:
                 raise CorruptMessage(
                     self._journal, tail.offset, f"the rest of the row is missing: content goes on at offset {offset}"
                 )
         else:
-            self._content += content
+            self._content += self._behind_endless(content) if self._endless else content
         yield from self._take_rows()
+        if len(self._content) > self._framing.max_row_bytes:
+            begin = self._offset
+            self._offset, self._content, self._endless = begin + len(self._content), b"", True
+            raise CorruptMessage(
+                self._journal, begin, f"a row that has not ended after {self._framing.max_row_bytes} bytes"
+            )
+
+    def _behind_endless(self, content: bytes) -> bytes:
+        """What follows the line that was given up; nothing while it goes on."""
+        newline = content.find(b"\n") + 1
+        rest = content[newline:] if newline else b""
+        self._offset += len(content) - len(rest)
+        self._endless = not newline
+        return rest
 
     def finish(self) -> IncompleteTail | None:
         length = len(self._content)

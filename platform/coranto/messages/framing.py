@@ -12,6 +12,7 @@ readers first need to know whether the message is committed at all.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
@@ -24,6 +25,9 @@ M = TypeVar("M")
 JsonObject: TypeAlias = Mapping[str, Any]
 """A JSON message: what `json.loads` makes of an object."""
 
+
+DEFAULT_LINE_BYTES: Final = 256 << 20
+"""A line that goes on for longer is corrupt, lest a reader gather without end what is written without a newline."""
 
 _decode = json.JSONDecoder().decode
 
@@ -147,7 +151,8 @@ class JsonLines:
 
     Marshalled messages begin with the UUID, so that readers find it without parsing the line; they accept it anywhere.
     A line without a UUID, or with the zero one, is delivered at least once (see `uuids`), unless `require_uuid` makes
-    it corrupt. A line that is not JSON, or whose UUID is malformed, is corrupt.
+    it corrupt. A line that is not JSON, whose UUID is malformed, or that has not ended after `max_line_bytes`, is
+    corrupt.
 
     Without a pointer (None) messages have no place for a UUID: all are delivered at least once, nothing acknowledges
     them, and whatever they are published in, readers take them for committed as they come.
@@ -155,11 +160,18 @@ class JsonLines:
 
     content_type: Final = "application/x-ndjson"
 
-    def __init__(self, pointer: str | None = "/_meta/uuid", *, require_uuid: bool = False) -> None:
+    def __init__(
+        self,
+        pointer: str | None = "/_meta/uuid",
+        *,
+        require_uuid: bool = False,
+        max_line_bytes: int = DEFAULT_LINE_BYTES,
+    ) -> None:
         if pointer is None and require_uuid:
             raise InvalidInput("a UUID is required but has no place: give its pointer")
         self.pointer = pointer
         self.require_uuid = require_uuid
+        self.max_line_bytes = max_line_bytes
         self._path = () if pointer is None else _parse_pointer(pointer)
         self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"' if self._path else ""
         self._close = '"' + "}" * (len(self._path) - 1) if self._path else ""
@@ -228,7 +240,7 @@ class JsonLines:
                     raise InvalidInput(f"there is no UUID at {self.pointer}")
                 return ZERO_UUID
         if not isinstance(value, str):
-            raise InvalidInput(f"the value at {self.pointer} is not a text but {value!r}")
+            raise InvalidInput(f"the value at {self.pointer} is not a text but {reprlib.repr(value)}")
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
     def _place(self, parent: object, path: tuple[str, ...], uuid: str) -> dict[str, object]:
@@ -249,9 +261,12 @@ class JsonLinesDecoder(Generic[M]):
     def __init__(self, framing: Framing[M], lines: JsonLines, journal: str, offset: int) -> None:
         self._framing = framing
         self._uuid_of = lines.uuid_of
+        self._max_bytes = lines.max_line_bytes
         self._journal = journal
         self._offset = offset
         self._partial: list[bytes] = []  # Content of a line that has not ended.
+        self._partial_bytes = 0
+        self._endless = False  # The line that has not ended is corrupt: the rest of it is passed over.
         self._fed = offset
         self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
 
@@ -265,26 +280,42 @@ class JsonLinesDecoder(Generic[M]):
             yield from self._take_lines()
             cut_off = self._jump(offset)
         self._fed += len(content)
+        if self._endless:
+            content = self._behind_endless(content)
         lines = content.split(b"\n")
         last = lines.pop()
         if lines:
             if self._partial:
                 self._partial.append(lines[0])
                 lines[0] = b"".join(self._partial)
-                self._partial = []
+                self._partial, self._partial_bytes = [], 0
             lines.reverse()
             self._lines = lines + self._lines
         if last:
             self._partial.append(last)
+            self._partial_bytes += len(last)
         if cut_off is not None:
             raise CorruptMessage(
                 self._journal, cut_off.offset, f"the rest of the line is missing: content goes on at offset {offset}"
             )
         yield from self._take_lines()
+        if self._partial_bytes > self._max_bytes:
+            begin = self._offset
+            self._partial, self._partial_bytes, self._endless = [], 0, True
+            self._offset = self._fed
+            raise CorruptMessage(self._journal, begin, f"a line that has not ended after {self._max_bytes} bytes")
 
     def finish(self) -> IncompleteTail | None:
-        length = sum(map(len, self._partial))
+        length = self._partial_bytes
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
+
+    def _behind_endless(self, content: bytes) -> bytes:
+        """What follows the line that was given up; nothing while it goes on."""
+        newline = content.find(b"\n") + 1
+        rest = content[newline:] if newline else b""
+        self._offset = self._fed - len(rest)
+        self._endless = not newline
+        return rest
 
     def _take_lines(self) -> Iterator[Envelope[M]]:
         pending, journal, framing, uuid_of = self._lines, self._journal, self._framing, self._uuid_of
@@ -303,7 +334,7 @@ class JsonLinesDecoder(Generic[M]):
         if offset < self._fed:
             raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {self._fed}")
         tail = self.finish()
-        self._partial = []
+        self._partial, self._partial_bytes, self._endless = [], 0, False
         self._offset = self._fed = offset
         return tail
 

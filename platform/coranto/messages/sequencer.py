@@ -34,6 +34,8 @@ M = TypeVar("M")
 _CONTINUE, _ACK = Flags.CONTINUE_TXN, Flags.ACK_TXN
 
 DEFAULT_RING_SIZE: Final = 8192
+DEFAULT_RING_BYTES: Final = 256 << 20
+"""How many bytes of messages the ring holds at most, however few they are: who writes them chooses their size."""
 
 
 class Outcome(enum.Enum):
@@ -118,11 +120,20 @@ class Sequencer(Generic[M]):
     Acknowledgements are handed out too, after the messages that they commit, when their clock is above earlier ones.
     """
 
-    def __init__(self, sources: Mapping[str, Source] | None = None, ring_size: int = DEFAULT_RING_SIZE) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, Source] | None = None,
+        ring_size: int = DEFAULT_RING_SIZE,
+        *,
+        ring_bytes: int = DEFAULT_RING_BYTES,
+    ) -> None:
+        """The ring holds up to `ring_size` messages, of no more than `ring_bytes` together, and always the last one."""
         if ring_size < 1:
             raise InvalidInput(f"a ring of {ring_size} messages cannot hold one")
         self._ring_size = ring_size
-        self._ring: deque[tuple[_Partial[M], int]] = deque()  # In order of arrival, with their generations.
+        self._ring_bytes = ring_bytes
+        self._ring: deque[tuple[_Partial[M], int, int]] = deque()  # In order of arrival: generations, and sizes.
+        self._ring_used = 0  # Bytes of all that is in the ring, stale or not.
         self._offsets: dict[str, int] = {}
         self._partials: dict[str, dict[ProducerId, _Partial[M]]] = {}
         for journal, source in (sources or {}).items():
@@ -217,11 +228,14 @@ class Sequencer(Generic[M]):
         if partial.held is None:
             partial.held = deque()
         partial.held.append(envelope)
-        if len(self._ring) == self._ring_size:
-            oldest, generation = self._ring.popleft()
-            if oldest.generation == generation and oldest.held is not None:
+        size = envelope.end - envelope.begin
+        self._ring_used += size
+        self._ring.append((partial, partial.generation, size))
+        while len(self._ring) > self._ring_size or (self._ring_used > self._ring_bytes and len(self._ring) > 1):
+            oldest, generation, size = self._ring.popleft()
+            self._ring_used -= size
+            if oldest.generation == generation and oldest.held:
                 oldest.held.popleft()
-        self._ring.append((partial, partial.generation))
         return outcome
 
     def _queue_ack(self, envelope: Envelope[M], partial: _Partial[M]) -> Outcome:

@@ -186,9 +186,9 @@ def through_the_wire(sources: Mapping[str, Source]) -> dict[str, Source]:
 # The sequencer.
 
 
-@given(histories, st.integers(1, 8))
-def test_the_sequencer_keeps_to_the_rules(history: History, ring_size: int) -> None:
-    sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size)
+@given(histories, st.integers(1, 8), st.integers(1, 500))
+def test_the_sequencer_keeps_to_the_rules(history: History, ring_size: int, ring_bytes: int) -> None:
+    sequencer: Sequencer[JsonObject] = Sequencer(ring_size=ring_size, ring_bytes=ring_bytes)
     model = Model()
     for row in history.rows:
         read = list(read_committed([row], sequencer, history.replay))
@@ -203,7 +203,7 @@ def test_a_restored_sequencer_delivers_the_rest_once(history: History, ring_size
     delivered: list[int] = []
     sources: dict[str, Source] = {}
     for count in [*patience, len(history.rows) + 1]:
-        sequencer: Sequencer[JsonObject] = Sequencer(sources, ring_size)
+        sequencer: Sequencer[JsonObject] = Sequencer(sources, ring_size, ring_bytes=40 * ring_size)
         begin = sequencer.read_through(JOURNAL)
         messages = read_committed(history.content(begin, 2**63), sequencer, history.replay)
         delivered += offsets_of(itertools.islice(messages, count))
