@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,15 @@ class Consumer:
     def assignment_of(self, shard: str) -> KeyValue | None:
         """This process's assignment to a shard."""
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
+
+    def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
+        """The specs of the shards that were created before a shard, or together with it and by a smaller id."""
+        state = self.keyspace.state
+        item = state.item(shard)
+        if item is None:
+            return ()
+        age = item.create_revision, item.id
+        return [other.spec for other in state.items if (other.create_revision, other.id) < age]
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
         """Write a replica's status into its assignment, for as long as there is one and `is_due`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Generic, TypeVar
 
 from coranto.errors import InvalidInput
@@ -28,6 +29,7 @@ class Intake(Generic[M]):
     def __init__(self, sources: Mapping[str, Source], ring_size: int = DEFAULT_RING_SIZE) -> None:
         self._sequencer = Sequencer[M](sources, ring_size)
         self._read: deque[Envelope[M]] = deque()
+        self._read_bytes = 0
         self._replayed: deque[Envelope[M]] = deque()
         self._delivering = False
         self._replaying = False
@@ -40,6 +42,11 @@ class Intake(Generic[M]):
     def size(self) -> int:
         """How many messages were read and not looked at yet."""
         return len(self._read)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes they have."""
+        return self._read_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -61,7 +68,9 @@ class Intake(Generic[M]):
 
     def add(self, envelopes: Iterable[Envelope[M]]) -> None:
         """Messages that were read of a source, in order."""
+        before = len(self._read)
         self._read.extend(envelopes)
+        self._read_bytes += sum(each.end - each.begin for each in islice(self._read, before, None))
 
     def add_replayed(self, envelopes: Iterable[Envelope[M]]) -> None:
         """Messages of `replay_range`, in order."""
@@ -92,6 +101,7 @@ class Intake(Generic[M]):
             if not self._read:
                 return None
             envelope = self._read.popleft()
+            self._read_bytes -= envelope.end - envelope.begin
             outcome = sequencer.queue(envelope)
             if outcome is _EXTENDS or outcome is _BEGINS:
                 continue

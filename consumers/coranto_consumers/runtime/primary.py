@@ -39,6 +39,8 @@ _log = structlog.get_logger(__name__)
 
 READ_AHEAD: Final = 8192
 """Messages of a source that are read ahead, where the shard's spec does not say."""
+READ_AHEAD_BYTES: Final = 64 << 20
+"""How many bytes of messages are read ahead, however few they are: who writes them chooses their size."""
 
 _FOREVER: Final = 10.0 * 365 * 24 * 3600
 _SLICE_SECONDS: Final = 0.02
@@ -86,6 +88,7 @@ class Primary:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._arrived: list[list[Envelope[Any]]] = []
+        self._arrived_bytes = 0
         self._framings: dict[str, Framing[Any]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._completing: asyncio.Task[None] | None = None
@@ -177,6 +180,7 @@ class Primary:
         for envelopes in self._arrived:
             intake.add(envelopes)
         self._arrived.clear()
+        self._arrived_bytes = 0
         if inspect.iscoroutinefunction(self._app.consume_message):
             await self._consume_slice()
         else:
@@ -345,12 +349,20 @@ class Primary:
                 envelopes = list(decoder.feed(chunk.content, chunk.offset))
                 if not envelopes:
                     continue
-                while self._intake.size + sum(map(len, self._arrived)) >= limit:
+                while not self._has_room(limit):
                     self._room.clear()
                     await self._room.wait()
                 self._arrived.append(envelopes)
+                self._arrived_bytes += sum(each.end - each.begin for each in envelopes)
                 self._wake.set()
         raise CorantoError(f"the read of {journal} ended although it was to go on")
+
+    def _has_room(self, limit: int) -> bool:
+        """Whether more is to be read ahead, of which there are to be `limit` messages at most."""
+        return (
+            self._intake.size + sum(map(len, self._arrived)) < limit
+            and self._intake.size_bytes + self._arrived_bytes < READ_AHEAD_BYTES
+        )
 
 
 def _succeeded(append: asyncio.Future[int]) -> bool:

@@ -15,9 +15,10 @@ is kept in the assignment's value, where the allocator and everybody else see it
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,16 +28,15 @@ from coranto.client import JournalClient
 from coranto.client.retry import backoff
 from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Target
 from coranto.effects import Clock, Entropy
-from coranto.errors import CorantoError, Fenced, IndexHasGreaterOffset, TxnOutcomeUnknown, Unavailable
+from coranto.errors import CorantoError, Fenced, IndexHasGreaterOffset, InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto.messages import new_producer_id
 from coranto.wire import consumer_pb2 as pc
-from coranto_consumers.recoverylog.hint_store import HintKeys
 from coranto_consumers.recoverylog.standby import LogStandby
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.primary import Primary
 from coranto_consumers.runtime.progress import Progress
-from coranto_consumers.runtime.specs import recovery_log
+from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +52,11 @@ AWAY_PAUSE_SECONDS: Final = 2.0
 
 STOP_SECONDS: Final = 5.0
 """How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
+
+MAX_ERROR_CHARS: Final = 4096
+"""How much of an error's text is logged and kept in etcd. It may repeat what a journal holds, of any size."""
+
+_FOLDER_CHARS: Final = 40
 
 
 class Host(Protocol):
@@ -78,6 +83,10 @@ class Host(Protocol):
 
     def assignment_of(self, shard: str) -> KeyValue | None:
         """This process's assignment to a shard."""
+        ...
+
+    def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
+        """The specs of the shards that were created before a shard, or together with it and by a smaller id."""
         ...
 
 
@@ -164,10 +173,13 @@ class ShardReplica:
             raise
         except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
             # Rendered plainly: an elaborate traceback can take longer than a lease, while everything else waits.
-            stack = {} if isinstance(error, CorantoError) else {"stack": "".join(traceback.format_exception(error))}
-            _log.error("shard failed", shard=self.spec.id, error=str(error) or repr(error), **stack)
+            stack = (
+                {} if isinstance(error, CorantoError) else {"stack": _cut("".join(traceback.format_exception(error)))}
+            )
+            text = _cut(str(error))
+            _log.error("shard failed", shard=self.spec.id, error=text or type(error).__name__, **stack)
             self.stopped.set()
-            await self._status(pc.ReplicaStatus.FAILED, f"{type(error).__name__}: {error}")
+            await self._status(pc.ReplicaStatus.FAILED, f"{type(error).__name__}: {text}")
         finally:
             self.stopped.set()
 
@@ -195,7 +207,7 @@ class ShardReplica:
                     if max(failures, fencings) > RESTARTS or not await self._may_start_anew(error):
                         raise
                     event, pause = "shard starts anew", backoff(failures)
-                _log.warning(event, shard=self.spec.id, error=str(error), failures=failures, pause_seconds=pause)
+                _log.warning(event, shard=self.spec.id, error=_cut(str(error)), failures=failures, pause_seconds=pause)
                 self._metrics.restarts.labels(self.spec.id).inc()
                 await self._clock.sleep(pause)
 
@@ -204,8 +216,9 @@ class ShardReplica:
         if not log:
             await self._run_primary()
             return
-        keys = HintKeys(self.spec.hint_prefix, self.spec.id, self.spec.hint_backups)
-        folder = Path(tempfile.mkdtemp(prefix=f"{self.spec.id}-", dir=self._host.recovery_folder))
+        self._check_log()
+        keys = hint_keys(self.spec)
+        folder = Path(tempfile.mkdtemp(prefix=_folder_prefix(self.spec.id), dir=self._host.recovery_folder))
         guard = self._host.assignment_of(self.spec.id)
         async with LogStandby(
             self.shard.client,
@@ -230,6 +243,20 @@ class ShardReplica:
                     await self._run_primary(owner.opened)
                 finally:
                     self.shard.log_recorder = None
+
+    def _check_log(self) -> None:
+        """Raises InvalidInput when an earlier shard has the same log: playing it here would fence that one off.
+
+        Apply refuses such a shard. This is for two that were applied at once, and for those that were there before.
+        """
+        own = exclusive(self.spec)
+        for other in self._host.earlier_shards(self.spec.id):
+            for each in exclusive(other):
+                if each in own:
+                    raise InvalidInput(
+                        f"shard {self.spec.id} has {each}, which shard {other.id} had before; choose other prefixes",
+                        field="recovery_log_prefix",
+                    )
 
     async def _run_primary(self, restored: Callable[[], Awaitable[None]] | None = None) -> None:
         if restored is None and not self._serving.is_set():
@@ -284,3 +311,16 @@ class ShardReplica:
         self._metrics.status.labels(self.spec.id).set(code)
         status = pc.ReplicaStatus(code=code, errors=errors)
         await self._host.set_status(self.spec.id, status, lambda: not self._stopping)
+
+
+def _cut(text: str) -> str:
+    """Text of bounded length: its beginning, and where it was longer its end."""
+    if len(text) <= MAX_ERROR_CHARS:
+        return text
+    half = MAX_ERROR_CHARS // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
+
+def _folder_prefix(shard: str) -> str:
+    """How the name of a shard's folder begins. Ids may be longer than names of files, and hold slashes and `..`."""
+    return re.sub(r"[^\w-]", "_", shard)[:_FOLDER_CHARS] + "-"

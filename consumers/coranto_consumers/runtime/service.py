@@ -30,9 +30,9 @@ from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints
-from coranto_consumers.recoverylog.hint_store import HintKeys, HintStore
+from coranto_consumers.recoverylog.hint_store import HintStore
 from coranto_consumers.runtime.resolver import covers
-from coranto_consumers.runtime.specs import validate_change, with_meta
+from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log, validate_change, with_meta
 
 if TYPE_CHECKING:
     from coranto_consumers.runtime.consumer import Consumer
@@ -169,12 +169,13 @@ class ShardService(pc_grpc.ShardServicer):
             if change.HasField("upsert"):
                 ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
                 if change.HasField("primary_hints"):
-                    hints = Hints.from_wire(change.primary_hints)
-                    ops.append(Put(_hint_keys(change.upsert).primary, hints.to_json()))
+                    hints = self._acceptable(Hints.from_wire(change.primary_hints), change.upsert, claims)
+                    ops.append(Put(hint_keys(change.upsert).primary, hints.to_json()))
             else:
                 ops.append(Delete(key))
             if change.expect_mod_revision != ANY_REVISION:
                 compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
+        self._check_logs(request)
         response = pc.ApplyResponse(status=pc.OK, header=process.unrouted_header())
         if not ops:
             return response
@@ -199,6 +200,37 @@ class ShardService(pc_grpc.ShardServicer):
             raise PermissionDenied(f"the token's scope does not cover this change of {shard}")
         return (Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0),)
 
+    def _check_logs(self, request: pc.ApplyRequest) -> None:
+        """Raises InvalidInput for a shard that is to have what another shard has: its recovery log, or its hints.
+
+        Who takes over a recovery log fences off whoever recorded to it, so no scope of a token would protect it.
+        """
+        changed = {change.upsert.id or change.delete for change in request.changes}
+        present = [item.spec for item in self._process.keyspace.state.items if item.id not in changed]
+        owners = {each: spec.id for spec in present for each in exclusive(spec)}
+        for change in request.changes:
+            for each in exclusive(change.upsert) if change.HasField("upsert") else ():
+                if owners.setdefault(each, change.upsert.id) != change.upsert.id:
+                    raise InvalidInput(
+                        f"shard {change.upsert.id} would have {each}, which another shard has; choose other prefixes",
+                        field="recovery_log_prefix",
+                    )
+
+    def _acceptable(self, hints: Hints, spec: pc.ShardSpec, claims: Claims) -> Hints:
+        """Hints that a client gives for a shard, if they are of its log, and lead to no log beyond the client's scope.
+
+        Raises InvalidInput and PermissionDenied: the process would read for the client whatever hints name.
+        """
+        log = recovery_log(spec)
+        segments = hints.live_segments()
+        if hints.log != log:
+            raise InvalidInput(f"hints of {hints.log} are given for a shard whose log is {log}", field="primary_hints")
+        covered = {recovery_log(item.spec) for item in self._process.keyspace.state.items if covers(claims, item.spec)}
+        for segment in segments:
+            if segment.log not in (log, *covered) and not claims.covers_all:
+                raise PermissionDenied(f"the token's scope does not cover {segment.log}, which the hints of {log} name")
+        return hints
+
     # -- Hints and assignments -----------------------------------------------------------------------------------------
 
     async def _hints(self, request: pc.GetHintsRequest, claims: Claims) -> pc.GetHintsResponse:
@@ -210,7 +242,7 @@ class ShardService(pc_grpc.ShardServicer):
         if spec is None:
             response.status = pc.SHARD_NOT_FOUND
         elif spec.recovery_log_prefix:
-            stored = await HintStore(process.coordinator, _hint_keys(spec)).fetch()
+            stored = await HintStore(process.coordinator, hint_keys(spec)).fetch()
             if stored.primary is not None:
                 response.primary_hints.hints.CopyFrom(stored.primary.to_wire())
             for backup in stored.backups:
@@ -246,7 +278,3 @@ class ShardService(pc_grpc.ShardServicer):
             await process.keyspace.wait_for_revision(result.header.revision)
             return response
         return pc.UnassignResponse(status=pc.ETCD_TRANSACTION_FAILED)
-
-
-def _hint_keys(spec: pc.ShardSpec) -> HintKeys:
-    return HintKeys(spec.hint_prefix, spec.id, spec.hint_backups)

@@ -135,16 +135,16 @@ class _Shard:
     def change(self) -> pc.ApplyRequest.Change:
         """What is asked for this shard. Raises InvalidInput when that is not acceptable."""
         change = pc.ApplyRequest.Change(expect_mod_revision=self.revision)
-        if self.delete:
-            change.delete = self.id
-        else:
-            spec = change.upsert
-            spec.id = self.id
-            for journal, min_offset in sorted(self.sources):
-                spec.sources.add(journal=journal, min_offset=min_offset)
-            put_fields(spec, _FIELDS, self.fields)
-            spec.labels.CopyFrom(self.labels)
         try:
+            if self.delete:
+                change.delete = self.id
+            else:
+                spec = change.upsert
+                spec.id = self.id
+                for journal, min_offset in sorted(self.sources):
+                    spec.sources.add(journal=journal, min_offset=min_offset)
+                put_fields(spec, _FIELDS, self.fields)
+                spec.labels.CopyFrom(self.labels)
             validate_change(change)
         except InvalidInput as error:
             where = error.field.removeprefix("upsert.").replace("expect_mod_revision", "revision")

@@ -14,6 +14,7 @@ from coranto.names import is_clean_path, validate_journal, validate_process_id, 
 from coranto.specs import ANY_REVISION, duration_seconds, validate_endpoint
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
+from coranto_consumers.recoverylog.hint_store import HintKeys
 
 MAX_SHARD_LIMIT = 131_072
 MAX_HOT_STANDBYS = 3
@@ -108,6 +109,21 @@ def replication(spec: pc.ShardSpec, max_hot_standbys: int = MAX_HOT_STANDBYS) ->
 def recovery_log(spec: pc.ShardSpec) -> str:
     """The journal of the shard's recovery log; empty when it has none."""
     return f"{spec.recovery_log_prefix}/{spec.id}" if spec.recovery_log_prefix else ""
+
+
+def hint_keys(spec: pc.ShardSpec) -> HintKeys:
+    """Where the hints of a shard with a recovery log are."""
+    return HintKeys(spec.hint_prefix, spec.id, spec.hint_backups)
+
+
+def exclusive(spec: pc.ShardSpec) -> tuple[str, ...]:
+    """What no two shards may have in common, in words: a recovery log, and the key of its hints.
+
+    Ids hold slashes, so `logs` and `app/sums-000` come to the same log as `logs/app` and `sums-000` do.
+    """
+    if not spec.recovery_log_prefix:
+        return ()
+    return f"the recovery log {recovery_log(spec)}", f"the hints at {hint_keys(spec).primary}"
 
 
 def with_meta(spec: pc.ShardSpec) -> pb.LabelSet:

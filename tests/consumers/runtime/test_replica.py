@@ -42,6 +42,9 @@ class Host:
     def fqn_of(self, shard: str) -> str:
         return shard
 
+    def earlier_shards(self, shard: str) -> list[pc.ShardSpec]:
+        return []
+
     def assignment_of(self, shard: str) -> KeyValue | None:
         return None
 

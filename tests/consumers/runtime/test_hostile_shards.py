@@ -1,0 +1,243 @@
+"""Shards that a hostile client applies, and sources that a hostile producer writes to, over real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from coranto.auth import Capability, Keys
+from coranto.call_tokens import CallTokens
+from coranto.coordination.etcd import Put
+from coranto.effects import SystemClock
+from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_selector, label_set
+from coranto.wire import consumer_pb2 as pc
+from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
+from coranto_consumers.runtime import primary
+from coranto_consumers.runtime.application import Application, Shard
+from coranto_consumers.runtime.replica import MAX_ERROR_CHARS
+from coranto_consumers.runtime.testing import running_shard, shard_spec
+from coranto_consumers.stores.json_file import JsonFileStore
+
+pytestmark = pytest.mark.integration
+
+KEY = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHMsIGxvbmcgZW5vdWdo"
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """One kind of store will do here."""
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+def spec(id: str = "shard-sums", **fields: Any) -> pc.ShardSpec:
+    return shard_spec(id, ["in/one"], max_seconds=600, **fields)
+
+
+def recorded(id: str, logs: str = "logs", hints: str = "/hints", **fields: Any) -> pc.ShardSpec:
+    return spec(id, recovery_log_prefix=logs, hint_prefix=f"{_place}{hints}", **fields)
+
+
+_numbers = itertools.count()
+_place = ""
+
+
+@pytest.fixture(autouse=True)
+def place() -> str:
+    """Where a test's hints are: the tests share an etcd."""
+    global _place
+    _place = f"/hostile-shards/{next(_numbers)}"
+    return _place
+
+
+def hints_of(log: str, *segment_logs: str) -> pc.ApplyRequest.Change:
+    """A change with hints for `log` whose segments lie in other logs."""
+    segments = [
+        Segment(Author(7), first, 10 * first, first, first, 10 * first + 5, name)
+        for first, name in enumerate((*segment_logs, log), 1)
+    ]
+    files = tuple(LiveFnode(Fnode(each.first_seq_no), (each,)) for each in segments)
+    change = pc.ApplyRequest.Change(expect_mod_revision=-1)
+    change.primary_hints.CopyFrom(Hints(log, files).to_wire())
+    return change
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return raised.value.code(), raised.value.details() or ""
+
+
+async def test_a_shard_that_fails_on_an_enormous_message_is_told_to_have_failed(journals, consumer, sums):
+    """The error repeats what the message holds. etcd takes no values of 2 MiB and more."""
+
+    def explode(message: dict[str, Any]) -> None:
+        raise ValueError(f"cannot make sense of {message}")
+
+    sums.before = explode
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    await consumer.status(process, "PRIMARY")
+    await journals.publish("in/one", {"key": "x" * (3 << 20), "n": 1})
+
+    await consumer.status(process, "FAILED")
+    (status,) = (await consumer.shard(process)).status
+    (error,) = status.errors
+    assert "cannot make sense of" in error
+    assert "characters …" in error, "it says how much was left out"
+    assert len(error) < MAX_ERROR_CHARS + 100
+
+
+async def test_a_value_that_is_no_uuid_is_named_in_brief(journals, consumer, sums):
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec())
+    await consumer.status(process, "PRIMARY")
+    await journals.fake.write("in/one", b'{"_meta":{"uuid":["' + b"x" * (3 << 20) + b'"]}}\n')
+
+    await consumer.status(process, "FAILED")
+    (status,) = (await consumer.shard(process)).status
+    assert "is not a text" in status.errors[0]
+    assert len(status.errors[0]) < 500
+
+
+class Counter(Application[JsonFileStore[int]]):
+    """An application with a store that lives in a recovery log. It is given nothing to consume."""
+
+    def new_store(self, shard: Shard) -> JsonFileStore[int]:
+        return JsonFileStore(shard.recorder, 0)
+
+    def consume_message(self, *_: Any) -> None:
+        raise AssertionError("there is nothing to consume")
+
+
+def create_log(journals: Any, name: str) -> None:
+    journals.fake.create(name, labels=label_set([(CONTENT_TYPE, RECOVERY_LOG)]))
+
+
+@pytest.mark.parametrize("id", ["app/part-000", "x" * 400, "é" * 200])
+async def test_ids_that_are_no_file_names_serve_all_the_same(journals, consumer, id):
+    """They are tokens of up to 512 bytes. The folder that a log is played into is directly in that of the process."""
+    create_log(journals, f"logs/{id}")
+    process = await consumer.start(Counter())
+    await consumer.apply(process, recorded(id))
+    await consumer.status(process, "PRIMARY", id=id)
+    folder = process.consumer.recovery_folder
+    assert [each.is_dir() for each in folder.iterdir()] == [True]
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def scoped(capability: Capability, **scope: str) -> Any:
+    return CallTokens(Keys.parse(KEY), SystemClock()).over(capability, label_selector(include=scope))
+
+
+BLUE, RED = label_set({"team": "blue"}), label_set({"team": "red"})
+
+
+@pytest.mark.parametrize(
+    ("prefix", "id", "hints", "what"),
+    [
+        ("logs", "app/sums-000", "/hints/red", "the recovery log logs/app/sums-000"),
+        ("logs/red", "app/sums-000", "/hints", "the hints at {place}/hints/app/sums-000.primary"),
+    ],
+)
+async def test_nobody_takes_over_the_log_or_the_hints_of_another_shard(
+    journals, consumer, place, prefix, id, hints, what
+):
+    """By an id with a slash, which comes to the same names: a takeover fences off whoever recorded."""
+    create_log(journals, "logs/app/sums-000")
+    process = await consumer.start(Counter(), auth_keys=KEY)
+    apply = consumer.stub(process).Apply
+    victim = recorded("sums-000", "logs/app", "/hints/app", labels=BLUE)
+    mine = recorded(id, prefix, hints, labels=RED)
+    blue, red = (
+        pc.ApplyRequest(changes=[pc.ApplyRequest.Change(upsert=each, expect_mod_revision=-1)])
+        for each in (victim, mine)
+    )
+    assert (await apply(blue, metadata=scoped(Capability.APPLY, team="blue"))).status == pc.OK
+    await consumer.status(process, "PRIMARY", id="sums-000")
+
+    code, details = await refused(apply(red, metadata=scoped(Capability.APPLY, team="red")))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert what.format(place=place) in details
+    both = pc.ApplyRequest(changes=[*red.changes, *blue.changes])
+    code, _ = await refused(apply(both, metadata=scoped(Capability.APPLY)))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert (await apply(blue, metadata=scoped(Capability.APPLY, team="blue"))).status == pc.OK, "its own, again"
+
+
+async def test_a_shard_that_came_by_a_race_to_the_log_of_another_does_not_play_it(journals, consumer):
+    """Two processes took the changes at once, or the shards are from before names were compared."""
+    create_log(journals, "logs/app/sums-000")
+    process = await consumer.start(Counter())
+    await consumer.apply(process, recorded("sums-000", "logs/app", "/hints/app"))
+    await consumer.status(process, "PRIMARY", id="sums-000")
+    registers = journals.fake.journals["logs/app/sums-000"].registers
+
+    mine = recorded("app/sums-000", "logs", "/hints/red")
+    key = process.keyspace.layout.item_key(mine.id)
+    await process.consumer.coordinator.txn([], [Put(key, mine.SerializeToString())])
+    await consumer.status(process, "FAILED", id=mine.id)
+    (status,) = (await consumer.shard(process, mine.id)).status
+    assert "which shard sums-000 had before" in status.errors[0]
+    assert journals.fake.journals["logs/app/sums-000"].registers == registers
+    await consumer.status(process, "PRIMARY", id="sums-000")
+
+
+async def test_hints_that_are_applied_lead_to_no_log_beyond_the_scope(journals, consumer):
+    """A process reads, with rights of its own, whatever logs the hints of its shards name."""
+    process = await consumer.start(Counter(), auth_keys=KEY)
+    apply, everything = consumer.stub(process).Apply, scoped(Capability.APPLY)
+    others = [
+        pc.ApplyRequest.Change(upsert=recorded("blue-000", labels=BLUE)),
+        pc.ApplyRequest.Change(upsert=recorded("red-0000", labels=RED)),
+    ]
+    assert (await apply(pc.ApplyRequest(changes=others), metadata=everything)).status == pc.OK
+
+    async def give(*logs: str, of: str = "logs/red-0001", by: Any) -> pc.ApplyResponse:
+        change = hints_of(of, *logs)
+        change.upsert.CopyFrom(recorded("red-0001", labels=RED))
+        response: pc.ApplyResponse = await apply(pc.ApplyRequest(changes=[change]), metadata=by)
+        return response
+
+    red = scoped(Capability.APPLY, team="red")
+    for log in ("logs/blue-000", "secret/journal"):
+        code, details = await refused(give(log, by=red))
+        assert code == grpc.StatusCode.PERMISSION_DENIED
+        assert log in details
+    code, details = await refused(give(of="logs/blue-000", by=everything))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "whose log is logs/red-0001" in details
+    assert (await give("logs/red-0000", by=red)).status == pc.OK, "a fork of a log in scope"
+    assert (await give("secret/journal", by=everything)).status == pc.OK
+
+
+async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, sums, monkeypatch):
+    """Where the limit were one of messages alone, who writes them would choose how much memory a consumer takes."""
+    monkeypatch.setattr(primary, "READ_AHEAD_BYTES", 1 << 20)
+    held = threading.Event()
+    sums.before = lambda message: held.wait()
+    sums.output = ""
+    async with running_shard(sums, spec(), client) as shard:
+        try:
+            for n in range(40):
+                head = await journals.publish("in/one", {"key": "a", "n": n, "pad": "x" * (256 << 10)})
+            at_work = shard.primary
+
+            def read_ahead() -> int:
+                return at_work._intake.size_bytes + at_work._arrived_bytes
+
+            async with asyncio.timeout(60):
+                # Until the reader waits for room, or has read all.
+                while not at_work._room._waiters and read_ahead() < head // 2:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.01)
+            # Each piece of content that is read holds a few messages, and one may come beyond the limit.
+            assert read_ahead() < 3 << 20
+        finally:
+            held.set()
+        await shard.read_through({"in/one": head})
+    assert sums.sums() == {"a": (sum(range(40)), 40)}
