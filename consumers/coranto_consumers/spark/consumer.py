@@ -37,7 +37,7 @@ from coranto_consumers.spark.outputs import Published, Staged, publish_journal_o
 from coranto_consumers.spark.progress import ConsumeReport, Hooks, Step
 from coranto_consumers.spark.ranges import Range, plan_transaction
 from coranto_consumers.stores.sql import SqlStore
-from coranto_consumers.stores.staging import delete_staged, stage_tables
+from coranto_consumers.stores.staging import delete_staged, delete_stale
 
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
@@ -194,11 +194,10 @@ class SparkConsumer:
         return appended
 
     def _delete_stale_rows(self, fence: int) -> None:
-        """Delete what dead or fenced instances staged. Nothing will ever merge it."""
+        """Delete what dead or fenced instances staged."""
         try:
             with self._store.engine.begin() as connection:
-                for stage in stage_tables(self._store, connection):
-                    delete_staged(connection, stage, self._application.name, below_fence=fence)
+                delete_stale(self._store, connection, self._application.name, fence)
         except SQLAlchemyError as error:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 

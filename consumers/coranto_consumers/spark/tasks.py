@@ -121,7 +121,7 @@ def _chain(first: Any, rest: Batches) -> Batches:
 def _message(value: str | None) -> dict[str, object]:
     try:
         message = json.loads(value or "")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{value!r} is not JSON: {error}", field="journal output") from error
     if not isinstance(message, dict):
         raise InvalidInput(f"{value!r} is not a JSON object", field="journal output")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pymysql.constants import ER
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -21,6 +22,7 @@ BUSY_TIMEOUT_MS = 60_000
 """How long a SQLite connection waits for another's write."""
 
 _WAL_PAUSE_S = 0.01
+_INSUFFICIENT_PRIVILEGE = "42501"
 
 READS_ONLY = "coranto_reads_only"
 """Execution option of a connection that will write nothing, and so need not wait for writers."""
@@ -51,6 +53,11 @@ def is_transient(error: DBAPIError) -> bool:
         return mysql.is_transient(error)
     lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
     return lost or was_rolled_back(error)
+
+
+def is_denied(error: DBAPIError) -> bool:
+    """Whether the database has what was asked for, and does not let this role touch it."""
+    return _state(error) == _INSUFFICIENT_PRIVILEGE or mysql.code_of(error) == ER.TABLEACCESS_DENIED_ERROR
 
 
 def _state(error: DBAPIError) -> str:

@@ -101,7 +101,7 @@ def decode_state(content: str) -> tuple[Any, Checkpoint]:
                 position += 1
         _, state, checkpoint = documents
         return state, checkpoint_from_json(checkpoint)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptData(f"{STATE_FILE} of {len(content)} characters is not a store's state: {error}") from error
 
 

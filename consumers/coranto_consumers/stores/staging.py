@@ -16,8 +16,9 @@ from typing import Any, Self
 from psycopg import Copy, sql
 from sqlalchemy import Connection, Dialect, MetaData, Table, delete, insert
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from coranto_consumers.stores.engines import is_denied
 from coranto_consumers.stores.merge import STAGE_COLUMNS, MergePlan, stage_table
 from coranto_consumers.stores.sql import SqlStore
 
@@ -45,14 +46,29 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
 
 
 def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:
-    """Every stage table there is, of any consumer."""
-    return [Table(name, MetaData(), autoload_with=connection) for name in store.table_names(connection, PREFIX)]
+    """Every stage table there is, of any consumer. What only has the name of one is left out."""
+    found = (Table(name, MetaData(), autoload_with=connection) for name in store.table_names(connection, PREFIX))
+    return [table for table in found if set(STAGE_COLUMNS) <= set(table.c.keys())]
 
 
 def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fence: int) -> None:
     """Delete what a consumer staged under fences below `below_fence`."""
     shard_column, fence_column, _ = STAGE_COLUMNS
     connection.execute(delete(stage).where(stage.c[shard_column] == shard, stage.c[fence_column] < below_fence))
+
+
+def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
+    """Delete what dead or fenced instances of a consumer staged. Nothing will ever merge it.
+
+    Tables that this consumer may not touch are another's, and hold nothing of it.
+    """
+    for stage in stage_tables(store, connection):
+        try:
+            with connection.begin_nested():
+                delete_staged(connection, stage, shard, below_fence=fence)
+        except DBAPIError as error:
+            if not is_denied(error):
+                raise
 
 
 class StageWriter:
