@@ -15,7 +15,7 @@ import structlog
 
 from coranto.client.client import JournalClient
 from coranto.effects import Clock, SystemClock
-from coranto.errors import CorantoError, InvalidInput, StreamNotFound
+from coranto.errors import CorantoError, CorruptData, InvalidInput, StreamNotFound
 from coranto.messages.uuids import Flags
 from coranto.streams.events import format_of
 from coranto.streams.lifecycle import Streams
@@ -62,16 +62,34 @@ class Autoscaler:
         if not interval > 0:
             raise InvalidInput(f"{interval:g} seconds is no interval", field="interval")
         while True:
-            with contextlib.suppress(StreamNotFound):
-                await self.step()
+            try:
+                with contextlib.suppress(StreamNotFound):
+                    await self.step()
+            except CorantoError as error:
+                _log.warning("streams were not measured; trying again", error=str(error))
             await self._clock.sleep(interval)
 
     async def step(self) -> list[Scaled]:
         """Measure once, and scale what is due. Returns what was. Raises StreamNotFound for a name without a stream."""
-        found = [await self._streams.describe(name) for name in self._names] or await self._streams.list()
+        found = await self._found()
         self._meters = {each.name: self._meters.get(each.name) or Meter(self._windows) for each in found}
         done = await asyncio.gather(*(self._look_after(stream) for stream in found))
         return [each for each in done if each is not None]
+
+    async def _found(self) -> list[Stream]:
+        """The streams to look after. One that contradicts itself is left out, and told of."""
+        unsound: dict[str, CorruptData] = {}
+        found = []
+        for name in self._names:
+            try:
+                found.append(await self._streams.describe(name))
+            except CorruptData as error:
+                unsound[name] = error
+        if not self._names:
+            found += await self._streams.list(unsound)
+        for name, reason in unsound.items():
+            _log.warning("stream contradicts itself, and is not scaled", stream=name, error=str(reason))
+        return found
 
     async def _look_after(self, stream: Stream) -> Scaled | None:
         try:

@@ -242,7 +242,7 @@ def _line(record: Mapping[str, object]) -> bytes:
 def _parsed(line: bytes, offset: int) -> Mapping[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptData(f"the record at offset {offset} is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise CorruptData(f"the record at offset {offset} is {type(record).__name__}, not an object")

@@ -99,7 +99,7 @@ class JsonEvents(JsonLines):
         try:
             meta = json.loads(envelope.content)["_meta"]
             return TransactionEnd(_text(meta["writer"]), int(_text(meta["sequence"]), 16))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None  # An acknowledgement of somebody else's.
 
 

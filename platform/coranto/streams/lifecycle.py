@@ -31,6 +31,7 @@ from coranto.client.values import JournalInfo, Listing
 from coranto.effects import Clock, Entropy, SystemClock
 from coranto.errors import (
     ApplyOutcomeUnknown,
+    CorruptData,
     EtcdTransactionFailed,
     IndexHasGreaterOffset,
     InvalidInput,
@@ -113,9 +114,14 @@ class Streams:
         except StreamNotFound:
             raise _not_found(name) from None
 
-    async def list(self) -> tuple[Stream, ...]:
-        """All streams, in the order of their names. Raises CorruptData."""
-        return decode_all(await self._client.list(labels.label_selector(include={STREAM_LABEL: ""})))
+    async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
+        """All streams, in the order of their names.
+
+        Raises CorruptData for one whose labels make no sense; or tells of it by `unsound`, and leaves it out. Anybody
+        who may apply a journal can give it labels of a stream.
+        """
+        listing = await self._client.list(labels.label_selector(include={STREAM_LABEL: ""}))
+        return decode_all(listing, unsound=unsound)
 
     async def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
         """The write heads of segments (all, unless given), by number. Those removed meanwhile are left out."""

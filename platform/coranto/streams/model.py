@@ -288,8 +288,13 @@ def decode(listing: Listing) -> Stream:
     return decode_all(listing, single=True)[0]
 
 
-def decode_all(listing: Listing, *, single: bool = False) -> tuple[Stream, ...]:
-    """All streams of which there are segments, in the order of their names. Raises CorruptData."""
+def decode_all(
+    listing: Listing, *, single: bool = False, unsound: dict[str, CorruptData] | None = None
+) -> tuple[Stream, ...]:
+    """All streams of which there are segments, in the order of their names.
+
+    Raises CorruptData; or tells by `unsound` which streams contradict themselves, and leaves those out.
+    """
     found: dict[str, list[JournalInfo]] = {}
     for info in listing.journals:
         if name := labels.value_of(info.spec.labels, STREAM_LABEL):
@@ -300,7 +305,15 @@ def decode_all(listing: Listing, *, single: bool = False) -> tuple[Stream, ...]:
         )
     if single and len(found) > 1:
         raise CorruptData(f"these are segments of several streams: {', '.join(sorted(found))}")
-    return tuple(_stream(name, found[name], listing.header.etcd.revision) for name in sorted(found))
+    streams: list[Stream] = []
+    for name in sorted(found):
+        try:
+            streams.append(_stream(name, found[name], listing.header.etcd.revision))
+        except CorruptData as error:
+            if unsound is None:
+                raise
+            unsound[name] = error
+    return tuple(streams)
 
 
 def _stream(name: str, journals: Sequence[JournalInfo], revision: int) -> Stream:

@@ -8,6 +8,7 @@ shows the offsets from which on content is still needed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,8 @@ from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.uuids import ProducerId
 from coranto.streams.pictures import position_html
 
+_PRODUCER: Final = re.compile("[0-9a-f]{12}")
+
 
 @dataclass(frozen=True, slots=True)
 class PendingMessages:
@@ -28,6 +31,10 @@ class PendingMessages:
     producer: str
     last_ack: int
     begin: int
+
+    def __post_init__(self) -> None:
+        if not _PRODUCER.fullmatch(self.producer) or self.last_ack < 0:
+            raise InvalidInput(f"{self!r} are no messages: a producer is 12 hexadecimal digits, no clock is negative")
 
 
 @dataclass(frozen=True, slots=True)

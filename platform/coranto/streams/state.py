@@ -103,7 +103,7 @@ class _Fold(Generic[S, U]):
             else:
                 self.state = self.model.apply(self.state, self.model.updates.validate_python(record["update"]))
                 self.since_snapshot += 1
-        except (ValueError, KeyError, TypeError, CorantoError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, CorantoError) as error:
             raise CorruptData(f"journal {self.journal} at offset {begin}: no record of its state: {error}") from error
         self.revision, self.offset = revision, end
 

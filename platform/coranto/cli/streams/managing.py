@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import note, print_table
 from coranto.client import JournalClient
-from coranto.errors import InvalidInput
+from coranto.errors import CorruptData, InvalidInput
 from coranto.fragments import Codec
 from coranto.labels import FIXED_FRAMES, JSON_LINES
 from coranto.messages.fixed_frame import MAGIC
@@ -106,7 +106,10 @@ def list_streams(
     """List streams."""
 
     async def work(client: JournalClient) -> None:
-        found = await Streams(client).list()
+        unsound: dict[str, CorruptData] = {}
+        found = await Streams(client).list(unsound)
+        for name, error in unsound.items():
+            note(f"stream {name} is left out: {error}")
         if output is Output.JSON:
             for stream in found:
                 typer.echo(json.dumps(_as_json(stream, None)))
