@@ -8,11 +8,12 @@ anywhere else, so that a long task is never silent.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import Final, Protocol, TextIO
 
 import structlog
 from rich.console import Console
@@ -24,6 +25,11 @@ from coranto.errors import InvalidInput
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _PLAIN_SECONDS = 5.0
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+
+
+_STEERING: Final = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
+)
 
 
 class Log(Protocol):
@@ -55,13 +61,23 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([_TRACEBACKS] if json_lines else []),
+            *([_TRACEBACKS] if json_lines else [_without_steering]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
     )
     logging.basicConfig(level=max(threshold, logging.WARNING), stream=stream, force=True)
+
+
+def harmless(text: str) -> str:
+    """Text in which nothing steers a terminal but ends of lines and tabs: the rest is escaped as Python does."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _without_steering(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Facts may repeat what somebody wrote for whoever reads the log on a terminal. JSON escapes that by itself."""
+    return {key: harmless(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 class ProgressReport(Protocol):

@@ -13,6 +13,7 @@ import grpc
 import typer
 
 from coranto.cli import attach_uuids, cluster, journals, streams
+from coranto.cli.output import printable
 from coranto.cli.plugins import add_plugins
 from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verbose:
             traceback.print_exc()
         else:
-            typer.secho(f"coranto: {_one_line(error)}", fg=typer.colors.RED, err=True)
+            typer.secho(f"coranto: {printable(_one_line(error))}", fg=typer.colors.RED, err=True)
         return 1
     return 0
 

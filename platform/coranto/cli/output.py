@@ -11,6 +11,9 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from coranto.telemetry import harmless
 
 
 class Format(enum.StrEnum):
@@ -21,16 +24,24 @@ class Format(enum.StrEnum):
     YAML = "yaml"
 
 
+def printable(text: str) -> str:
+    """Text on one line, in which nothing steers a terminal.
+
+    Errors repeat what messages, brokers and stores hold, and so what others wrote for whoever looks at it.
+    """
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None) -> None:
     """Print rows under headings: fitted to a terminal, and otherwise aligned and never cut, one line a row."""
     console = console or Console()
     if console.is_terminal:
         table = Table(*columns, box=None, header_style="bold", pad_edge=False)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
         return
-    lines = [columns, *rows]
+    lines = [columns, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     for line in lines:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -44,4 +55,4 @@ def print_json(message: Message, *, on_one_line: bool = False) -> None:
 
 def note(text: str) -> None:
     """Tell something beside the output, on standard error."""
-    typer.echo(f"coranto: {text}", err=True)
+    typer.echo(f"coranto: {printable(text)}", err=True)

@@ -10,6 +10,7 @@ import typer
 
 from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, select
+from coranto.cli.output import printable
 from coranto.client import JournalClient, JournalInfo, Suspend
 from coranto.errors import CorantoError, IndexHasGreaterOffset, JournalSuspended, StoreUnhealthy, WrongAppendOffset
 from coranto.labels import label_selector
@@ -115,7 +116,7 @@ def store_health(
                 )
             except StoreUnhealthy as error:
                 unhealthy.append(url)
-                typer.echo(f"{url}: unhealthy: {' '.join(error.detail.split())}")
+                typer.echo(f"{url}: unhealthy: {printable(' '.join(error.detail.split()))}")
             else:
                 typer.echo(f"{url}: healthy")
         if unhealthy:
