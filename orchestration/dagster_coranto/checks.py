@@ -14,7 +14,7 @@ from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import Fragment
 from coranto.stores import StoreRegistry
 from dagster_coranto.groups import JournalGroup
-from dagster_coranto.metadata import table
+from dagster_coranto.metadata import table, verbatim
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.translator import DagsterJournalTranslator, JournalTranslatorData
 
@@ -158,10 +158,10 @@ def as_result(findings: list[FragmentFindings], severity: dg.AssetCheckSeverity)
     }
     problems = errors + warnings
     if problems:
-        shown = "\n".join(f"- {problem}" for problem in problems[:_SHOWN_PROBLEMS])
+        shown = [f"- {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
         if len(problems) > _SHOWN_PROBLEMS:
-            shown += f"\n- and {len(problems) - _SHOWN_PROBLEMS} more"
-        metadata["findings"] = dg.MetadataValue.md(shown)
+            shown.append(f"- and {len(problems) - _SHOWN_PROBLEMS} more")
+        metadata["findings"] = verbatim(shown)
     return dg.AssetCheckResult(
         passed=not problems,
         severity=severity if errors else dg.AssetCheckSeverity.WARN,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
+
+_BACKTICKS: Final = re.compile("`+")
 
 
 class JournalMetadataSet(NamespacedMetadataSet):
@@ -22,6 +26,16 @@ class JournalMetadataSet(NamespacedMetadataSet):
     @classmethod
     def namespace(cls) -> str:
         return "dagster-coranto"
+
+
+def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
+    """Lines of text as they are: no link, picture or markup in them takes effect.
+
+    Errors repeat what stores and brokers say, and names of objects that others chose.
+    """
+    text = "\n".join(" ".join(line.split()) for line in lines)
+    fence = "`" * max(3, 1 + max((len(found) for found in _BACKTICKS.findall(text)), default=0))
+    return dg.MetadataValue.md(f"{fence}text\n{text}\n{fence}")
 
 
 def offsets_text(offsets: Mapping[str, int]) -> str:

@@ -62,9 +62,13 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     zone: str = Field(
         default="", description="Zone of this process, whose brokers are read from first. Empty: $CORANTO_ZONE."
     )
-    auth_token: str = Field(default="", description="A bearer token for brokers. Empty: $CORANTO_AUTH_TOKEN.")
+    auth_token: str = Field(
+        default="", repr=False, description="A bearer token for brokers. Empty: $CORANTO_AUTH_TOKEN."
+    )
     auth_keys: str = Field(
-        default="", description="Keys to sign tokens with, as base64, separated by commas. Empty: $CORANTO_AUTH_KEYS."
+        default="",
+        repr=False,
+        description="Keys to sign tokens with, as base64, separated by commas. Empty: $CORANTO_AUTH_KEYS.",
     )
     tls_ca: str = Field(
         default="", description="PEM file of the authorities to trust, for https endpoints. Empty: $CORANTO_TLS_CA."
