@@ -15,10 +15,13 @@ from coranto.errors import DirectoryInUse
 
 
 class DirectoryLock:
-    """Holds `directory` (created when absent) from construction to `close`. Raises DirectoryInUse."""
+    """Holds `directory` (created when absent) from construction to `close`. Raises DirectoryInUse.
+
+    Only its owner may look into one that is created here: content lies in it that others need a token to read.
+    """
 
     def __init__(self, directory: Path, *, name: str = "lock") -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / name
         # The descriptor is not inheritable, so that a child cannot hold the lock beyond its parent's life.
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

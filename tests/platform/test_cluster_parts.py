@@ -211,3 +211,13 @@ def test_a_process_that_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
     lived.wait(120)
     lived.started = now
     assert restarts.due(now + 31, lived)
+
+
+def test_a_directory_that_is_created_is_its_owner_s_alone(tmp_path: Path) -> None:
+    """Spools, fragments and etcd's data lie in it: content that others need a token to read."""
+    before = os.umask(0o022)
+    try:
+        DirectoryLock(tmp_path / "data").close()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
