@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -29,6 +29,7 @@ from coranto.specs import ANY_REVISION, validate_header
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.recoverylog_pb2 import FSMHints
 from coranto_consumers.recoverylog import Hints
 from coranto_consumers.recoverylog.hint_store import HintStore
 from coranto_consumers.runtime.resolver import covers
@@ -36,6 +37,9 @@ from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log, 
 
 if TYPE_CHECKING:
     from coranto_consumers.runtime.consumer import Consumer
+
+MAX_HINTS_BYTES: Final = 1 << 20
+"""Of hints that a client gives. etcd takes little more at once."""
 
 _log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -169,7 +173,7 @@ class ShardService(pc_grpc.ShardServicer):
             if change.HasField("upsert"):
                 ops.append(Put(key, change.upsert.SerializeToString(deterministic=True)))
                 if change.HasField("primary_hints"):
-                    hints = self._acceptable(Hints.from_wire(change.primary_hints), change.upsert, claims)
+                    hints = self._acceptable(change.primary_hints, change.upsert, claims)
                     ops.append(Put(hint_keys(change.upsert).primary, hints.to_json()))
             else:
                 ops.append(Delete(key))
@@ -216,12 +220,16 @@ class ShardService(pc_grpc.ShardServicer):
                         field="recovery_log_prefix",
                     )
 
-    def _acceptable(self, hints: Hints, spec: pc.ShardSpec, claims: Claims) -> Hints:
+    def _acceptable(self, given: FSMHints, spec: pc.ShardSpec, claims: Claims) -> Hints:
         """Hints that a client gives for a shard, if they are of its log, and lead to no log beyond the client's scope.
 
         Raises InvalidInput and PermissionDenied: the process would read for the client whatever hints name.
         """
-        log = recovery_log(spec)
+        if given.ByteSize() > MAX_HINTS_BYTES:
+            raise InvalidInput(
+                f"{given.ByteSize()} bytes are more than the {MAX_HINTS_BYTES} that are kept", field="primary_hints"
+            )
+        log, hints = recovery_log(spec), Hints.from_wire(given)
         segments = hints.live_segments()
         if hints.log != log:
             raise InvalidInput(f"hints of {hints.log} are given for a shard whose log is {log}", field="primary_hints")

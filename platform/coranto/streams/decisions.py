@@ -38,6 +38,7 @@ from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
 from coranto.streams.batches import Batches
 from coranto.streams.model import HELD_LABEL, transactions_journal
+from coranto.streams.state import MAX_RECORD_BYTES
 from coranto.wire import protocol_pb2 as pb
 
 GATE_LABEL: Final = "coranto.dev/gate"
@@ -233,6 +234,8 @@ class Decisions:
             for line in lines:
                 yield at, _parsed(line, at)
                 at += len(line) + 1
+            if len(rest) > MAX_RECORD_BYTES:
+                raise CorruptData(f"journal {self.journal}: what begins at {at} is no decision: it does not end")
 
 
 def _line(record: Mapping[str, object]) -> bytes:

@@ -57,6 +57,8 @@ REVISION_LABEL: Final = "coranto.dev/revision"
 SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
+MAX_RECORD_BYTES: Final = 64 << 20
+"""What goes on for longer without a newline is no record, lest whoever may append fill the memory of all members."""
 
 _log = structlog.get_logger(__name__)
 
@@ -114,6 +116,8 @@ class _Fold(Generic[S, U]):
             begin = chunk.offset if begin < 0 else begin
             lines = (partial + chunk.content).split(b"\n")
             partial = lines.pop()
+            if len(partial) > MAX_RECORD_BYTES:
+                raise CorruptData(f"journal {self.journal}: what begins at {begin} is no record: it does not end")
             before = self.revision
             for line in lines:
                 end = begin + len(line) + 1

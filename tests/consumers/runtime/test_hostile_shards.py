@@ -212,6 +212,10 @@ async def test_hints_that_are_applied_lead_to_no_log_beyond_the_scope(journals, 
     code, details = await refused(give(of="logs/blue-000", by=everything))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert "whose log is logs/red-0001" in details
+    large = [f"logs/red-{'x' * 400}-{number}" for number in range(4000)]
+    code, details = await refused(give(*large, by=everything))
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "bytes are more than" in details
     assert (await give("logs/red-0000", by=red)).status == pc.OK, "a fork of a log in scope"
     assert (await give("secret/journal", by=everything)).status == pc.OK
 

@@ -12,9 +12,11 @@ from structlog.testing import capture_logs
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, CorruptData, InvalidInput, Unavailable
+from coranto.streams import state
 from coranto.streams.autoscale import Autoscaler
+from coranto.streams.groups import ReaderGroup
 from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import SEGMENT_LABEL, STREAM_LABEL
+from coranto.streams.model import SEGMENT_LABEL, STREAM_LABEL, readers_journal
 from coranto.streams.positions import PendingMessages, SegmentPosition, StreamPosition
 from coranto.streams.scaling import ScalingPolicy
 from coranto.testing.cluster import STORE_URL, Cluster
@@ -122,3 +124,19 @@ def test_what_writers_write_is_a_position() -> None:
     pending = PendingMessages("010203040506", 7, 1)
     position = StreamPosition({0: SegmentPosition(5, (pending,))})
     assert StreamPosition.from_json(position.to_json()) == position
+
+
+async def test_a_record_without_an_end_is_refused_by_all_members(
+    client: JournalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds what it cannot make sense of yet in its memory."""
+    monkeypatch.setattr(state, "MAX_RECORD_BYTES", 1 << 20)
+    await Streams(client).create("shop/orders", template=TEMPLATE)
+    members = ReaderGroup(client, "shop/orders", "billing")
+    await members.create()
+    for _ in range(3):
+        await client.append(readers_journal("shop/orders", "billing"), b"x" * (1 << 19))
+    with pytest.raises(CorruptData, match="it does not end"):
+        await ReaderGroup(client, "shop/orders", "billing").state()
+    with pytest.raises(CorruptData, match="it does not end"):
+        await members.state()
