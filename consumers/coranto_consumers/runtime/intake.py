@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from coranto.errors import InvalidInput
 from coranto.messages import Envelope, Outcome, ReplayRange, Sequencer, Source
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 
 M = TypeVar("M")
+
+MAX_PRODUCERS: Final = 250_000
+"""Of a source, that are known at once: all of them are in each checkpoint. Making one of so many takes seconds, in
+which the process does nothing else; of many more, it would lose its lease, and with it all its shards."""
 
 _COMMITS = frozenset({Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY, Outcome.ACK_COMMIT_RING, Outcome.ACK_COMMIT_REPLAY})
 # Most messages are these, so looking at them costs no hashing.
@@ -27,7 +31,7 @@ class Intake(Generic[M]):
     """Sequences the messages of one shard."""
 
     def __init__(self, sources: Mapping[str, Source], ring_size: int = DEFAULT_RING_SIZE) -> None:
-        self._sequencer = Sequencer[M](sources, ring_size)
+        self._sequencer = Sequencer[M](sources, ring_size, max_producers=MAX_PRODUCERS)
         self._read: deque[Envelope[M]] = deque()
         self._read_bytes = 0
         self._replayed: deque[Envelope[M]] = deque()

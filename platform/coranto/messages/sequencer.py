@@ -21,6 +21,7 @@ replay). `columnar.py` applies the same rules to whole columns.
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -126,12 +127,17 @@ class Sequencer(Generic[M]):
         ring_size: int = DEFAULT_RING_SIZE,
         *,
         ring_bytes: int = DEFAULT_RING_BYTES,
+        max_producers: float = math.inf,
     ) -> None:
-        """The ring holds up to `ring_size` messages, of no more than `ring_bytes` together, and always the last one."""
+        """The ring holds up to `ring_size` messages, of no more than `ring_bytes` together, and always the last one.
+
+        `max_producers` is how many producers of a journal are known at once.
+        """
         if ring_size < 1:
             raise InvalidInput(f"a ring of {ring_size} messages cannot hold one")
         self._ring_size = ring_size
         self._ring_bytes = ring_bytes
+        self._max_producers = max_producers
         self._ring: deque[tuple[_Partial[M], int, int]] = deque()  # In order of arrival: generations, and sizes.
         self._ring_used = 0  # Bytes of all that is in the ring, stale or not.
         self._offsets: dict[str, int] = {}
@@ -177,7 +183,8 @@ class Sequencer(Generic[M]):
     def queue(self, envelope: Envelope[M]) -> Outcome:
         """Take in the next message of its journal.
 
-        Raises InvalidInput while committed messages remain to be delivered, and for a message below `read_through`.
+        Raises InvalidInput while committed messages remain to be delivered, for a message below `read_through`, and for
+        one of a producer more than are to be known at once: nothing is changed then.
         """
         self._handed = None
         if self._trigger is not None:
@@ -197,6 +204,12 @@ class Sequencer(Generic[M]):
             partials = self._partials[journal] = {}
         partial = partials.get(envelope.producer)
         if partial is None:
+            if len(partials) >= self._max_producers:
+                raise InvalidInput(
+                    f"{journal} has messages of more than {self._max_producers} producers: one more is at offset "
+                    f"{envelope.begin}. Are there writers that never use a producer id twice? Pass over them by the "
+                    "source's min_offset, or have them write elsewhere"
+                )
             partial = partials[envelope.producer] = _Partial(clock - 1)
 
         if envelope.flags == _CONTINUE:

@@ -18,7 +18,7 @@ from coranto.effects import SystemClock
 from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_selector, label_set
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
-from coranto_consumers.runtime import primary
+from coranto_consumers.runtime import intake, primary
 from coranto_consumers.runtime.application import Application, Shard
 from coranto_consumers.runtime.replica import MAX_ERROR_CHARS
 from coranto_consumers.runtime.testing import running_shard, shard_spec
@@ -245,3 +245,24 @@ async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, su
             held.set()
         await shard.read_through({"in/one": head})
     assert sums.sums() == {"a": (sum(range(40)), 40)}
+
+
+async def test_a_source_of_countless_producers_stops_its_shard_and_no_other(journals, consumer, sums, monkeypatch):
+    """Each producer is in every checkpoint. A process that takes too long to make one loses all of its shards."""
+    monkeypatch.setattr(intake, "MAX_PRODUCERS", 50)
+    process = await consumer.start(sums)
+    await consumer.apply(process, spec(), shard_spec("shard-other", ["in/two"], max_seconds=600))
+    await consumer.status(process, "PRIMARY")
+    await consumer.status(process, "PRIMARY", id="shard-other")
+    for n in range(50):
+        head = await journals.publish("in/one", {"key": "a", "n": n})
+    await consumer.stat(process, one=head)
+    last = await journals.publish("in/one", {"key": "a", "n": 50})
+    assert last > head
+
+    await consumer.status(process, "FAILED")
+    (status,) = (await consumer.shard(process)).status
+    assert f"more than 50 producers: one more is at offset {head}" in status.errors[0]
+    head = await journals.publish("in/two", {"key": "b", "n": 1})
+    await consumer.stat(process, id="shard-other", two=head)
+    assert sums.sums() == {"a": (sum(range(50)), 50), "b": (1, 1)}
