@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from coranto.errors import InvalidInput
+
+_SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
+"""Names of drivers' options: `password`, `sslpassword`, `passwd`, `scram_client_key` and so on."""
 
 ACCEPTED = (
     "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database "
@@ -64,5 +68,6 @@ def _sqlite(url: URL, driver: str) -> URL:
 
 
 def display_url(url: URL) -> str:
-    """The URL for people and logs: a password is replaced by `***`."""
-    return url.render_as_string(hide_password=True)
+    """The URL for people and logs: a password is replaced by `***`, options that may hold a secret by `hidden`."""
+    secrets = {name: "hidden" for name in url.query if _SECRET.search(name)}
+    return url.update_query_dict(secrets).render_as_string(hide_password=True)
