@@ -132,7 +132,7 @@ async def _drive(
             if response.status == pb.OK:
                 await spool.flush_commits()
                 if not waits:
-                    spool.publish(spool.fragment)
+                    spool.publish_through(spool.fragment.end)
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)
