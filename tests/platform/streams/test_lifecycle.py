@@ -93,7 +93,8 @@ async def test_streams_are_told_apart_by_whole_names(streams: Streams) -> None:
         ("a b", {}, "character ' '"),
         ("orders", {"segments": 0}, "not between 1 and 120"),
         ("orders", {"segments": 121}, "not between 1 and 120"),
-        ("orders", {"max_writers": 0}, "at least one"),
+        ("orders", {"max_writers": 0}, "between 1 and 256"),
+        ("orders", {"max_writers": 257}, "between 1 and 256"),
         ("orders", {"template": pb.JournalSpec(replication=0)}, "replication"),
     ],
 )
