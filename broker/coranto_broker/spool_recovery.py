@@ -114,12 +114,15 @@ def recover(folder: SpoolFolder) -> Recovered:
     """
     verified: list[_Verified] = []
     lost_end = _read_lost_end(folder)
+    readable = 0
     for found in _find(folder):
         try:
             fragment = _verify(folder, found)
         except CorruptSpool as error:
             claimed = _set_aside(folder, found)
             lost_end = max(lost_end, claimed)
+            if found.has_content:
+                readable = max(readable, found.begin)  # As of the watermark below.
             _log.error(
                 "spool is corrupt and was set aside",
                 journal=folder.journal,
@@ -157,7 +160,7 @@ def recover(folder: SpoolFolder) -> Recovered:
             if not each.committed.fragment.length:
                 each.log.discard()
                 folder.content(each.committed.fragment.begin).discard()
-    readable = verified[-1].readable if verified else 0
+    readable = max(readable, verified[-1].readable if verified else 0)
     shown = _shown(folder, spool.fragment, readable)
     return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown)
 
