@@ -142,9 +142,12 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     promised = max((each.promised for _, each in examined), default=0)
     lost_end = max(_read_lost_end(folder), _give_up_empty(examined, promised))
     end = max((each.record.committed.fragment.end for _, each in examined if each.record is not None), default=0)
+    readable = 0
     for found, each in examined:
         if (lost := each.lost(promised)) is not None:
             lost_end = max(lost_end, lost)
+            if found.has_content:
+                readable = max(readable, found.begin)  # As of the watermark below.
             _log.error(
                 "spool is corrupt and was set aside",
                 journal=folder.journal,
@@ -204,7 +207,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     if distrusted:
         folder.disk.sync_folder(folder.path)
         folder.disk.remove(folder.path / DISTRUSTED_FILE)
-    readable = verified[-1].readable if verified else 0
+    readable = max(readable, verified[-1].readable if verified else 0)
     shown = _shown(folder, spool.fragment, readable)
     return Recovered(spool, log, generation, sealed, lost_end, stamp, watermark, readable, shown)
 

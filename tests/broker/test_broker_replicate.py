@@ -15,6 +15,7 @@ from coranto.coordination.etcd import Delete, Put
 from coranto.coordination.layout import MemberId
 from coranto.fragments import ZERO_SUM, Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker import fragment_index
 from coranto_broker.server import BrokerProcess
 from coranto_broker.testing import RawClient, eventually
 
@@ -110,6 +111,39 @@ async def test_content_is_visible_after_its_commit_only(primary: Primary) -> Non
     assert await stream.read() is grpc.aio.EOF
     again, response = await primary.opened(fragment(0, 6, b"foobar"), mine)
     assert response.status == pb.OK
+    again.cancel()
+
+
+async def test_a_primary_that_tells_what_all_replicas_have_is_waited_for(
+    primary: Primary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fragment_index, "READABLE_PATIENCE_SECONDS", 0.0)
+    stream = primary.stream()
+    first = propose(fragment(0, 0), header=await primary.header())
+    first.readable = 0
+    await stream.write(first)
+    assert (await stream.read()).takes_readable
+    committed = b""
+    for content in (b"foo", b"bar", b"baz"):
+        await stream.write(pb.ReplicateRequest(content=content))
+        committed += content
+        proposal = propose(fragment(0, len(committed), committed))
+        if content == b"baz":
+            proposal.readable = 3  # Along with the next proposal but one.
+        await stream.write(proposal)
+        assert await stream.read() == pb.ReplicateResponse(status=pb.OK), "only the first says more"
+    assert await primary.read() == b"foo"
+    (head,) = await primary.client.read(J, 3, do_not_proxy=True)
+    assert (head.status, head.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 9)
+    blocked = asyncio.create_task(primary.client.content(J, 3, block=True, end_offset=6, do_not_proxy=True))
+    await stream.write(pb.ReplicateRequest(readable=6))
+    assert await blocked == b"bar"
+    assert await primary.read() == b"foobar"
+    # The primary dies. What comes after it may be Gazette's, and rolls; or the replica hears of the rest.
+    stream.cancel()
+    again, response = await primary.opened(fragment(9, 9))
+    assert response.status == pb.OK
+    assert await primary.read() == b"foobarbaz"
     again.cancel()
 
 

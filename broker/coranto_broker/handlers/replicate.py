@@ -135,7 +135,7 @@ async def _drive(
             # Also a mismatch tells what we have, and the primary goes on from there: it must stay.
             await spool.flush_commits()
             if response.status == pb.OK and not waits:
-                spool.publish(spool.fragment)
+                spool.publish_through(spool.fragment.end)
             if request.acknowledge:
                 if first is not None:
                     response.header.CopyFrom(first)

@@ -23,6 +23,11 @@ class Rota:
         self._waiting: deque[Looked] = deque()
         self._armed = False
 
+    @property
+    def waiting(self) -> int:
+        """Looks that are still to be taken."""
+        return sum(not each.closed for each in self._waiting)
+
     def add(self, watchdog: Looked) -> None:
         """Have this look at its client at its time, unless it is closed by then."""
         waiting = self._waiting

@@ -128,7 +128,8 @@ async def test_reader_groups_whose_names_nest_are_refused(streams: Streams, clie
         ("a b", {}, "character ' '"),
         ("orders", {"segments": 0}, "not between 1 and 120"),
         ("orders", {"segments": 121}, "not between 1 and 120"),
-        ("orders", {"max_writers": 0}, "at least one"),
+        ("orders", {"max_writers": 0}, "between 1 and 256"),
+        ("orders", {"max_writers": 257}, "between 1 and 256"),
         ("orders", {"template": pb.JournalSpec(replication=0)}, "replication"),
     ],
 )
