@@ -87,7 +87,13 @@ class Metrics:
         """Nothing is known of a fragment store any more."""
         self.stores_healthy.remove(url)
 
-    def watch(self, facts: dict[str, str], journals: Callable[[], int], pending: Callable[[], int]) -> None:
+    def watch(
+        self,
+        facts: dict[str, str],
+        journals: Callable[[], int],
+        pending: Callable[[], int],
+        unreadable: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Also tell of the process and its broker: what it is, its journals, and its fragments to be stored."""
         ProcessCollector(registry=self.registry)
         Info("coranto_broker", "What this broker is.", registry=self.registry).info(facts)
@@ -95,5 +101,6 @@ class Metrics:
             ("coranto_tasks", "Tasks of the event loop.", lambda: len(asyncio.all_tasks())),
             ("coranto_journals", "Journals that are assigned to this broker.", journals),
             ("coranto_fragments_pending", "Completed fragments that are not in their store yet.", pending),
+            ("coranto_spools_unreadable", "Spools that the disk refuses to read; they are tried again.", unreadable),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)

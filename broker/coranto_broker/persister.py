@@ -159,9 +159,8 @@ class FragmentPersister:
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:
-                    _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
-                    sealed.drop()
-                    return
+                    _log.info("a fragment of a deleted journal is not stored", fragment=sealed.fragment.content_path)
+                    return  # It is set aside with its folder.
                 if not spec.fragment.stores:
                     return  # Nothing to do: it is served from its local file.
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):

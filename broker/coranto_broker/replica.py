@@ -9,6 +9,7 @@ lets etcd know that they are consistent, whether or not anyone appends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,8 +31,11 @@ from coranto_broker.pipeline import Pipeline
 from coranto_broker.shared_file import SharedFile
 from coranto_broker.spool import empty_at
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder
+from coranto_broker.spool_recovery import Recovered
 from coranto_broker.taking_up import take_up
 
+UNREADABLE_SECONDS = 30.0
+"""The longest pause between attempts to read a spool that the disk refuses."""
 PULSE_SECONDS = 60.0
 FAILURE_SECONDS = 0.25
 """The pause after the first failure; it doubles with each that follows."""
@@ -91,11 +95,12 @@ class Replica:
         records: InSyncRecords,
         pulse: Callable[[Replica], Awaitable[Signal | None]],
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
+        set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
     ) -> None:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
 
         `pulse` raises PulseFailed when it should be repeated before long. `on_listed` hears of each listing of the
-        stores, once the index knows it.
+        stores, once the index knows it. `set_aside` disposes of the folder of a journal that was deleted.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -115,6 +120,10 @@ class Replica:
         self._records = records
         self._pulse = pulse
         self._on_listed = on_listed
+        self._set_aside = set_aside
+        self.unreadable = False
+        """Whether the spool could not be read from the disk when it was tried last."""
+        self._stopping = asyncio.Event()
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
@@ -142,10 +151,11 @@ class Replica:
         ]
 
     async def stop(self, *, drop: bool) -> None:
-        """Give up the journal: complete its fragment for the persister or, with `drop`, remove all local content.
+        """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
 
         Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
         """
+        self._stopping.set()
         for daemon in self._daemons:
             daemon.cancel()
         await asyncio.gather(*self._daemons, return_exceptions=True)
@@ -224,11 +234,8 @@ class Replica:
         if after:
             await asyncio.wait(after)
         await self._persister.release(self.journal)
-        try:
-            recovered = await take_up(self.folder, self._records, self._clock)
-        except OSError:
-            # The journal cannot be served from this disk; appends time out here, and the log says why.
-            _log.exception("spool cannot be read", journal=self.journal, folder=str(self.folder.path))
+        recovered = await self._taken_up()
+        if recovered is None:
             return
         self._spool = recovered.durable(self.folder, self, self._fsync)
         if self._spool.end <= recovered.watermark.offset:
@@ -247,6 +254,42 @@ class Replica:
             )
         self.spool.put(self._spool)
 
+    async def _taken_up(self) -> Recovered | None:
+        """The spool, as often as it takes until the disk can be read; None when the replica is stopped before."""
+        failures = 0
+        while True:
+            try:
+                recovered = await take_up(self.folder, self._records, self._clock)
+            except (OSError, CorantoError) as error:
+                # The journal cannot be served from this disk until somebody mends it; appends time out meanwhile.
+                self.unreadable = True
+                pause = min(UNREADABLE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 10))
+                failures += 1
+                _log.error(
+                    "spool cannot be read; trying again",
+                    journal=self.journal,
+                    folder=str(self.folder.path),
+                    error=str(error) or type(error).__name__,
+                    seconds=pause,
+                )
+                if await self._stopped_within(pause):
+                    return None
+            else:
+                if self.unreadable:
+                    _log.warning("spool can be read again", journal=self.journal, folder=str(self.folder.path))
+                self.unreadable = False
+                return recovered
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        waits = [asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(self._clock.sleep(seconds))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        return self._stopping.is_set()
+
     async def _stop_spool(self, drop: bool) -> None:
         pipeline = await self.pipeline.take()
         if pipeline is not None:
@@ -256,9 +299,13 @@ class Replica:
         spool = await self.spool.take()
         if drop:
             spool.close()
-            for sealed in self.index.sealed_files():
-                sealed.drop()
-            await asyncio.to_thread(self.folder.disk.remove_tree, self.folder.path)
+            await self._persister.release(self.journal)
+            self.index.close()
+            files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
+            for file in (*files, spool.content_file):
+                with contextlib.suppress(FileNotFoundError):
+                    file.move(file.path)  # Readers who have it open go on; nobody opens it again where it was.
+            self._set_aside(self.folder)
             return
         fragment = spool.fragment
         if fragment.length and not self.stranded and self._has_stores():

@@ -37,7 +37,7 @@ async def get(process: BrokerProcess, path: str) -> tuple[int, Any]:
 async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, spec: MakeSpec) -> None:
     async with running_broker(watched) as (process, client):
         assert await get(process, "/live") == (200, {"alive": True})
-        well = {"started": True, "lease": True, "announced": True, "staying": True}
+        well = {"started": True, "lease": True, "announced": True, "staying": True, "spools": True}
         assert await get(process, "/ready") == (200, {"ready": True, "checks": well})
         await create(client, spec())
         await client.append(J, b"content")

@@ -17,6 +17,7 @@ from coranto.labels import label_set
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, leftovers
+from coranto_broker.deleted_spools import DeletedSpools
 from coranto_broker.in_sync import Epoch, Record
 from coranto_broker.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.leftovers import Leftovers
@@ -52,7 +53,10 @@ class World:
             lambda journal, revision: self.spec, self.stores, self.clock, Metrics(), judge=self._judge
         )
         journals: Any = self
-        self.leftovers = Leftovers(self.root, self.disk, self.clock, journals, self.records, self.persister)
+        self.deleted = DeletedSpools(folder, self.disk, self.clock, keep_seconds=3600.0)
+        self.leftovers = Leftovers(
+            self.root, self.disk, self.clock, journals, self.records, self.persister, self.deleted
+        )
 
     def write(self, content: bytes, revision: int) -> None:
         spool = DurableSpool(self.folder, self, Fsync.NEVER)

@@ -286,6 +286,7 @@ class Machine(Host):
             place=_Place(self, world, process),
             stop=self.stop_requested,
             make=lambda *args, **effects: _SimBroker(world.coverage, *args, **effects),
+            entropy=world.rng.randbytes,
         )
         world.coverage.sometimes("a broker exited gracefully" if stopped else "a broker lost its lease or etcd")
 
