@@ -22,7 +22,7 @@ from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, WrongCluster
 from coranto_broker import commit_log, in_sync
 from coranto_broker.deleted_spools import DeletedSpools
-from coranto_broker.identity import IDENTITY_FILE, Cluster, Identity, Use, decode, differences, encode
+from coranto_broker.identity import IDENTITY_FILE, Cluster, Identity, Use, encode
 from coranto_broker.in_sync import Record
 from coranto_broker.residence import load_identity, new_word, read_cluster, spools_of
 from coranto_broker.saved_records import SavedRecords
@@ -50,23 +50,17 @@ class Adoption:
         self._layout = layout
         self._entropy = entropy
 
-    async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> Gathered | None:
-        """Say what a data directory knows. None when it goes with this etcd already. May be repeated.
+    async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> Gathered:
+        """Say what a data directory knows. May be repeated.
 
-        The directory must be held exclusively (`coranto.dirlock`). Raises WrongCluster, having changed nothing.
+        It does not matter whether the directory goes with this etcd: one that was not used since the backup does. The
+        directory must be held exclusively (`coranto.dirlock`). Raises WrongCluster, having changed nothing.
         """
         layout, broker = self._layout, str(member)
         identity = load_identity(data_dir, disk)
         if identity is not None and identity.broker != broker:
             raise WrongCluster(f"{data_dir} is of broker {identity.broker}, not of {broker}; in-sync records name it")
-        header, _, cluster = await read_cluster(self._coordinator, layout)
-        if cluster is not None and not cluster.gathering and identity is not None:
-            _, use_kv = await self._coordinator.get(layout.use_key(member))
-            use = decode(Use, use_kv.value, layout.use_key(member)) if use_kv is not None else None
-            revision = cluster.base + header.revision
-            found = Identity("", header.cluster_id, layout.prefix, broker, "", revision=revision)
-            if not list(differences(identity, found, cluster, use)):
-                return None
+        _, _, cluster = await read_cluster(self._coordinator, layout)
         saved = SavedRecords(data_dir, disk, synced=True)
         seen = _seen(data_dir, disk, identity, saved)
         former = identity.cluster if identity is not None else ""

@@ -18,7 +18,7 @@ from coranto.coordination.keyspace import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
-from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
+from coranto.errors import CoordinationError, CorantoError, InvalidInput, StatusError, status_error
 from coranto.server_security import keys_of, peer_tls
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
@@ -313,7 +313,7 @@ class Broker:
         await replica.stop(drop=drop)
         if drop:
             try:
-                await self.in_sync.remove(replica.journal, replica.folder.create_revision)
+                await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)
             except CorantoError as error:
                 _log.info("in-sync record of a deleted journal stays", journal=replica.journal, error=str(error))
         folder = replica.folder.path
@@ -367,7 +367,10 @@ class Broker:
     # -- In the background ---------------------------------------------------------------------------------------------
 
     async def _allocate(self) -> None:
-        await self._allocator.run()
+        try:
+            await self._allocator.run()
+        except CoordinationError as error:
+            _log.warning("this broker takes no part in assigning any more", error=str(error))
 
     async def allocation_ended(self) -> None:
         """Return when this broker, started, no longer takes part in assigning. It should not go on then: as the leader

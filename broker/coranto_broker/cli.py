@@ -106,8 +106,6 @@ def adopt(configuration: Configuration) -> None:
         with DirectoryLock(settings.data_dir):
             member = MemberId(settings.zone, settings.id)
             found = await adoption.gather(member, settings.data_dir, LocalDisk(), SystemClock())
-        if found is None:
-            return f"{settings.data_dir} goes with this etcd already: there is nothing to take up"
         told = f"{member} told etcd of {found.records} in-sync records; {found.brought_back} spools were brought back"
         if found.late:
             return f"{told}. The other brokers have finished before: start it"

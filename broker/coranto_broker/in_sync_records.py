@@ -117,10 +117,14 @@ class InSyncRecords:
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
             _log.warning("in-sync record could not be saved", journal=journal, error=str(error))
 
-    async def remove(self, journal: str, create_revision: int) -> None:
-        """Remove the record of a journal that was deleted, unless it is of a later one of the name."""
+    async def remove(self, journal: str, create_revision: int, *, former: bool = False) -> None:
+        """Remove the record of a journal that was deleted, unless it is of a later one of the name.
+
+        With `former`, also one that was carried over from before etcd was restored, and that a journal of the name
+        which is created anew would go by.
+        """
         reading = await self.read(journal, create_revision)
-        if reading.record is not None:
+        if reading.record is not None and (former or not reading.record.carried):
             await self._coordinator.txn([*self._guard, reading.unchanged], [Delete(reading.key)])
 
     async def verify(
@@ -132,6 +136,12 @@ class InSyncRecords:
         first. Raises Stranded when others went on without what is here.
         """
         reading = await self.read(journal, create_revision)
+        latest = self._base + self._seen
+        if stamp.synced > latest:
+            raise Unavailable(
+                f"the spool of {journal} names etcd revision {stamp.synced}, and etcd is at {latest}: it was restored "
+                "from a backup; see 'An etcd that was restored' in docs/operations.md"
+            )
         while (
             (record := reading.record) is not None
             and self.me in record.members

@@ -210,7 +210,7 @@ class Leftovers:
         await asyncio.wait((self._journals.exclusively(journal, lambda: self._take(folder)),))
 
     async def _take(self, folder: SpoolFolder) -> None:
-        await self._persister.release(folder.journal)
+        await self._persister.release(folder.journal, folder.create_revision)
         try:
             recovered = await take_up(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
@@ -258,7 +258,7 @@ class Leftovers:
                 return
             create_revision = successor[1]
         elif spec is None:
-            await self._persister.release(folder.journal)
+            await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)
             return
         leftover.alone = record is not None and record.members == (me,) and not record.left

@@ -120,9 +120,10 @@ class FragmentPersister:
         self._tasks[task] = self._of_journal.setdefault(sealed.fragment.journal, {})[task] = job
         task.add_done_callback(self._done)
 
-    async def release(self, journal: str) -> None:
-        """Leave this journal's fragments alone: somebody else takes up their files."""
-        found = list(self._of_journal.get(journal, ()))
+    async def release(self, journal: str, create_revision: int) -> None:
+        """Leave the fragments of the journal of that create revision alone: somebody else takes up their files."""
+        jobs = self._of_journal.get(journal, {})
+        found = [task for task, job in jobs.items() if job.sealed.create_revision == create_revision]
         for task in found:
             task.cancel()
         await asyncio.gather(*found, return_exceptions=True)

@@ -59,7 +59,7 @@ class Persister(Protocol):
         on_diverged: Callable[[Sealed], None],
     ) -> None: ...
 
-    async def release(self, journal: str) -> None: ...
+    async def release(self, journal: str, create_revision: int) -> None: ...
 
     def hurry(self, journal: str) -> None: ...
 
@@ -233,7 +233,7 @@ class Replica:
     async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
-        await self._persister.release(self.journal)
+        await self._persister.release(self.journal, self.folder.create_revision)
         recovered = await self._taken_up()
         if recovered is None:
             return
@@ -299,7 +299,7 @@ class Replica:
         spool = await self.spool.take()
         if drop:
             spool.close()
-            await self._persister.release(self.journal)
+            await self._persister.release(self.journal, self.folder.create_revision)
             self.index.close()
             files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
             for file in (*files, spool.content_file):

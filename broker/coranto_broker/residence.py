@@ -19,7 +19,9 @@ from coranto.coordination.lease import LeaseRecord
 from coranto.dirlock import place_of
 from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WrongCluster
+from coranto_broker import in_sync
 from coranto_broker.identity import IDENTITY_FILE, Cluster, Identity, Use, decode, differences, encode
+from coranto_broker.saved_records import SavedRecords
 from coranto_broker.spool_files import folder_of
 
 MARK_SECONDS = 30.0
@@ -108,6 +110,8 @@ class Residence:
             )
         if identity is not None:
             problems = "; ".join(differences(identity, found, cluster, use))
+            if not problems:
+                problems = await cls._forgotten(coordinator, layout, base, data_dir, disk)
         else:
             problems = await cls._objections(coordinator, layout, header, base, data_dir, disk)
         if problems:
@@ -124,6 +128,32 @@ class Residence:
         if identity is None or identity.cluster != cluster.id:
             identity = replace(found, cluster=cluster.id)
         return cls(coordinator, layout, member, data_dir, disk, entropy, cluster, kv, identity, use_kv)
+
+    @staticmethod
+    async def _forgotten(coordinator: Coordinator, layout: Layout, base: int, data_dir: Path, disk: Disk) -> str:
+        """The first in-sync record that this broker wrote, and that etcd does not know any more; empty for none.
+
+        The mark does not tell of a backup that is younger than it.
+        """
+        saved = list(SavedRecords(data_dir, disk, synced=False))
+        if not saved:
+            return ""
+        there = {kv.key: kv for kv in (await coordinator.range(layout.in_sync_records)).kvs}
+        items = {kv.key: kv for kv in (await coordinator.range(layout.items, keys_only=True)).kvs}
+        for each in saved:
+            item = items.get(layout.item_key(each.journal))
+            if item is None or item.create_revision != each.record.create_revision:
+                continue  # It was deleted since, and its record with it.
+            kv = there.get(layout.in_sync_key(each.journal))
+            record = in_sync.decode(kv.value) if kv is not None else None
+            written = record.carried or base + kv.mod_revision if record is not None and kv is not None else 0
+            if record is None or replace(record, written=written).order < each.record.order:
+                known = f"that of revision {written}" if record is not None else "none"
+                return (
+                    f"the directory's broker wrote the in-sync record of {each.journal} at etcd revision "
+                    f"{each.record.written}, and etcd knows {known}"
+                )
+        return ""
 
     @staticmethod
     async def _objections(

@@ -11,6 +11,7 @@ from coranto.errors import CorantoError
 from coranto.fragments import Codec
 from coranto.testing.sim import etcd, object_store
 from coranto.testing.sim.object_store import StoreFaults
+from coranto_broker.simulation.restoring import Operator
 from coranto_broker.simulation.world import LAYOUT, Machine, World
 
 
@@ -43,7 +44,9 @@ class Nemesis:
             "exit gracefully": self._exit_gracefully,
             "change spec": self._change_spec,
             "suspend": self._suspend,
+            "restore etcd": self._restore_etcd,
         }
+        self._operator = Operator(world)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,6 +82,7 @@ class Nemesis:
         for mend in list(self._mends.values()):
             mend()
         self._mends.clear()
+        self._operator.rest()
         world.store.faults = StoreFaults()
         for machine in world.machines:
             machine.disk.full = False
@@ -235,6 +239,8 @@ class Nemesis:
         """What an operator applies: another replication, codec or fragment length."""
         world, rng = self._world, self._rng
         journal = rng.choice(world.journals)
+        if LAYOUT.item_key(journal) not in world.etcd.kvs:
+            return  # etcd was emptied.
         spec = world.spec(journal)
         # One step at a time: to come down from three replicas to one is as good as to lose two.
         if rng.random() < 0.5 and world.options.replication > 1 and world.is_consistent(journal):
@@ -243,6 +249,9 @@ class Nemesis:
             spec.fragment.compression_codec = rng.choice((Codec.NONE, Codec.GZIP, Codec.ZSTANDARD))  # type: ignore[assignment]
             spec.fragment.length = rng.choice((1024, 2048, 1 << 20))
         world.etcd.txn([], [Put(LAYOUT.item_key(journal), spec.SerializeToString())], [])
+
+    async def _restore_etcd(self, _: Machine) -> None:
+        await self._operator.restore()
 
     async def _suspend(self, machine: Machine) -> None:
         """What an operator does with an idle journal, though this one is not. The next append wakes it."""

@@ -32,6 +32,7 @@ FAULTS = (
     "exit gracefully",
     "change spec",
     "suspend",
+    "restore etcd",
 )
 
 
