@@ -158,7 +158,7 @@ def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
     """Whether a spool of `me` with that stamp holds all that was acknowledged."""
     if record is None or stamp.written > record.revision:
         return True
-    return me in record.members and stamp.synced >= record.revision
+    return me in record.members and not record.foreign and stamp.synced >= record.revision
 
 
 def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:

@@ -261,7 +261,7 @@ class Leftovers:
             await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)
             return
-        leftover.alone = record is not None and record.members == (me,) and not record.left
+        leftover.alone = record is not None and record.members == (me,) and not record.left and not record.foreign
         if record is None or me not in record.members or not in_sync.is_complete(record, leftover.stamp, me):
             if not leftover.pending and folder.path in self._taken:
                 self._remove(folder.path)  # Others have all that is not stored.
