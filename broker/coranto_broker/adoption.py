@@ -64,9 +64,12 @@ class Adoption:
         saved = SavedRecords(data_dir, disk, synced=True)
         seen = _seen(data_dir, disk, identity, saved)
         former = identity.cluster if identity is not None else ""
-        late = cluster is not None and not cluster.gathering and (not former or former in cluster.before)
+        late = cluster is not None and not cluster.gathering and former in cluster.before
         if late:
             assert cluster is not None
+            _, alive = await self._coordinator.get(layout.member_key(member))
+            if alive is not None:
+                raise WrongCluster(f"a broker {broker} runs, with another data directory than {data_dir}")
             if seen > cluster.since:
                 raise WrongCluster(
                     f"{data_dir} has seen etcd revision {seen}, later than the brokers that took up this etcd without "

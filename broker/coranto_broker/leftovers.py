@@ -88,6 +88,8 @@ class _Leftover:
     """Whether the last look found no member of the record in the Route."""
     alone: bool = False
     """Whether it found that we are the record's only member."""
+    former: bool = False
+    """Whether the journal that it is for was created anew, and waits for it."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Nobody reads here."""
@@ -174,6 +176,8 @@ class Leftovers:
 
     def _is_waited_for(self, leftover: _Leftover) -> bool:
         """Whether brokers cannot go on before we have rescued their journal, and we can do the next step of that."""
+        if leftover.former:
+            return not leftover.pending
         if not leftover.alone or (leftover.deserted and leftover.pending):
             return False
         route = self._journals.route_of(leftover.folder.journal)
@@ -256,7 +260,7 @@ class Leftovers:
             successor = self._journals.successor_of(folder.journal)
             if successor is None:
                 return
-            create_revision = successor[1]
+            create_revision, leftover.former = successor[1], True
         elif spec is None:
             await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)

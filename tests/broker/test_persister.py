@@ -175,11 +175,11 @@ async def test_replicas_hold_back_unless_they_become_primary(fixture: Fixture, m
     await eventually(lambda: len(fixture.stored) == 2)
 
 
-async def test_fragments_of_deleted_journals_are_dropped(fixture: Fixture) -> None:
+async def test_fragments_of_deleted_journals_stay_to_be_set_aside(fixture: Fixture) -> None:
     fixture.spec = None
     sealed = fixture.add(b"abc")
     await eventually(lambda: not fixture.persister.pending)
-    assert not sealed.content.path.exists()
+    assert sealed.content.path.read_bytes() == b"abc"
     assert fixture.stored == []
 
 

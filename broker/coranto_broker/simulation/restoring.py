@@ -60,6 +60,9 @@ class Operator:
                 machine.boot(0.0)
         await self._until_done(self._finish, world.machines[0])
         if not backup.kvs:
+            # Others write there, too, lest journals are created at the revision at which they were before.
+            for _ in range(rng.randint(0, 3)):
+                world.etcd.txn([], [Put("of another program", b"")], [])
             world.etcd.txn([], specs, [])
         world.unsure = False
         world.coverage.sometimes("an etcd that was restored was taken up")

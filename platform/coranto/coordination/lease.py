@@ -273,11 +273,11 @@ class MemberSession:
 
         The event loop's time stands still while the machine sleeps, so this may wait for longer than it seems.
         """
-        self._doubted.clear()
         waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._doubted.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._doubted.clear()
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
