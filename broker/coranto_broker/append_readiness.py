@@ -287,7 +287,7 @@ class Readying(Appending):
         """Record the pipeline's replicas as those in sync; False if something changed meanwhile. Applies `ops`, too."""
         reading, resolution, spool = pipeline.reading, self._resolved, pipeline.spool
         assert reading is not None
-        revision = pipeline.header.etcd.revision
+        revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
         if reading.record is not None and reading.record.revision > revision:
             self._pipeline = None
             self._shut_down(pipeline, self._require_owner)

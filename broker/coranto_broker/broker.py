@@ -18,7 +18,7 @@ from coranto.coordination.keyspace import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
-from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
+from coranto.errors import CoordinationError, CorantoError, InvalidInput, StatusError, status_error
 from coranto.server_security import keys_of, peer_tls
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
@@ -27,6 +27,7 @@ from coranto_broker.append_states import State
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.backlog import Backlog
 from coranto_broker.copies import PeerCopies
+from coranto_broker.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.handlers.receiving import Ahead
 from coranto_broker.in_sync import Judgement
@@ -39,8 +40,10 @@ from coranto_broker.peers import Peers, PeerStream
 from coranto_broker.persister import FragmentPersister
 from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
+from coranto_broker.residence import Residence, spools_of
 from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.retention import Retention
+from coranto_broker.saved_records import SavedRecords
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
 from coranto_broker.store_probe import StoreHealth
@@ -86,8 +89,10 @@ class Broker:
         stores: StoreRegistry,
         peers: Peers | None = None,
         fragments: FragmentCache | None = None,
+        residence: Residence | None = None,
     ) -> None:
-        """The key space has been loaded, and shows this broker's member key."""
+        """The key space has been loaded, and shows this broker's member key. `residence` says that the data directory
+        goes with this etcd; without one nobody has asked."""
         self.settings = settings
         self.clock = clock
         self.coordinator = coordinator
@@ -105,7 +110,18 @@ class Broker:
         self._disk = disk
         self._background: set[asyncio.Task[None]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
-        self.in_sync = InSyncRecords(coordinator, keyspace.layout, self.member)
+        self._base = residence.base if residence is not None else 0
+        self._saved = SavedRecords(settings.data_dir, disk, synced=settings.fsync is Fsync.COMMIT)
+        self.in_sync = InSyncRecords(
+            coordinator,
+            keyspace.layout,
+            self.member,
+            saved=self._saved,
+            base=self._base,
+            guard=[residence.guard] if residence is not None else [],
+            known_revision=lambda: self.keyspace.known_revision,
+        )
+        self._former: set[tuple[str, int]] = set()
         self._folders = JournalFolders(stores, self._names_below)
         copies = PeerCopies(keyspace, self.member, self.peers)
         self.backlog = Backlog(
@@ -115,7 +131,7 @@ class Broker:
             on_store=self._store_seen,
         )
         self.persister = FragmentPersister(
-            self._spec_of,
+            self._spec_to_store,
             stores,
             clock,
             self.metrics,
@@ -127,8 +143,11 @@ class Broker:
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
         self._failed: set[str] = set()  # Journals whose next replica must not trust what it finds.
-        self._spools = settings.data_dir / "spools"
-        self._leftovers = Leftovers(self._spools, disk, clock, self, self.in_sync, self.persister)
+        self._spools = spools_of(settings.data_dir)
+        self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
+        self._leftovers = Leftovers(
+            self._spools, disk, clock, self, self.in_sync, self.persister, self._deleted, self._base
+        )
         self._health = StoreHealth(stores, clock, self.spawn, self._store_probed, self._store_forgotten)
         self._probed: dict[str, bool] = {}
         self._retention = Retention(
@@ -149,6 +168,7 @@ class Broker:
         self.resolver.start()
         self._allocation = self.spawn(self._allocate())
         self._looking_after = self.spawn(self._leftovers.run())
+        self.spawn(self._keep_saved_records())
         if self.settings.fsync is Fsync.INTERVAL:
             self.spawn(self._keep_flushed())
 
@@ -298,6 +318,7 @@ class Broker:
                 item.create_revision,
                 self._disk,
                 self.clock,
+                self._base,
             ),
             fsync=self.settings.fsync,
             spec=self._spec_reader(item.id, item.create_revision),
@@ -308,6 +329,7 @@ class Broker:
             distrusted=item.id in self._failed,
             on_failure=self._spool_failed,
             on_listed=self._retention.listed if self.settings.retention else lambda *_: None,
+            set_aside=lambda folder: self._deleted.take(folder.path, folder.journal, folder.create_revision),
         )
         self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)
@@ -329,7 +351,7 @@ class Broker:
         await replica.stop(drop=drop)
         if drop:
             try:
-                await self.in_sync.remove(replica.journal, replica.folder.create_revision)
+                await self.in_sync.remove(replica.journal, replica.folder.create_revision, former=True)
             except CorantoError as error:
                 _log.info("in-sync record of a deleted journal stays", journal=replica.journal, error=str(error))
         folder = replica.folder.path
@@ -350,6 +372,17 @@ class Broker:
 
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         return self._spec_of(journal, create_revision)
+
+    def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
+        state = self.keyspace.state
+        entry = state.entries.get(state.layout.item_key(journal))
+        if entry is None:
+            return None
+        spec = self._spec_of(journal, entry.kv.create_revision)
+        return (spec, entry.kv.create_revision) if spec is not None else None
+
+    def adopt(self, journal: str, create_revision: int) -> None:
+        self._former.add((journal, create_revision))
 
     def route_of(self, journal: str) -> list[str]:
         return [f"{member.zone}#{member.suffix}" for member in self.keyspace.state.route_of(journal).members]
@@ -376,6 +409,7 @@ class Broker:
             "journals": lambda: len(self.resolver.local_replicas),
             "journals_held_back": lambda: self.backlog.held,
             "fragments_pending": lambda: self.persister.pending,
+            "spools_unreadable": lambda: self.unreadable_spools,
             "fragments_without_copy": lambda: self.persister.damaged,
             "unpersisted_bytes": lambda: self.unpersisted.size,
             "unpersisted_age_seconds": lambda: self.unpersisted.age,
@@ -410,13 +444,37 @@ class Broker:
     # -- In the background ---------------------------------------------------------------------------------------------
 
     async def _allocate(self) -> None:
-        await self._allocator.run()
+        try:
+            await self._allocator.run()
+        except CoordinationError as error:
+            _log.warning("this broker takes no part in assigning any more", error=str(error))
 
     async def allocation_ended(self) -> None:
         """Return when this broker, started, no longer takes part in assigning. It should not go on then: as the leader
         it would keep everybody else from it."""
         if self._allocation is not None:
             await asyncio.wait([self._allocation])
+
+    @property
+    def seen(self) -> tuple[int, tuple[str, ...]]:
+        """The latest revision of etcd that is known here, and the brokers that there are."""
+        members = tuple(str(member.id) for member in self.keyspace.state.members)
+        return self.keyspace.known_revision, members
+
+    @property
+    def unreadable_spools(self) -> int:
+        """Spools that the disk refuses to read. They are tried again."""
+        return len(self._leftovers.unreadable) + sum(each.unreadable for each in self.resolver.local_replicas)
+
+    async def _keep_saved_records(self) -> None:
+        """Forget, after a while, in-sync records of journals that do not exist any more."""
+        while True:
+            await self.clock.sleep(SWEEP_SECONDS)
+            exists = {item.id for item in self.keyspace.state.items}
+            try:
+                self._saved.sweep(exists, self.clock.now(), self.settings.deleted_spool_seconds)
+            except (CorantoError, OSError) as error:
+                _log.warning("saved in-sync records could not be looked through", error=str(error))
 
     async def _keep_flushed(self) -> None:
         while True:
@@ -485,6 +543,14 @@ class Broker:
         items = state.layout.items
         below = state.entries.prefixed(f"{state.layout.item_key(journal)}/")
         return [entry.kv.key.removeprefix(items) for entry in below]
+
+    def _spec_to_store(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
+        """As `_spec_of`, but also of the journal that has taken the place of one whose fragments are its own."""
+        spec = self._spec_of(journal, create_revision)
+        if spec is None and (journal, create_revision) in self._former:
+            successor = self.successor_of(journal)
+            return successor[0] if successor is not None else None
+        return spec
 
     def _spec_reader(self, journal: str, create_revision: int) -> Callable[[], pb.JournalSpec | None]:
         return lambda: self._spec_of(journal, create_revision)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
-from coranto.effects import Clock, Disk
+from coranto.effects import Clock, Disk, Entropy
 from coranto.errors import ClusterError
 from coranto.stores import StoreRegistry
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
@@ -30,6 +31,7 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker
 from coranto_broker.fragment_cache import FragmentCache
 from coranto_broker.peers import Peers
+from coranto_broker.residence import Residence
 from coranto_broker.service import JournalService, make_server
 from coranto_broker.settings import BrokerSettings
 
@@ -71,14 +73,24 @@ async def serve(
     place: Place,
     stop: asyncio.Event,
     make: Callable[..., Broker] = Broker,
+    entropy: Entropy = os.urandom,
 ) -> bool:
     """Run a broker until `stop` (it exits gracefully then; returns True), or until its lease or etcd is lost (False).
 
     `make` is given what `Broker` takes. Raises what keeps the broker from starting.
     """
     keyspace = KeySpace(coordinator, layout, JournalEntities(), clock=clock)
+    member_id = MemberId(settings.zone, settings.id)
+    residence = await Residence.check(coordinator, layout, member_id, settings.data_dir, disk, entropy)
     broker = make(
-        settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores, peers=peers
+        settings,
+        clock=clock,
+        disk=disk,
+        coordinator=coordinator,
+        keyspace=keyspace,
+        stores=stores,
+        peers=peers,
+        residence=residence,
     )
     endpoint = place.endpoint(broker)
     session = await open_session(
@@ -91,7 +103,8 @@ async def serve(
     spec = pb.BrokerSpec(
         process_spec=pb.ProcessSpec(id=member, endpoint=endpoint), journal_limit=settings.journal_limit
     )
-    await session.announce(layout.member_key(MemberId(settings.zone, settings.id)), spec.SerializeToString())
+    await session.announce(layout.member_key(member_id), spec.SerializeToString())
+    await residence.move_in()
     await keyspace.start()
     broker.start(session)
     async with place.listening(broker, session):
@@ -99,6 +112,7 @@ async def serve(
             asyncio.ensure_future(stop.wait()),
             asyncio.ensure_future(session.lost.wait()),
             asyncio.ensure_future(keyspace.wait_failed()),
+            asyncio.ensure_future(residence.keep(clock, lambda: broker.seen)),
         ]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -76,7 +76,8 @@ class Record:
     """What etcd says of one journal, of that `create_revision`.
 
     `end` and `registers` are those of a claimed, left or closed record, else None. Stamps below `forgotten` are too old
-    to be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there.
+    to be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there. All
+    revisions are counted on (`coranto_broker.identity`).
     """
 
     create_revision: int
@@ -87,6 +88,11 @@ class Record:
     registers: pb.LabelSet | None = field(default=None, hash=False)
     left: bool = False
     """Whether `end` is that of a member who is none any more, and there are others."""
+    carried: int = 0
+    """The revision at which it was written last, if etcd was restored since; 0 otherwise."""
+    foreign: bool = field(default=False, compare=False)
+    """Whether it was read for a journal that was created anew after etcd was restored: what its members have belongs
+    to the journal, but lies in spools of the former one."""
     written: int = field(default=0, compare=False)
 
     @property
@@ -108,6 +114,11 @@ class Record:
     def claimed(self) -> bool:
         """Whether its only member is to say where the journal goes on."""
         return self.end is not None and bool(self.members) and not self.left
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two records of a journal the later one has the greater order, also where etcd has forgotten one."""
+        return self.revision, self.written
 
     def limit(self, revision: int) -> int | None:
         """Up to where content of the pipeline of `revision` counts; None when that is not decided."""
@@ -132,6 +143,8 @@ def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
     """Of content that ends at `end`, in a spool of broker `me`. A journal without a record is judged as by Gazette."""
     if record is None or stamp.written > record.revision:
         return Judgement.FINAL
+    if record.foreign:
+        return Judgement.OPEN
     if record.closed and 0 < record.written < stamp.synced:
         return Judgement.FINAL
     limit = record.limit(stamp.synced)
@@ -145,7 +158,7 @@ def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
     """Whether a spool of `me` with that stamp holds all that was acknowledged."""
     if record is None or stamp.written > record.revision:
         return True
-    return me in record.members and stamp.synced >= record.revision
+    return me in record.members and not record.foreign and stamp.synced >= record.revision
 
 
 def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
@@ -154,7 +167,7 @@ def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
     It holds all that was acknowledged, and by the record nothing more can be. Once all of that is stored it may leave
     the record, if nobody has changed it since it was read.
     """
-    if record is None or me not in record.members or stamp.written > record.revision:
+    if record is None or me not in record.members or record.foreign or stamp.written > record.revision:
         return False
     return is_complete(record, stamp, me) and end >= record.floor and record.end in (None, end)
 
@@ -173,7 +186,7 @@ def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int
     """For a Route whose replicas agree on `end`; `stamp` is that of the primary's spool before this pipeline."""
     if record is None or stamp.written > record.revision:
         return Takeover.CLEAN
-    if end >= record.floor and not set(record.members).isdisjoint(route):
+    if end >= record.floor and not record.foreign and not set(record.members).isdisjoint(route):
         return Takeover.CLEAN
     if record.closed or record.left:
         return Takeover.CLEAN if end >= record.floor else Takeover.ROLL
@@ -213,7 +226,18 @@ def left(record: Record, member: str, end: int, registers: pb.LabelSet) -> Recor
 def closed(record: Record | None, create_revision: int, end: int, registers: pb.LabelSet) -> Record:
     """The record of a journal that nobody holds any more, because all of it is stored or gone."""
     found = record or Record(create_revision)
-    return replace(found, members=(), end=end, registers=registers, left=False, written=0)
+    carried = found.carried if found.create_revision == create_revision else 0
+    return replace(
+        found,
+        create_revision=create_revision,
+        members=(),
+        end=end,
+        registers=registers,
+        left=False,
+        carried=carried,
+        foreign=False,
+        written=0,
+    )
 
 
 def encode(record: Record) -> bytes:
@@ -231,6 +255,8 @@ def encode(record: Record) -> bytes:
         document["registers"] = [[label.name, label.value] for label in labels]
     if record.left:
         document["left"] = True
+    if record.carried:
+        document["carried"] = record.carried
     return json.dumps(document).encode()
 
 
@@ -246,6 +272,7 @@ def decode(value: bytes) -> Record:
             tuple(members),
             tuple(Epoch(_number(revision), _number(begin)) for revision, begin in epochs),
             _number(document.get("forgotten", 0)),
+            carried=_number(document.get("carried", 0)),
         )
         if "end" in document:
             labels = [pb.Label(name=name, value=text) for name, text in document["registers"]]

@@ -1,19 +1,23 @@
 """Leftovers: spool folders of journals that are not assigned to this broker.
 
 They remain when an assignment goes, or the process ends, before everything was stored. What is final by the journal's
-in-sync record goes to the store; what others went on without is set aside; folders of deleted journals, and those from
-which nothing is needed any more, are removed.
+in-sync record goes to the store; what others went on without is set aside, and so are, for a while, folders of deleted
+journals (`coranto_broker.deleted_spools`); those from which nothing is needed any more are removed.
 
 A folder may also hold what nobody can go on without: this broker is a member of the record, and no member is in the
 journal's Route any more. Then the broker *rescues* the journal: it claims the record, stores all that it has, and
 closes the record with the journal's end and registers, where the brokers of the Route go on. That needs a fragment
 store; without one the journal waits until a member is assigned to it again. A record that a member has left needs no
 rescue.
+
+Journals that were created anew after etcd was restored are rescued likewise: the record that was carried over names the
+former journal of the name, in whose folder its member has all that was acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +30,7 @@ from coranto.errors import CorantoError
 from coranto.fragments import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import commit_log, in_sync
+from coranto_broker.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.persister import FragmentPersister
 from coranto_broker.shared_file import SharedFile
@@ -46,6 +51,14 @@ class Journals(Protocol):
 
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         """The present spec; None when the journal was deleted. Raises InvalidInput when it cannot be read."""
+        ...
+
+    def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
+        """Spec and create revision of the present journal of that name, if there is one. Raises as `spec_of` does."""
+        ...
+
+    def adopt(self, journal: str, create_revision: int) -> None:
+        """Fragments of the former journal, of that create revision, are the present one's: they may be stored."""
         ...
 
     def route_of(self, journal: str) -> list[str]:
@@ -75,6 +88,8 @@ class _Leftover:
     """Whether the last look found no member of the record in the Route."""
     alone: bool = False
     """Whether it found that we are the record's only member."""
+    former: bool = False
+    """Whether the journal that it is for was created anew, and waits for it."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Nobody reads here."""
@@ -110,8 +125,15 @@ class Leftovers:
         journals: Journals,
         records: InSyncRecords,
         persister: FragmentPersister,
+        deleted: DeletedSpools,
+        base: int = 0,
     ) -> None:
         self._root = root
+        self._deleted = deleted
+        self._base = base
+        self._swept_at = -math.inf
+        self.unreadable: dict[Path, None] = {}
+        """Folders that the disk refused to read when they were tried last."""
         self._disk = disk
         self._clock = clock
         self._journals = journals
@@ -126,6 +148,7 @@ class Leftovers:
 
     def release(self, folder: Path) -> None:
         """A replica uses this folder from now on."""
+        self.unreadable.pop(folder, None)
         self._found.pop(folder, None)
         self._taken.pop(folder, None)
 
@@ -141,7 +164,13 @@ class Leftovers:
             for path, leftover in list(self._taken.items()):
                 if path in self._taken:
                     await self._try(self._decide(leftover), path)
+            await self._try(self._sweep(), self._root)
             await self._pause()
+
+    async def _sweep(self) -> None:
+        if self._clock.monotonic() >= self._swept_at + SWEEP_SECONDS:
+            self._swept_at = self._clock.monotonic()
+            self._deleted.sweep()
 
     async def _pause(self) -> None:
         """Wait for the next look."""
@@ -153,6 +182,8 @@ class Leftovers:
 
     def _is_waited_for(self, leftover: _Leftover) -> bool:
         """Whether brokers cannot go on before we have rescued their journal, and we can do the next step of that."""
+        if leftover.former:
+            return not leftover.pending
         if not leftover.alone or (leftover.deserted and leftover.pending):
             return False
         route = self._journals.route_of(leftover.folder.journal)
@@ -171,11 +202,16 @@ class Leftovers:
         if journal is None or not path.name.isdigit():
             del self._found[path]
             return
-        folder = SpoolFolder(path, journal, int(path.name), self._disk, self._clock)
+        folder = SpoolFolder(path, journal, int(path.name), self._disk, self._clock, self._base)
         spec = self._journals.spec_of(journal, folder.create_revision)
+        if spec is None and await self._is_former(folder):
+            successor = self._journals.successor_of(journal)
+            if successor is None:
+                return  # Its spec is to be applied again, or deleted once it is there.
+            spec = successor[0]
+            self._journals.adopt(journal, folder.create_revision)
         if spec is None:
-            _log.info("removed the spool of a deleted journal", journal=journal, folder=str(path))
-            self._remove(path)
+            self._set_aside(folder)
             await self._records.remove(journal, folder.create_revision)
             return
         if not spec.fragment.stores:
@@ -184,12 +220,23 @@ class Leftovers:
         await asyncio.wait((self._journals.exclusively(journal, lambda: self._take(folder)),))
 
     async def _take(self, folder: SpoolFolder) -> None:
-        await self._persister.release(folder.journal)
+        await self._persister.release(folder.journal, folder.create_revision)
         try:
             recovered = await take_up(folder, self._records, self._clock)
-        except OSError:
-            _log.exception("spool cannot be read", journal=folder.journal, folder=str(folder.path))
+        except (OSError, CorantoError) as error:
+            _log.error(
+                "spool cannot be read; trying again",
+                journal=folder.journal,
+                folder=str(folder.path),
+                error=str(error) or type(error).__name__,
+                seconds=PAUSE_SECONDS,
+            )
+            if not self._journals.is_used(folder.path):
+                self._found[folder.path] = self.unreadable[folder.path] = None
             return
+        if folder.path in self.unreadable:
+            _log.warning("spool can be read again", journal=folder.journal, folder=str(folder.path))
+            del self.unreadable[folder.path]
         leftover = _Leftover(folder, watermark=recovered.watermark)
         leftover.pending += recovered.sealed
         spool = recovered.durable(folder, leftover, Fsync.NEVER)
@@ -210,20 +257,29 @@ class Leftovers:
     async def _decide(self, leftover: _Leftover) -> None:
         """See whether a folder is of use still, and whether its journal has to be rescued."""
         folder, me = leftover.folder, self._records.me
-        if self._journals.spec_of(folder.journal, folder.create_revision) is None:
-            self._remove(folder.path)
-            return
+        spec = self._journals.spec_of(folder.journal, folder.create_revision)
         reading = await self._records.read(folder.journal, folder.create_revision)
         record = reading.record
-        leftover.alone = record is not None and record.members == (me,) and not record.left
+        create_revision = folder.create_revision
+        former = spec is None and self._names_us(folder, record)
+        if former:
+            successor = self._journals.successor_of(folder.journal)
+            if successor is None:
+                return
+            create_revision, leftover.former = successor[1], True
+        elif spec is None:
+            await self._persister.release(folder.journal, folder.create_revision)
+            self._set_aside(folder)
+            return
+        leftover.alone = record is not None and record.members == (me,) and not record.left and not record.foreign
         if record is None or me not in record.members or not in_sync.is_complete(record, leftover.stamp, me):
             if not leftover.pending and folder.path in self._taken:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
-        if record.left:
+        if record.left and not former:
             return  # Whoever has the journal goes on. Then it is known whether what only we have is part of it.
         route = self._journals.route_of(folder.journal)
-        deserted = bool(route) and set(route).isdisjoint(record.members)
+        deserted = former or (bool(route) and set(route).isdisjoint(record.members))
         deserted, leftover.deserted = deserted and (leftover.alone or leftover.deserted), deserted
         if not deserted:
             return
@@ -237,11 +293,26 @@ class Leftovers:
         self._persister.hurry(folder.journal)
         if leftover.pending:
             return
-        record = in_sync.closed(record, folder.create_revision, leftover.end, leftover.registers)
+        record = in_sync.closed(record, create_revision, leftover.end, leftover.registers)
         result, _ = await self._records.write(reading, record)
         if result.succeeded and folder.path in self._taken:
             _log.warning("rescued a journal", journal=folder.journal, end=leftover.end)
             self._remove(folder.path)
+
+    async def _is_former(self, folder: SpoolFolder) -> bool:
+        reading = await self._records.read(folder.journal, folder.create_revision)
+        return self._names_us(folder, reading.record)
+
+    def _names_us(self, folder: SpoolFolder, record: in_sync.Record | None) -> bool:
+        """Whether this folder has what a journal of the name needs that was created after etcd was restored."""
+        if record is None or not record.carried or record.foreign:
+            return False
+        return self._records.me in record.members and record.create_revision == folder.create_revision
+
+    def _set_aside(self, folder: SpoolFolder) -> None:
+        self._found.pop(folder.path, None)
+        self._taken.pop(folder.path, None)
+        self._deleted.take(folder.path, folder.journal, folder.create_revision)
 
     def _remove(self, path: Path) -> None:
         self._found.pop(path, None)

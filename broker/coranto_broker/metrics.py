@@ -15,6 +15,7 @@ WATCHED: Final = {
     "journals_held_back": "Journals that refuse appends since too much of them waits to be stored, or is refused.",
     "fragments_pending": "Completed fragments that are not in their store yet.",
     "fragments_without_copy": "Of these, those whose local file is damaged and of which no good copy was found yet.",
+    "spools_unreadable": "Spools that the disk refuses to read; they are tried again.",
     "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
     "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
 }

@@ -170,9 +170,10 @@ class FragmentPersister:
         if primary:
             self._count(job)
 
-    async def release(self, journal: str) -> None:
-        """Leave this journal's fragments alone: somebody else takes up their files."""
-        found = list(self._of_journal.get(journal, ()))
+    async def release(self, journal: str, create_revision: int) -> None:
+        """Leave the fragments of the journal of that create revision alone: somebody else takes up their files."""
+        jobs = self._of_journal.get(journal, {})
+        found = [task for task, job in jobs.items() if job.sealed.create_revision == create_revision]
         for task in found:
             task.cancel()
         await asyncio.gather(*found, return_exceptions=True)
@@ -210,9 +211,8 @@ class FragmentPersister:
             try:
                 spec = self._spec_of(sealed.fragment.journal, sealed.create_revision)
                 if spec is None:
-                    _log.info("dropped a fragment of a deleted journal", fragment=sealed.fragment.content_path)
-                    sealed.drop()
-                    return
+                    _log.info("a fragment of a deleted journal is not stored", fragment=sealed.fragment.content_path)
+                    return  # It is set aside with its folder.
                 if not spec.fragment.stores:
                     return  # Nothing to do: it is served from its local file.
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):

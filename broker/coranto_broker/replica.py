@@ -9,6 +9,7 @@ lets etcd know that they are consistent, whether or not anyone appends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Persister(Protocol):
         on_diverged: Callable[[Sealed], None],
     ) -> None: ...
 
-    async def release(self, journal: str) -> None: ...
+    async def release(self, journal: str, create_revision: int) -> None: ...
 
     def hurry(self, journal: str) -> None: ...
 
@@ -96,12 +97,14 @@ class Replica:
         distrusted: bool = False,
         on_failure: Callable[[Replica], None] = lambda _: None,
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
+        set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
     ) -> None:
         """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
 
         `pulse` raises PulseFailed when it should be repeated before long. `distrusted` says that a sync of the folder
         has failed. `on_failure` hears that one fails now: another replica is to take its place. `on_listed` hears of
-        each listing of the stores, once the index knows it.
+        each listing of the stores, once the index knows it. `set_aside` disposes of the folder of a journal that was
+        deleted.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -126,6 +129,10 @@ class Replica:
         self._records = records
         self._pulse = pulse
         self._on_listed = on_listed
+        self._set_aside = set_aside
+        self.unreadable = False
+        """Whether the spool could not be read from the disk when it was tried last."""
+        self._stopping = asyncio.Event()
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
         self._refresh_sooner = asyncio.Event()
@@ -158,7 +165,7 @@ class Replica:
         ]
 
     async def stop(self, *, drop: bool) -> None:
-        """Give up the journal: complete its fragment for the persister or, with `drop`, remove all local content.
+        """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
 
         Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
         """
@@ -246,23 +253,27 @@ class Replica:
     async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
         if after:
             await asyncio.wait(after)
-        await self._persister.release(self.journal)
+        await self._persister.release(self.journal, self.folder.create_revision)
         failures = 0
         while self._spool is None:
             try:
                 await self._take_up()
-            except OSError as error:
+            except (OSError, CorantoError) as error:
+                self.unreadable = True
                 _log.error(  # A traceback tells nothing more.
                     "spool cannot be taken up: the disk fails; trying again",
                     journal=self.journal,
                     folder=str(self.folder.path),
-                    error=str(error),
+                    error=str(error) or type(error).__name__,
                 )
-                self._distrusted = self._distrusted or error.errno == errno.EIO
+                self._distrusted = self._distrusted or (isinstance(error, OSError) and error.errno == errno.EIO)
                 self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
                 if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):
                     return
                 failures += 1
+        if self.unreadable:
+            _log.warning("spool can be read again", journal=self.journal, folder=str(self.folder.path))
+        self.unreadable = False
 
     async def _stops_within(self, seconds: float) -> bool:
         """Wait. Returns at once, and True, when this replica is to stop."""
@@ -321,9 +332,13 @@ class Replica:
         spool = await self.spool.take()
         if drop:
             spool.close()
-            for sealed in self.index.sealed_files():
-                sealed.drop()
-            await asyncio.to_thread(self.folder.disk.remove_tree, self.folder.path)
+            await self._persister.release(self.journal, self.folder.create_revision)
+            self.index.close()
+            files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
+            for file in (*files, spool.content_file):
+                with contextlib.suppress(FileNotFoundError):
+                    file.move(file.path)  # Readers who have it open go on; nobody opens it again where it was.
+            self._set_aside(self.folder)
             return
         fragment = spool.fragment
         try:

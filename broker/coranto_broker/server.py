@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
 from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk, SystemClock
-from coranto.errors import ClusterError
+from coranto.errors import ClusterError, CorantoError
 from coranto.memory import keep_freed_memory, spare_garbage_collection
 from coranto.server_security import check_exposure, etcd_tls, server_context, server_credentials
 from coranto.specs import validate_broker_spec
@@ -28,11 +29,14 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker
 from coranto_broker.http import gateway, operation
 from coranto_broker.http.site import Site
+from coranto_broker.residence import Residence
 from coranto_broker.service import make_server
 from coranto_broker.settings import BrokerSettings
 
 GRACE_SECONDS = 3.0
 """How long calls in progress may go on once the broker has stopped serving."""
+EXIT_STEPS = 4
+"""A graceful exit takes at most so many times `exit_seconds`."""
 _log = structlog.get_logger(__name__)
 
 
@@ -101,6 +105,7 @@ class BrokerProcess:
             asyncio.create_task(self.session.lost.wait()),
             asyncio.create_task(self._fail_of_keyspace()),
             asyncio.create_task(self.broker.allocation_ended()),
+            asyncio.create_task(self._fail_of_residence()),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +124,10 @@ class BrokerProcess:
         self._exiting = True
         _log.info("exiting")
         await self.broker.exit_gracefully(self.session)
+        try:
+            await self._residence.refresh(*self.broker.seen)
+        except (CorantoError, OSError) as error:
+            _log.warning("the data directory's last use could not be noted", error=str(error))
 
     def readiness(self) -> dict[str, bool]:
         """What must hold for the broker to be ready, and whether it does."""
@@ -128,10 +137,15 @@ class BrokerProcess:
             "lease": started and not self.session.lost.is_set(),
             "announced": started and self.broker.keyspace.state.member(self.broker.member) is not None,
             "staying": not self._exiting,
+            "spools": started and not self.broker.unreadable_spools,
         }
 
     async def _fail_of_keyspace(self) -> None:
         await self.broker.keyspace.wait_failed()
+
+    async def _fail_of_residence(self) -> None:
+        reason = await self._residence.keep(SystemClock(), lambda: self.broker.seen)
+        _log.error("this broker's data directory and etcd do not go together any more", reason=reason)
 
     async def _close_session(self) -> None:
         # A lease that we only lost sight of may live on, and with it the next process takes up what this one had.
@@ -145,8 +159,16 @@ class BrokerProcess:
         layout = Layout(settings.etcd_prefix)
         keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)
         stores = StoreRegistry(settings.file_root, AllowedEndpoints(settings.store_endpoints))
+        member = MemberId(settings.zone, settings.id)
+        self._residence = await Residence.check(coordinator, layout, member, settings.data_dir, disk, os.urandom)
         self.broker = Broker(
-            settings, clock=clock, disk=disk, coordinator=coordinator, keyspace=keyspace, stores=stores
+            settings,
+            clock=clock,
+            disk=disk,
+            coordinator=coordinator,
+            keyspace=keyspace,
+            stores=stores,
+            residence=self._residence,
         )
         self._exits.push_async_callback(self.broker.close)
         if settings.metrics_port is not None:
@@ -186,8 +208,12 @@ class BrokerProcess:
             journal_limit=settings.journal_limit,
         )
         validate_broker_spec(spec)
-        key = layout.member_key(MemberId(settings.zone, settings.id))
-        await self.session.announce(key, spec.SerializeToString(deterministic=True))
+        await self.session.announce(
+            layout.member_key(member),
+            spec.SerializeToString(deterministic=True),
+            patience=EXIT_STEPS * settings.exit_seconds,
+        )
+        await self._residence.move_in()
         await keyspace.start()
         self._exits.push_async_callback(keyspace.close)
         self.broker.start(self.session)

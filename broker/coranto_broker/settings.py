@@ -88,6 +88,11 @@ class BrokerSettings(BaseSettings):
     retention_rate: float = Field(
         default=20.0, gt=0, description="Most fragments that retention removes per second, over all journals."
     )
+    deleted_spool_seconds: float = Field(
+        default=7 * 86400.0,
+        ge=0,
+        description="How long spools of deleted journals are kept in data_dir/deleted; 0 removes them at once.",
+    )
     exit_seconds: float = Field(
         default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
     )

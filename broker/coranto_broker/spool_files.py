@@ -180,13 +180,17 @@ class SpoolObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
-    """Where the spool of one journal (of one create revision) lives, and the effects to get there."""
+    """Where the spool of one journal (of one create revision) lives, and the effects to get there.
+
+    `base` is added to the etcd revisions of pipelines (`coranto_broker.identity`).
+    """
 
     path: Path
     journal: str
     create_revision: int
     disk: Disk
     clock: Clock
+    base: int = 0
 
     def content(self, begin: int) -> SharedFile:
         return SharedFile(self.disk, self.path / f"{begin:016x}.content")
@@ -372,7 +376,8 @@ class DurableSpool:
         committing = decision.outcome is Outcome.COMMIT
         was_ahead = self._ahead
         self._ahead = decision.outcome is Outcome.MISMATCH and proposal.end < decision.committed.fragment.end
-        stamp, self._stamp = self._stamp, self._stamp.followed(revision, wrote=committing)
+        counted = revision and revision + self._folder.base
+        stamp, self._stamp = self._stamp, self._stamp.followed(counted, wrote=committing)
         try:
             if decision.rolled:
                 # What the primary has just been told that it lacks may be here alone, and readers elsewhere wait.
@@ -418,8 +423,9 @@ class DurableSpool:
             self.write(0, content)
             self.join()
         decision = spool.decide_next(registers, self._folder.clock.now())
-        if stamp.written < revision:
-            self._stamp = stamp.followed(revision, wrote=True)
+        counted = revision and revision + self._folder.base
+        if stamp.written < counted:
+            self._stamp = stamp.followed(counted, wrote=True)
         try:
             self._record(decision.committed)
         except OSError:

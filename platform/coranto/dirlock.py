@@ -8,10 +8,27 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from pathlib import Path
 from types import TracebackType
 
 from coranto.errors import DirectoryInUse
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def place_of(directory: Path) -> str:
+    """Names a directory (created when absent) among all directories of all machines, until this machine starts anew.
+
+    Whoever holds the lock of a directory of this name knows that nobody else does. A copy has another name.
+    """
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = socket.gethostname()
+    directory.mkdir(parents=True, exist_ok=True)
+    found = directory.stat()
+    return f"{boot}/{found.st_dev:x}:{found.st_ino:x}"
 
 
 class DirectoryLock:

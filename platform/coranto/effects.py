@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards, from an arbitrary origin."""
+        """Seconds that never go backwards, from an arbitrary origin. They go on while the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -38,14 +38,21 @@ class Clock(Protocol):
         ...
 
 
+_AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+"""The clock that also counts the time in which the machine slept: on Linux CLOCK_MONOTONIC stands still then."""
+
+
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clock.
+
+    `monotonic` goes on while the machine sleeps, as the leases of its processes do. `sleep` need not.
+    """
 
     def now(self) -> float:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.monotonic() if _AWAKE_OR_NOT is None else time.clock_gettime(_AWAKE_OR_NOT)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -62,8 +62,10 @@
     │       ├── WriterExpired           what the stream knew of the writer was given up or lost
     │       ├── CommitUnknown           nothing tells any more whether it is durable
     │       └── PositionUnknown         it is durable since an earlier attempt, but not found any more
-    └── ClusterError                    the embedded cluster could not be started, found or stopped
-        └── DirectoryInUse              another process holds a data directory
+    └── ClusterError                    a cluster could not be started, found or stopped
+        ├── DirectoryInUse              another process holds a data directory
+        ├── WrongCluster                a data directory is of another cluster, or of this one before it was restored
+        └── MemberInUse                 another process lives under the name that this one is to have
 
 Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
 succeed later; `outcome` tells, for operations that change something, whether the change was applied.
@@ -266,6 +268,14 @@ class DirectoryInUse(ClusterError):
         super().__init__(f"{directory} is in use by {holder}: stop it, or use another directory")
         self.directory = directory
         self.pid = pid
+
+
+class WrongCluster(ClusterError):
+    """A data directory does not go with the etcd that its process was given. Nothing was changed on either side."""
+
+
+class MemberInUse(ClusterError):
+    """A process with the same zone and name keeps its lease alive, and does not end."""
 
 
 class StatusError(CorantoError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,6 +14,7 @@ import grpc.aio
 import pytest
 import structlog
 
+from coranto.effects import LocalDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -37,7 +40,7 @@ async def get(process: BrokerProcess, path: str) -> tuple[int, Any]:
 async def test_a_broker_that_serves_is_ready_and_alive(watched: BrokerSettings, spec: MakeSpec) -> None:
     async with running_broker(watched) as (process, client):
         assert await get(process, "/live") == (200, {"alive": True})
-        well = {"started": True, "lease": True, "announced": True, "staying": True}
+        well = {"started": True, "lease": True, "announced": True, "staying": True, "spools": True}
         assert await get(process, "/ready") == (200, {"ready": True, "checks": well})
         await create(client, spec())
         await client.append(J, b"content")
@@ -115,3 +118,33 @@ async def test_a_broker_listens_on_ipv6(watched: BrokerSettings) -> None:
 async def test_without_a_port_there_is_nothing(broker: tuple[BrokerProcess, RawClient]) -> None:
     process, _ = broker
     assert (process.metrics_endpoint, process.http_endpoint) == ("", "")
+
+
+async def test_a_spool_that_cannot_be_read_is_told_of_and_tried_again(
+    watched: BrokerSettings, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(LocalDisk):
+        """A disk with a bad sector in a spool, for a while."""
+
+        refuses = True
+
+        def read(self, path: Path) -> bytes:
+            if self.refuses and path.suffix == ".commits":
+                raise OSError(errno.EIO, "input/output error", str(path))
+            return super().read(path)
+
+    async with running_broker(watched) as (_, client):
+        await create(client, spec())
+        assert (await client.append(J, b"content")).status == pb.OK
+    disk = Refusing()
+    monkeypatch.setattr("coranto_broker.server.LocalDisk", lambda: disk)
+    async with running_broker(watched) as (process, client):
+        await eventually(lambda: process.broker.unreadable_spools)
+        status, found = await get(process, "/ready")
+        assert (status, found["checks"]["spools"]) == (503, False)
+        assert "coranto_spools_unreadable 1.0" in (await get(process, "/metrics"))[1]
+        disk.refuses = False
+        assert (await client.append_when_ready(J, b", and more")).status == pb.OK
+        assert await client.content(J) == b"content, and more"
+        assert (await get(process, "/ready"))[0] == 200
+        assert "coranto_spools_unreadable 0.0" in (await get(process, "/metrics"))[1]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from coranto.labels import label_set
 from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker import in_sync, leftovers
+from coranto_broker.deleted_spools import DeletedSpools
 from coranto_broker.in_sync import Epoch, Record
 from coranto_broker.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.leftovers import Leftovers
@@ -38,6 +41,7 @@ class World:
         self.spec: pb.JournalSpec | None = pb.JournalSpec(
             name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///frags/"])
         )
+        self.successor: tuple[pb.JournalSpec, int] | None = None
         self.route = [ME, OTHER]
         self.used: set[Path] = set()
         self.record: Record | None = None
@@ -49,10 +53,17 @@ class World:
         self.records = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "me"))
         self.stores = StoreRegistry(folder / "root")
         self.persister = FragmentPersister(
-            lambda journal, revision: self.spec, self.stores, self.clock, Metrics(), judge=self._judge
+            lambda journal, revision: self.spec or (self.successor or [None])[0],
+            self.stores,
+            self.clock,
+            Metrics(),
+            judge=self._judge,
         )
         journals: Any = self
-        self.leftovers = Leftovers(self.root, self.disk, self.clock, journals, self.records, self.persister)
+        self.deleted = DeletedSpools(folder, self.disk, self.clock, keep_seconds=3600.0)
+        self.leftovers = Leftovers(
+            self.root, self.disk, self.clock, journals, self.records, self.persister, self.deleted
+        )
 
     def write(self, content: bytes, revision: int) -> None:
         spool = DurableSpool(self.folder, self, Fsync.NEVER)
@@ -86,6 +97,12 @@ class World:
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
         assert (journal, create_revision) == (J, 7)
         return self.spec
+
+    def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
+        return self.successor
+
+    def adopt(self, journal: str, create_revision: int) -> None:
+        assert (journal, create_revision) == (J, 7)
 
     def route_of(self, journal: str) -> list[str]:
         return self.route
@@ -131,13 +148,66 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await world.persister.close(0.0)
 
 
-async def test_the_spool_of_a_deleted_journal_goes(world: World) -> None:
+async def test_the_spool_of_a_deleted_journal_is_set_aside(world: World) -> None:
     world.write(b"abc", 10)
     world.spec = None
     world.record = Record(7, (ME,), (Epoch(10, 0),))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists() and world.record is None)
     assert world.stored == []
+    (found,) = world.deleted
+    assert (found.journal, found.create_revision) == (J, 7)
+    assert world.clock.now() < found.until < world.clock.now() + 3600.0
+    assert [path.read_bytes() for path in found.path.glob("*.content")] == [b"abc"]
+    note = json.loads((found.path / "deleted.json").read_text())
+    assert (note["journal"], note["create_revision"]) == (J, 7)
+    assert note["deleted"] < note["until"]
+    world.deleted.sweep()
+    assert found.path.exists()
+    world.clock.now = lambda: found.until  # type: ignore[method-assign]
+    world.deleted.sweep()
+    assert not found.path.exists()
+
+
+async def test_the_spool_of_a_deleted_journal_goes_at_once_if_it_is_to(world: World) -> None:
+    world.deleted.keep_seconds = 0.0
+    world.write(b"abc", 10)
+    world.spec = None
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert list(world.deleted) == []
+
+
+async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec, world.successor = None, None
+    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),), carried=20)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert world.folder.path.exists()
+    stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
+    world.successor = pb.JournalSpec(name=J, fragment=stores), 50
+    await eventually(lambda: world.record is not None and world.record.create_revision == 50)
+    assert world.record is not None
+    assert (world.record.closed, world.record.end, world.record.registers) == (True, 3, MINE)
+    assert world.stored == [b"abc"]
+
+
+async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    real = leftovers.take_up
+
+    async def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(leftovers, "take_up", refuse)
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: list(world.leftovers.unreadable) == [world.folder.path])
+    monkeypatch.setattr(leftovers, "take_up", real)
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.stored == [b"abc"]
+    assert not world.leftovers.unreadable
 
 
 async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
@@ -217,6 +287,7 @@ async def test_the_only_member_brings_its_journal_back_at_once(world: World, mon
 
 async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.record = before = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.revision = 200
     stamp = in_sync.Stamp(10, 10)
     real = world.get
     reads = 0

@@ -231,11 +231,11 @@ async def test_what_a_replica_cannot_store_either_counts(fixture: Fixture) -> No
     assert (fixture.backlog.held, fixture.backlog.total, fixture.persister.oldest) == (0, 0, math.inf)
 
 
-async def test_fragments_of_deleted_journals_are_dropped(fixture: Fixture) -> None:
+async def test_fragments_of_deleted_journals_stay_to_be_set_aside(fixture: Fixture) -> None:
     fixture.spec = None
     sealed = fixture.add(b"abc")
     await eventually(lambda: not fixture.persister.pending)
-    assert not sealed.content.path.exists()
+    assert sealed.content.path.read_bytes() == b"abc"
     assert fixture.stored == []
 
 

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,10 +21,12 @@ from coranto.coordination.layout import AssignmentKey
 from coranto.journal_folders import MARKER, Listing, StoredFile
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import append_fsm, append_states, commit_check, in_sync, preconditions, taking_up
+from coranto_broker import append_fsm, append_states, commit_check, in_sync, preconditions, residence, taking_up
+from coranto_broker.adoption import Adoption
 from coranto_broker.append_fsm import AppendFsm
 from coranto_broker.append_states import State
 from coranto_broker.backlog import Backlog
+from coranto_broker.identity import Cluster
 from coranto_broker.in_sync import Judgement, Takeover
 from coranto_broker.in_sync_records import InSyncRecords
 from coranto_broker.persister import FragmentPersister, _Reading
@@ -45,9 +48,11 @@ INTERESTING = {
     "a broker exited gracefully",
     "a broker lost its lease or etcd",
     "a bit was flipped in a fragment that was about to be stored",
+    "a broker refused an etcd that does not go with its disk",
     "a client went away during its commit",
     "a lease ran out",
     "an append was aborted mid-stream",
+    "an etcd that was restored was taken up",
     "an unknown append was applied",
     "an unknown append was not applied",
     "appends were committed together",
@@ -55,6 +60,8 @@ INTERESTING = {
     "append: RegisterMismatch",
     "append: Unavailable",
     "append: WrongAppendOffset",
+    "etcd was emptied",
+    "etcd was restored from a backup",
     "disk: a write was cut short by a kill",
     "disk: a write was dropped by a sync that failed",
     "disk: a write was lost with the machine",
@@ -388,6 +395,44 @@ def test_spools_that_grow_without_bound_are_caught(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Backlog, "problem", lambda *_: "")
     options: dict[str, Any] = {"brokers": 3, "journals": 1, "fragment_length": 1024, "appends": 30}
     assert is_caught("unbounded-backlog", replication=1, faults=("store refuses fragments",), **options)
+
+
+RESTORED: dict[str, Any] = {
+    "brokers": 1,
+    "replication": 1,
+    "fragment_length": 1 << 20,
+    "faults": ("restore etcd", "cut store"),
+}
+
+
+def test_brokers_that_trust_any_etcd_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # They serve with whatever etcd they are given, and nobody tells it what it has forgotten.
+    async def nothing(*_: object) -> str:
+        return ""
+
+    async def look_on(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(residence, "differences", lambda *_: ())
+    monkeypatch.setattr(residence.Residence, "_forgotten", nothing)
+    monkeypatch.setattr(Adoption, "gather", look_on)
+    monkeypatch.setattr(Adoption, "finish", look_on)
+    assert is_caught("lost-write", "inconsistent-offsets", **RESTORED)
+
+
+def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Brokers that do not count on. Stamps and records of before then seem to be later than those of now.
+    real_join, real_use = Adoption._join, Adoption._use
+
+    async def join(self: Adoption, seen: int, former: str, change: Callable[[Cluster], Cluster]) -> Cluster:
+        return await real_join(self, 0, former, lambda found: replace(change(found), base=0))
+
+    async def use(self: Adoption, *arguments: Any) -> None:
+        await real_use(self, *arguments[:-1], 0)
+
+    monkeypatch.setattr(Adoption, "_join", join)
+    monkeypatch.setattr(Adoption, "_use", use)
+    assert is_caught("stuck", "lost-write", "inconsistent-offsets", **RESTORED)
 
 
 def test_a_removal_that_is_not_safe_is_caught() -> None:

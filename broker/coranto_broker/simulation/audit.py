@@ -67,7 +67,13 @@ def _has(world: World, machine: Machine, journal: str, offset: int, content: byt
 
 
 def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
-    folder = spool_path(world, machine, journal)
+    # A journal that was created anew after etcd was emptied has its content in a folder of the former one at first.
+    parent = folder_of(machine.settings.data_dir / "spools", journal, 0).parent
+    revisions = machine.disk.names(parent)
+    return any(_holds(machine, parent / each, offset, wanted, durable=durable) for each in revisions)
+
+
+def _holds(machine: Machine, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
     # Content counts by its commit log, of which there may be an empty one: of a roll that the full disk refused.
     ends: dict[int, int] = {}
     for name in machine.disk.names(folder):

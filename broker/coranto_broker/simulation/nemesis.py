@@ -12,6 +12,7 @@ from coranto.errors import CorantoError
 from coranto.fragments import Codec
 from coranto.testing.sim import etcd, object_store
 from coranto.testing.sim.object_store import StoreFaults
+from coranto_broker.simulation.restoring import Operator
 from coranto_broker.simulation.world import LAYOUT, Machine, World
 
 
@@ -47,7 +48,9 @@ class Nemesis:
             "suspend": self._suspend,
             "store refuses fragments": self._refuse_fragments,
             "flip a bit": self._flip_a_bit,
+            "restore etcd": self._restore_etcd,
         }
+        self._operator = Operator(world)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,6 +86,7 @@ class Nemesis:
         for mend in list(self._mends.values()):
             mend()
         self._mends.clear()
+        self._operator.rest()
         world.store.faults = StoreFaults()
         for machine in world.machines:
             machine.disk.full = False
@@ -292,6 +296,8 @@ class Nemesis:
         """What an operator applies: another replication, codec or fragment length."""
         world, rng = self._world, self._rng
         journal = rng.choice(world.journals)
+        if LAYOUT.item_key(journal) not in world.etcd.kvs:
+            return  # etcd was emptied.
         spec = world.spec(journal)
         # One step at a time: to come down from three replicas to one is as good as to lose two.
         if rng.random() < 0.5 and world.options.replication > 1 and world.is_consistent(journal):
@@ -300,6 +306,9 @@ class Nemesis:
             spec.fragment.compression_codec = rng.choice((Codec.NONE, Codec.GZIP, Codec.ZSTANDARD))  # type: ignore[assignment]
             spec.fragment.length = rng.choice((1024, 2048, 1 << 20))
         world.etcd.txn([], [Put(LAYOUT.item_key(journal), spec.SerializeToString())], [])
+
+    async def _restore_etcd(self, _: Machine) -> None:
+        await self._operator.restore()
 
     async def _suspend(self, machine: Machine) -> None:
         """What an operator does with an idle journal, though this one is not. The next append wakes it."""

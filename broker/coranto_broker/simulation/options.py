@@ -35,6 +35,7 @@ FAULTS = (
     "suspend",
     "store refuses fragments",
     "flip a bit",
+    "restore etcd",
 )
 
 

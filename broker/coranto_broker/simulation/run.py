@@ -34,6 +34,7 @@ _NOT_FRESH = frozenset(
         "compact",
         "exit gracefully",
         "change spec",
+        "restore etcd",
     }
 )
 """Faults in which a broker may serve reads that lag behind: until it hears that it lost a journal, or until those who

@@ -21,7 +21,7 @@ from coranto.coordination.entities import JournalEntities, implied_route
 from coranto.coordination.etcd import KeyValue, Put
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.coordination.lease import MemberSession
-from coranto.errors import CorantoError
+from coranto.errors import CorantoError, WrongCluster
 from coranto.fragments import Fragment, sum_of
 from coranto.specs import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
@@ -80,6 +80,8 @@ class World:
         self.client_clock = SimClock(loop, self.clients)
         self.journals = list(journals) or options.names
         self.machines = [Machine(self, number) for number in range(options.brokers)]
+        self.unsure = False
+        """Whether etcd was restored, and does not know who has what."""
         self._entities = JournalEntities()
 
     def start(self) -> None:
@@ -119,6 +121,8 @@ class World:
 
     def is_consistent(self, journal: str) -> bool:
         """Whether the journal has as many replicas as it shall have, one of them primary, and all in agreement."""
+        if LAYOUT.item_key(journal) not in self.etcd.kvs:
+            return False
         found = self.assignments(journal)
         route = implied_route([key for key, _ in found])
         return (
@@ -207,6 +211,8 @@ class Host:
         self.process: Process | None = None
         self.stop_requested = asyncio.Event()
         self.stays_down = False
+        self.locked = False
+        """Whether an operator sees to it that nothing is started."""
         self.held_up: list[Process] = []
         """Processes that stand still, or did, and that others may have taken for dead."""
         self._loop = world.loop
@@ -243,7 +249,7 @@ class Host:
         """The process has ended."""
 
     def _boot(self) -> None:
-        if self.stays_down or (self.process is not None and self.process.alive):
+        if self.stays_down or self.locked or (self.process is not None and self.process.alive):
             return
         self._incarnation += 1
         process = Process(self._loop, f"{self.name}.{self._incarnation}")
@@ -352,7 +358,20 @@ class Machine(Host):
     async def serve(self, process: Process) -> None:
         world = self._world
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
-        stopped = await serve(
+        stopped = await self._serve(process, clock)
+        world.coverage.sometimes("a broker exited gracefully" if stopped else "a broker lost its lease or etcd")
+
+    async def _serve(self, process: Process, clock: SimClock) -> bool:
+        world = self._world
+        try:
+            return await self._serve_anywhere(process, clock)
+        except WrongCluster:
+            world.coverage.sometimes("a broker refused an etcd that does not go with its disk")
+            raise
+
+    async def _serve_anywhere(self, process: Process, clock: SimClock) -> bool:
+        world = self._world
+        return await serve(
             self.settings,
             clock=clock,
             disk=self.disk.for_process(process),
@@ -363,8 +382,8 @@ class Machine(Host):
             place=_Place(self, world, process),
             stop=self.stop_requested,
             make=lambda *args, **effects: _SimBroker(world.coverage, self._about_to_store, *args, **effects),
+            entropy=world.rng.randbytes,
         )
-        world.coverage.sometimes("a broker exited gracefully" if stopped else "a broker lost its lease or etcd")
 
 
 class _Place:

@@ -377,7 +377,7 @@ class EmbeddedCluster:
 
     def _nurse(self, broker: BrokerSlot) -> None:
         """Keep a starting broker's lease alive, so that it can resume it however long the start takes."""
-        remembered = LeaseRecord.within(broker.data_dir).load()
+        remembered = LeaseRecord.within(broker.data_dir).resumable()
         if remembered is not None:
             keep_lease_alive(self._etcd_gateway, remembered[1], self._etcd_tls)
 

@@ -441,6 +441,12 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                     "this is another etcd; restart the process"
                 )
             if isinstance(arrival, Snapshot):
+                seen = max(known, header.revision if header is not None else 0)
+                if arrival.header.revision < seen:
+                    raise CoordinationError(
+                        f"etcd went back from revision {seen} to {arrival.header.revision}: it was restored from a "
+                        "backup; see 'An etcd that was restored' in docs/operations.md"
+                    )
                 # What a snapshot holds, events before it cannot change; what it lacks, they could only delete.
                 events.clear()
                 entries = Entries.load(arrival.kvs, self._decode)

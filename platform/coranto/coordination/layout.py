@@ -9,9 +9,11 @@
 `#` sorts below every byte that a name may hold, so the order of keys is the order of entities. The layout is Gazette's,
 so both can share a prefix.
 
-One kind of key is Coranto's alone, and lies where no prefix reaches::
+Some keys are Coranto's alone, and lie where no prefix reaches, without a lease::
 
-    coranto/in-sync<prefix>#<item>                     which replicas hold all that was acknowledged; without a lease
+    coranto/in-sync<prefix>#<item>                     which replicas hold all that was acknowledged
+    coranto/cluster<prefix>                            which cluster this is, and whether etcd was restored
+    coranto/broker<prefix>#<zone>#<suffix>             when a broker, and with which data directory, last used it
 """
 
 from __future__ import annotations
@@ -88,7 +90,26 @@ class Layout:
 
     def in_sync_key(self, item: str) -> str:
         """Where the in-sync record of `item` lies. Prefixes begin with a slash, so those who watch one never see it."""
-        return f"coranto/in-sync{self.prefix}{SEPARATOR}{_part('item', item)}"
+        return f"{self.in_sync_records}{_part('item', item)}"
+
+    @property
+    def in_sync_records(self) -> str:
+        """What the key of every in-sync record begins with."""
+        return f"coranto/in-sync{self.prefix}{SEPARATOR}"
+
+    @property
+    def cluster_key(self) -> str:
+        """Where it is written which cluster this is."""
+        return f"coranto/cluster{self.prefix}"
+
+    @property
+    def uses(self) -> str:
+        """What the keys of brokers' uses begin with."""
+        return f"coranto/broker{self.prefix}{SEPARATOR}"
+
+    def use_key(self, member: MemberId) -> str:
+        """Where it is written that, and with which data directory, a broker uses the cluster."""
+        return f"{self.uses}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"
 
     def member_key(self, member: MemberId) -> str:
         return f"{self.members}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"

@@ -5,7 +5,10 @@ assignments together; there is no other failure detector.
 
 A process that was killed and comes back before that may *resume*: it finds its lease's id in a file of its data
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
-process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.dirlock`).
+process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.dirlock`). A copy
+of the directory does not count: its lock says nothing about the process that uses the original. So the file names its
+directory (`coranto.dirlock.place_of`), and only a process that finds it there resumes; any other waits until the lease
+has run out.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from typing import Any, TypeVar
 import structlog
 
 from coranto.coordination.etcd import Coordinator, GrantedLease, KeyValue, Put, absent, unmodified
+from coranto.dirlock import place_of
 from coranto.effects import Clock, Disk, LocalDisk, SystemClock
-from coranto.errors import LeaseLost, TxnOutcomeUnknown, Unavailable
+from coranto.errors import LeaseLost, MemberInUse, TxnOutcomeUnknown, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -35,28 +39,45 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The file that remembers a lease: its id, and the etcd cluster that granted it."""
+    """The file that remembers a lease: its id, and the etcd cluster that granted it.
+
+    `place` names the directory that the file is written in; empty for one that nobody can copy.
+    """
 
     path: Path
     disk: Disk
+    place: str = ""
 
     @staticmethod
     def within(data_dir: Path, disk: Disk | None = None) -> LeaseRecord:
-        return LeaseRecord(data_dir / LEASE_FILE, disk if disk is not None else LocalDisk())
+        """The record in a data directory, which is created when it is absent and `disk` is this machine's."""
+        disk = disk if disk is not None else LocalDisk()
+        place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
+        return LeaseRecord(data_dir / LEASE_FILE, disk, place)
 
     def load(self) -> tuple[int, int] | None:
         """(cluster id, lease id); None when there is no record, or none that can be read."""
-        try:
-            content = json.loads(self.disk.read(self.path))
-            return int(content["cluster_id"]), int(content["lease"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("lease.bad_record", path=str(self.path), error=str(error))
-            return None
+        found = self._read()
+        return found[:2] if found is not None else None
+
+    def resumable(self) -> tuple[int, int] | None:
+        """As `load`, but None too when the record was written in another directory, of which this one is a copy."""
+        found = self._read()
+        return found[:2] if found is not None and found[2] == self.place else None
 
     def save(self, cluster_id: int, lease: int) -> None:
-        self.disk.write_atomic(self.path, json.dumps({"cluster_id": cluster_id, "lease": lease}).encode())
+        document = {"cluster_id": cluster_id, "lease": lease, "place": self.place}
+        self.disk.write_atomic(self.path, json.dumps(document).encode())
+
+    def _read(self) -> tuple[int, int, str] | None:
+        try:
+            content = json.loads(self.disk.read(self.path))
+            return int(content["cluster_id"]), int(content["lease"]), str(content.get("place", ""))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("lease.bad_record", path=str(self.path), error=str(error))
+            return None
 
     def clear(self) -> None:
         self.disk.remove(self.path)
@@ -89,17 +110,19 @@ class MemberSession:
         self._clock = clock
         self._alive_until = alive_until
         self._renewed = asyncio.Event()
+        self._doubted = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep_alive(), name="lease.keep_alive")
 
-    async def announce(self, key: str, value: bytes) -> int:
+    async def announce(self, key: str, value: bytes, *, patience: float | None = None) -> int:
         """Put the member key under the lease. Returns the revision at which it stands.
 
         A key that a resumed lease already holds stays the same key, as old as it was, with the new value. A key of
-        another lease is waited for: it goes when its process closes or its lease runs out. Raises LeaseLost.
+        another lease is waited for: it goes when its process closes or its lease runs out. Raises LeaseLost, and
+        MemberInUse when that lease is still kept alive after its time to live and `patience` more seconds.
         """
         while True:
             try:
-                revision = await self._unless_lost(self._announce_once(key, value))
+                revision = await self._unless_lost(self._announce_once(key, value, patience))
             except (TxnOutcomeUnknown, Unavailable) as error:
                 log.warning("member.announce_again", key=key, error=str(error))
                 await self._unless_lost(self._clock.sleep(0.2))
@@ -136,6 +159,7 @@ class MemberSession:
         then, so what only matters to members waits here, instead of becoming true just before `lost` is noticed.
         """
         while self._clock.monotonic() >= self._alive_until:
+            self._doubted.set()
             self._renewed.clear()
             await self._unless_lost(self._renewed.wait())
 
@@ -156,7 +180,7 @@ class MemberSession:
         if self._record is not None:
             self._record.clear()
 
-    async def _announce_once(self, key: str, value: bytes) -> int:
+    async def _announce_once(self, key: str, value: bytes, patience: float | None) -> int:
         """The revision of our key, or 0 to try again."""
         result = await self._coordinator.txn([absent(key)], [Put(key, value, lease=self.lease)], otherwise=[key])
         if result.succeeded:
@@ -167,11 +191,33 @@ class MemberSession:
         if found.lease == self.lease:
             return await self._overwrite(found, value)
         log.warning("member.waiting_for_old_lease", key=key, lease=found.lease)
-        async with aclosing(self._coordinator.watch(key, found.mod_revision + 1)) as batches:
+        if patience is None:
+            await self._deleted(found)
+            return 0
+        granted = (await self._coordinator.lease_status(found.lease)).granted
+        waiting = asyncio.ensure_future(self._deleted(found))
+        giving_up = asyncio.ensure_future(self._clock.sleep(granted + patience))
+        try:
+            await asyncio.wait((waiting, giving_up), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+                return 0
+        finally:
+            waiting.cancel()
+            giving_up.cancel()
+            await asyncio.gather(waiting, giving_up, return_exceptions=True)
+        raise MemberInUse(
+            f"another process is alive as {key.rpartition('/')[2]}: its lease {found.lease:#x} has been kept alive for "
+            f"{granted + patience:g} s. Stop it, or give this one another name and an empty data directory. If this "
+            "data directory is a copy of that process's, never start both"
+        )
+
+    async def _deleted(self, kv: KeyValue) -> None:
+        """Return once a key is deleted."""
+        async with aclosing(self._coordinator.watch(kv.key, kv.mod_revision + 1)) as batches:
             async for batch in batches:
-                if any(event.deleted and event.kv.key == key for event in batch.events):
-                    break
-        return 0
+                if any(event.deleted and event.kv.key == kv.key for event in batch.events):
+                    return
 
     async def _overwrite(self, kv: KeyValue, value: bytes) -> int:
         """The revision at which our key has `value`, or 0 to try again."""
@@ -198,7 +244,7 @@ class MemberSession:
         """Refresh three times per time to live; after a failure, more often, until the time is over."""
         pause = self.ttl_seconds / 3
         while True:
-            await self._clock.sleep(pause)
+            await self._pause(pause)
             sent = self._clock.monotonic()
             try:
                 # Also after a pause beyond the time to live: etcd may have kept the lease, and then nothing was lost.
@@ -222,6 +268,20 @@ class MemberSession:
             self._renewed.set()
             pause = self.ttl_seconds / 3
 
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but no longer once somebody doubts that the lease is alive.
+
+        The event loop's time stands still while the machine sleeps, so this may wait for longer than it seems.
+        """
+        waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._doubted.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._doubted.clear()
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
     def _lose(self, reason: str) -> None:
         log.error("lease.lost", lease=self.lease, key=self.key, reason=reason)
         self.lost.set()
@@ -240,7 +300,9 @@ async def open_session(
     """
     clock = clock if clock is not None else SystemClock()
     header, _ = await coordinator.get("/")
-    remembered = record.load() if record is not None else None
+    remembered = record.resumable() if record is not None else None
+    if record is not None and remembered is None and record.load() is not None:
+        log.warning("lease.of_another_directory", path=str(record.path), place=record.place)
     if remembered is not None and remembered[0] == header.cluster_id:
         began = clock.monotonic()
         remaining = await coordinator.lease_keepalive(remembered[1])

@@ -210,3 +210,52 @@ async def test_an_etcd_that_stays_away_takes_the_lease_with_it(
             clock.paused += session.ttl_seconds
             await asyncio.wait_for(session.lost.wait(), session.ttl_seconds / 2)
             await session.close(revoke=False)
+
+
+def test_the_clock_goes_on_while_the_machine_sleeps() -> None:
+    # CLOCK_MONOTONIC stands still then; /proc/uptime, as CLOCK_BOOTTIME, does not.
+    before = SystemClock().monotonic()
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert before - 1 < uptime < SystemClock().monotonic() + 1
+
+
+@pytest.mark.integration
+async def test_a_lease_is_doubted_after_the_machine_slept(coordinator: EtcdCoordinator) -> None:
+    class Sleeper(SystemClock):
+        """Time goes on while a machine sleeps, but nothing that waits for it."""
+
+        slept = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.slept
+
+        async def sleep(self, seconds: float) -> None:
+            await asyncio.Event().wait()
+
+    clock = Sleeper()
+    session = await open_session(coordinator, ttl_seconds=60, clock=clock)
+    await session.confirmed()
+    clock.slept = 120.0
+    async with asyncio.timeout(WAIT_SECONDS):
+        await session.confirmed()  # etcd is asked at once, and knows the lease still.
+    await coordinator.lease_revoke(session.lease)
+    clock.slept = 240.0
+    with pytest.raises(LeaseLost):
+        async with asyncio.timeout(WAIT_SECONDS):
+            await session.confirmed()
+    assert session.lost.is_set()
+    await session.close()
+
+
+@pytest.mark.integration
+async def test_a_copied_record_resumes_nothing(coordinator: EtcdCoordinator, tmp_path: Path) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    first = await open_session(coordinator, ttl_seconds=30, record=LeaseRecord.within(original))
+    copy.mkdir()
+    (copy / LEASE_FILE).write_bytes((original / LEASE_FILE).read_bytes())
+    second = await open_session(coordinator, ttl_seconds=30, record=LeaseRecord.within(copy))
+    assert not second.resumed
+    assert second.lease != first.lease
+    assert LeaseRecord.within(original).resumable() == LeaseRecord.within(original).load()
+    await first.close()
+    await second.close()

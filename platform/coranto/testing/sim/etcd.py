@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -58,11 +58,21 @@ class _Watcher:
     lane: Lane
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What a server had at one time; by default, what an empty one has. Leases by their id: times to live, and keys."""
+
+    revision: int = 1
+    kvs: Mapping[str, KeyValue] = field(default_factory=dict)
+    leases: Mapping[int, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+
+
 class SimEtcd:
     """The server."""
 
     def __init__(self, loop: Timeline, network: Network) -> None:
         self.revision = 1
+        self.cluster_id = 0xC0
         self.kvs: dict[str, KeyValue] = {}
         self.before_txn: list[Callable[[Sequence[Op]], None]] = []
         """Called with the operations of each transaction that is about to be applied."""
@@ -80,7 +90,24 @@ class SimEtcd:
 
     @property
     def header(self) -> EtcdHeader:
-        return EtcdHeader(0xC0, 0x01, self.revision, 2)
+        return EtcdHeader(self.cluster_id, 0x01, self.revision, 2)
+
+    def backup(self) -> Backup:
+        """All that it has now."""
+        leases = {lease.id: (lease.ttl, tuple(lease.keys)) for lease in self._leases.values()}
+        return Backup(self.revision, dict(self.kvs), leases)
+
+    def restore(self, backup: Backup, *, new_id: bool) -> None:
+        """Have what a backup has and nothing else. Leases begin again; with `new_id` it is another cluster."""
+        self.revision, self.kvs = backup.revision, dict(backup.kvs)
+        self.cluster_id += new_id
+        self.compact()
+        self._leases = {}
+        for lease_id, (ttl, keys) in backup.leases.items():
+            lease = _Lease(lease_id, ttl, self._loop.time() + ttl, keys=dict.fromkeys(keys))
+            self._leases[lease_id] = lease
+            self._look_after(ttl, lease)
+        self.break_watches()
 
     def compact(self) -> None:
         """Forget all history."""
@@ -158,6 +185,8 @@ class SimEtcd:
 
     def watch(self, prefix: str, from_revision: int, lane: Lane) -> _Watcher:
         """Raises WatchReset when that revision is compacted."""
+        if from_revision > self.revision + 1:
+            raise WatchReset(f"the store is at revision {self.revision}, before {from_revision}")
         if from_revision <= self._compacted:
             raise WatchReset(f"revision {from_revision} is compacted (through {self._compacted})")
         watcher = _Watcher(prefix, lane)
@@ -238,10 +267,10 @@ class SimEtcd:
     def _tell(self, watcher: _Watcher, revision: int, events: tuple[Event, ...]) -> None:
         mine = tuple(event for event in events if event.kv.key.startswith(watcher.prefix))
         if mine:
-            watcher.lane.send(WatchBatch(EtcdHeader(0xC0, 0x01, revision, 2), mine))
+            watcher.lane.send(WatchBatch(EtcdHeader(self.cluster_id, 0x01, revision, 2), mine))
 
     def _expire(self, lease: _Lease) -> None:
-        if lease.id not in self._leases:
+        if self._leases.get(lease.id) is not lease:
             return
         now = self._loop.time()
         late = now - lease.due
