@@ -174,9 +174,9 @@ def test_a_journal_outlives_a_broker_that_is_killed() -> None:
             assert await client.read_all(JOURNAL, 0, 6) == b"0-1-2-"
             await cluster.kill(0)
             with pytest.raises(ClusterError, match=r"no full set of replicas after 0\.1 s"):
-                await cluster.create(JOURNAL + "/of-all", replication=3, timeout=0.1)
+                await cluster.create(JOURNAL + "-of-all", replication=3, timeout=0.1)
             await cluster.start(0)
-            await cluster.ready(JOURNAL + "/of-all")
+            await cluster.ready(JOURNAL + "-of-all")
 
     virtually(main)
 
