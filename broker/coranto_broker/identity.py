@@ -135,11 +135,16 @@ def decode(kind: type[ValueT], content: bytes, source: str) -> ValueT:
         for field in fields(kind):
             if field.name not in document:
                 continue
-            value = document[field.name]
-            wanted: type = _KINDS.get(str(field.type), list)
-            if type(value) is not wanted or (wanted is list and not all(type(each) is str for each in value)):
-                raise TypeError(f"{field.name} is {value!r}")
-            given[field.name] = tuple(value) if wanted is list else value
+            value: Any = document[field.name]
+            given[field.name] = _field(field.name, value, _KINDS.get(str(field.type), list))
         return kind(**given)
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidInput(f"{source} cannot be read: {error}", field=source) from error
+
+
+def _field(name: str, value: Any, kind: type[Any]) -> Any:
+    """A value of that type, a list of texts as a tuple. Raises TypeError."""
+    fits = type(value) is kind and (kind is not list or all(type(each) is str for each in value))
+    if not fits:
+        raise TypeError(f"{name} is {value!r}")
+    return tuple(value) if kind is list else value
