@@ -158,14 +158,18 @@ REVIEWED: Final = {
     "coranto.names": {"_ASCII"},
     "coranto.postfix": {"_TOKEN"},
     "coranto.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
+    "coranto.streams.positions": {"_PRODUCER"},
+    "coranto.telemetry": {"_STEERING"},
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto_consumers.spark.frames": {"_CORRUPT_MESSAGE", "_OFFSET_JUMP", "_INVALID_INPUT"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
+    "dagster_coranto.metadata": {"_BACKTICKS"},
     "dagster_coranto.translator": {"_UNFIT"},
     # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
     "coranto.testing.sim.history": {"HEADER"},
     "coranto_broker.spool_files": {"readable"},
     "coranto_broker.spool_recovery": {"_NAME"},
+    "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.spark.inputs": {"local"},
 }
 """Where regular expressions are, by the name that each is assigned to."""
