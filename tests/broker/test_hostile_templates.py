@@ -163,11 +163,13 @@ REVIEWED: Final = {
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto_consumers.spark.frames": {"_CORRUPT_MESSAGE", "_OFFSET_JUMP", "_INVALID_INPUT"},
     "coranto_consumers.stores.mysql": {"_ENDS_TRANSACTION"},
+    "coranto_consumers.stores.urls": {"_SECRET"},
     "dagster_coranto.metadata": {"_BACKTICKS"},
     "dagster_coranto.translator": {"_UNFIT"},
     # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
     "coranto.testing.sim.history": {"HEADER"},
     "coranto_broker.spool_files": {"readable"},
+    "coranto_broker.set_aside": {"_NAME"},
     "coranto_broker.spool_recovery": {"_NAME"},
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.spark.inputs": {"local"},
