@@ -8,7 +8,7 @@ import sys
 
 from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source, streams
 from benchmarks.runner import report
-from coranto.memory import keep_freed_memory
+from coranto.process.memory import keep_freed_memory
 
 BENCHMARKS = {
     "allocator": allocator.run,

@@ -26,7 +26,7 @@ from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
 from coranto.messages import Envelope, Sequencer, iter_messages
 from coranto.messages.sequencer import read_committed
-from coranto.specs import ANY_REVISION
+from coranto.specs.validation import ANY_REVISION
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints, Player, Recorder, new_author
 from coranto_consumers.runtime.application import Application, Shard

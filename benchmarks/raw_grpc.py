@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from coranto.memory import keep_freed_memory
+from coranto.process.memory import keep_freed_memory
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 

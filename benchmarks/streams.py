@@ -23,10 +23,10 @@ from benchmarks.append import cluster_of
 from benchmarks.runner import Figure, in_turns
 from coranto.client import AppendService, JournalClient
 from coranto.messages.uuids import Flags, build_uuid, new_producer_id
-from coranto.streams.events import BytesEvents
-from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.multi import MultiKeyWriter
-from coranto.streams.writer import StreamWriter
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.model.events import BytesEvents
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.streams.writer.stream_writer import StreamWriter
 
 EVENT = b"x" * 100
 EVENTS = [EVENT] * 10

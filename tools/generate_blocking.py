@@ -55,10 +55,10 @@ FACES: Mapping[str, tuple[Face, ...]] = {
             {"append": BY_HAND, "append_nowait": "`append` blocks", "flush": BY_HAND, "cancel": BY_HAND},
         ),
     ),
-    "coranto.streams.generated.faces": (
-        Face("coranto.streams.lifecycle", "Streams", {"ensure_part": INTERNAL}),
+    "coranto.streams.blocking.generated.faces": (
+        Face("coranto.streams.control.lifecycle", "Streams", {"ensure_part": INTERNAL}),
         Face(
-            "coranto.streams.writer",
+            "coranto.streams.writer.stream_writer",
             "StreamWriter",
             {
                 "commit": INTERNAL,
@@ -74,25 +74,27 @@ FACES: Mapping[str, tuple[Face, ...]] = {
                 "transaction": BY_HAND,
             },
         ),
-        Face("coranto.streams.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}),
+        Face("coranto.streams.writer.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}),
         Face(
-            "coranto.streams.multi",
+            "coranto.streams.writer.multi_key.writer",
             "MultiKeyWriter",
             {"close": BY_HAND, "commit": INTERNAL, "encode": INTERNAL, "transaction": BY_HAND},
         ),
-        Face("coranto.streams.multi", "MultiKeyTransaction"),
+        Face("coranto.streams.writer.multi_key.writer", "MultiKeyTransaction"),
         Face(
-            "coranto.streams.reader",
+            "coranto.streams.reader.stream_reader",
             "StreamReader",
             {"close": BY_HAND, "next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
         Face(
-            "coranto.streams.group_reader",
+            "coranto.streams.groups.group_reader",
             "GroupReader",
             {"next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
-        Face("coranto.streams.groups", "ReaderGroup", {"initiate_checkpoint": BY_HAND, "reader": BY_HAND}),
-        Face("coranto.streams.state", "StateSynchronizer"),
+        Face(
+            "coranto.streams.groups.reader_groups", "ReaderGroup", {"initiate_checkpoint": BY_HAND, "reader": BY_HAND}
+        ),
+        Face("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
     ),
     "coranto.testing.generated.faces": (
         Face("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),

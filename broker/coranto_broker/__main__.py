@@ -1,5 +1,5 @@
 """`python -m coranto_broker serve …`."""
 
-from coranto_broker.cli import app
+from coranto_broker.server.cli import app
 
 app(prog_name="python -m coranto_broker")

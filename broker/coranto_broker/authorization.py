@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from coranto.auth import Capability
-from coranto.authorization import UNRESTRICTED, Authorizer, TokenExpired
+from coranto.security.admission import UNRESTRICTED, Authorizer, TokenExpired
+from coranto.security.tokens import Capability
 
 __all__ = ["RULES", "UNRESTRICTED", "Authorizer", "TokenExpired"]
 

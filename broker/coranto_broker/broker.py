@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coranto.auth import TOKEN_SECONDS, Capability
-from coranto.call_tokens import CallTokens
 from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import Item
@@ -19,34 +17,36 @@ from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
 from coranto.errors import CoordinationError, CorantoError, InvalidInput, StatusError, status_error
-from coranto.server_security import keys_of, peer_tls
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
+from coranto.security.call_tokens import CallTokens
+from coranto.security.server import keys_of, peer_tls
+from coranto.security.tokens import TOKEN_SECONDS, Capability
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append_fsm import AppendFsm
-from coranto_broker.append_states import State
+from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.receiving import Ahead
+from coranto_broker.append.states import State
 from coranto_broker.authorization import RULES, Authorizer
-from coranto_broker.backlog import Backlog
-from coranto_broker.copies import PeerCopies
-from coranto_broker.deleted_spools import SWEEP_SECONDS, DeletedSpools
-from coranto_broker.fragment_cache import FragmentCache
-from coranto_broker.handlers.receiving import Ahead
-from coranto_broker.in_sync import Judgement
-from coranto_broker.in_sync_records import InSyncRecords, Reading, Stranded
-from coranto_broker.journal_folders import JournalFolders
-from coranto_broker.leftovers import Leftovers
+from coranto_broker.fragments.backlog import Backlog
+from coranto_broker.fragments.cache import FragmentCache
+from coranto_broker.fragments.copies import PeerCopies
+from coranto_broker.fragments.journal_folders import JournalFolders
+from coranto_broker.fragments.persister import FragmentPersister
+from coranto_broker.fragments.retention import Retention
+from coranto_broker.fragments.store_probe import StoreHealth
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
-from coranto_broker.peers import Peers, PeerStream
-from coranto_broker.persister import FragmentPersister
-from coranto_broker.pipeline import LocalStream, Pipeline, ReplicaStream
-from coranto_broker.replica import PULSE_SECONDS, PulseFailed, Replica
-from coranto_broker.residence import Residence, spools_of
-from coranto_broker.resolver import JournalKeySpace, JournalState, Resolution, Resolver
-from coranto_broker.retention import Retention
-from coranto_broker.saved_records import SavedRecords
+from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
+from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.recovery.orphaned_spools import Leftovers
+from coranto_broker.recovery.residence import Residence, spools_of
+from coranto_broker.recovery.saved_records import SavedRecords
+from coranto_broker.replication.peers import Peers, PeerStream
+from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
+from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica
+from coranto_broker.replication.resolver import JournalKeySpace, JournalState, Resolution, Resolver
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.spool_files import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
-from coranto_broker.store_probe import StoreHealth
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool.in_sync import Judgement
 
 _log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
-from coranto_broker.tallies import Distribution, LabeledTally, Tally
+from coranto_broker.fast_counters import Distribution, LabeledTally, Tally
 
 WATCHED: Final = {
     "journals": "Journals that are assigned to this broker.",

@@ -1,7 +1,7 @@
 """Settings of a broker process: the one place that names, bounds and explains them.
 
 The command line's options, the environment's variables (CORANTO_BROKER_<NAME>), the keys of a configuration file and
-the table of docs/operations.md all come from here. `coranto_broker.configuration` says which of them wins.
+the table of docs/operations.md all come from here. `coranto_broker.server.configuration` says which of them wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from coranto_broker.spool_files import Fsync
+from coranto_broker.spool.durable_spool import Fsync
 
 
 class BrokerSettings(BaseSettings):

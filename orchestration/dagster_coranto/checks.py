@@ -11,9 +11,9 @@ from coranto.client import JournalClient
 from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
 from coranto.errors import CorruptFragment, StoreError
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import StoreRegistry
 from coranto.labels import label_selector
-from coranto.stores import StoreRegistry
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import table, verbatim
 from dagster_coranto.resource import JournalResource

@@ -16,7 +16,7 @@ from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
 from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 from dagster_coranto.groups import JournalGroup, check_prefix
 
 ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"

@@ -7,7 +7,7 @@ import dagster as dg
 
 from coranto.client import SyncJournalClient
 from coranto.errors import EtcdTransactionFailed
-from coranto.journal_tree import parse_tree
+from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.metadata import table
 from dagster_coranto.resource import JournalResource

@@ -2,7 +2,7 @@
 
 Protocol code takes these at construction and never reads a clock or touches a disk by itself.
 The coordination service, transports and object stores have interfaces of their own
-(`coranto.coordination`, `coranto.client`, `coranto.stores`).
+(`coranto.coordination`, `coranto.client`, `coranto.fragments.stores`).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import pytest
 
 from coranto.cluster import EtcdServer, processes
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.server import BrokerProcess
+from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing import RawClient, running_broker
+from coranto_broker.testing.running import RawClient, running_broker
 
 _prefixes = itertools.count()
 
@@ -74,7 +74,7 @@ def token_ends(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
         ends.append(asyncio.timeout(seconds))
         return ends[-1]
 
-    monkeypatch.setattr("coranto.authorization.asyncio", SimpleNamespace(timeout=timeout))
+    monkeypatch.setattr("coranto.security.admission.asyncio", SimpleNamespace(timeout=timeout))
     return ends
 
 

@@ -11,16 +11,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from coranto import journal_tree, labels
-from coranto.durations import parse_duration
+from coranto import labels
 from coranto.errors import CorantoError
-from coranto.fragments import parse_content_path
-from coranto.go_time import format_time
+from coranto.fragments.fragment import parse_content_path
+from coranto.fragments.go_time import format_time
+from coranto.fragments.postfix import PostfixTemplate
+from coranto.fragments.store_errors import store_error
+from coranto.fragments.store_urls import parse_store_url
 from coranto.messages import csv_rows
 from coranto.names import validate_journal, validate_token
-from coranto.postfix import PostfixTemplate
-from coranto.store_errors import store_error
-from coranto.store_urls import parse_store_url
+from coranto.specs import journal_tree
+from coranto.specs.durations import parse_duration
 from coranto_broker.http.requests import append_request, read_request
 from coranto_consumers.spark import frames
 from coranto_consumers.stores import mysql

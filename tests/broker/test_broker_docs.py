@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append_states import TRANSITIONS, State
+from coranto_broker.append.states import TRANSITIONS, State
 from coranto_broker.authorization import RULES
 from coranto_broker.http.gateway import METHODS
 from coranto_broker.metrics import WATCHED, Metrics

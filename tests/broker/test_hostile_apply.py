@@ -13,14 +13,14 @@ import pytest
 from pydantic import SecretStr
 
 from coranto import labels
-from coranto.auth import Capability, Claims, Keys, sign
 from coranto.coordination.etcd import Compare, Delete, Op, Put, TxnResult
 from coranto.effects import SystemClock
-from coranto.specs import MAX_LABELS, MAX_SELECTOR_LABELS, MAX_SIGNATURE_SECONDS, MAX_STORES
+from coranto.security.tokens import Capability, Claims, Keys, sign
+from coranto.specs.validation import MAX_LABELS, MAX_SELECTOR_LABELS, MAX_SIGNATURE_SECONDS, MAX_STORES
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.server import BrokerProcess
+from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing import RawClient
+from coranto_broker.testing.running import RawClient
 
 pytestmark = pytest.mark.integration
 

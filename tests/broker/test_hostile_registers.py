@@ -13,17 +13,17 @@ import pytest
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import RpcFailed
-from coranto.specs import validate
-from coranto.streams import registers as streams
-from coranto.streams.registers import Entry, Fence
+from coranto.specs.validation import validate
+from coranto.streams.model import registers as streams
+from coranto.streams.model.registers import Entry, Fence
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import preconditions
-from coranto_broker.preconditions import MAX_REGISTERS_BYTES
-from coranto_broker.replica import Replica
-from coranto_broker.server import BrokerProcess
+from coranto_broker.append import preconditions
+from coranto_broker.append.preconditions import MAX_REGISTERS_BYTES
+from coranto_broker.replication.replica import Replica
+from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.spool_files import Fsync
-from coranto_broker.testing import RawClient, create, eventually, running_broker
+from coranto_broker.spool.durable_spool import Fsync
+from coranto_broker.testing.running import RawClient, create, eventually, running_broker
 
 J = "test/journal"
 MakeSpec = Callable[..., pb.JournalSpec]

@@ -18,21 +18,21 @@ import pytest
 from pydantic import SecretStr
 
 from coranto import labels
-from coranto.auth import Capability, Claims, Keys, sign
 from coranto.client import direct
 from coranto.client.direct import DirectReader
-from coranto.codecs import compress
 from coranto.effects import SystemClock
 from coranto.errors import CorruptFragment, InvalidInput, StoreError
-from coranto.fragments import Codec, Fragment, sum_of
-from coranto.store_endpoints import AllowedEndpoints
-from coranto.store_urls import parse_store_url
-from coranto.stores import StoreRegistry, open_store
+from coranto.fragments.codecs import compress
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.store_endpoints import AllowedEndpoints
+from coranto.fragments.store_urls import parse_store_url
+from coranto.fragments.stores import StoreRegistry, open_store
+from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import store_probe
-from coranto_broker.server import BrokerProcess
+from coranto_broker.fragments import store_probe
+from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing import RawClient, running_broker
+from coranto_broker.testing.running import RawClient, running_broker
 
 MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]

@@ -19,13 +19,13 @@ import grpc.aio
 import pytest
 
 from coranto import labels
-from coranto.auth import Capability, Claims, Keys, sign
 from coranto.effects import SystemClock
 from coranto.errors import InvalidInput
-from coranto.postfix import MAX_DEPTH, MAX_TEMPLATE_BYTES, MAX_WIDTH, PostfixTemplate
+from coranto.fragments.postfix import MAX_DEPTH, MAX_TEMPLATE_BYTES, MAX_WIDTH, PostfixTemplate
+from coranto.security.tokens import Capability, Claims, Keys, sign
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.settings import BrokerSettings
-from coranto_broker.testing_process import BrokerChild
+from coranto_broker.testing.process import BrokerChild
 
 MakeSpec = Callable[..., pb.JournalSpec]
 KEY = base64.b64encode(bytes([1]) * 32).decode()
@@ -147,18 +147,18 @@ def test_expressions_give_nothing_back() -> None:
 REVIEWED: Final = {
     # What clients, stores and files of others decide. Each takes one pass: what repeats is followed by what it cannot
     # match, or gives nothing back (`*+`).
-    "coranto.durations": {"_PART"},
-    "coranto.fragments": {"_HEX_OFFSET", "_HEX_SUM"},
-    "coranto.go_time": {"_CHUNK"},
+    "coranto.specs.durations": {"_PART"},
+    "coranto.fragments.fragment": {"_HEX_OFFSET", "_HEX_SUM"},
+    "coranto.fragments.go_time": {"_CHUNK"},
     "coranto.labels": {
         *("_PLAIN_NAME", "_PLAIN_VALUE", "_MEDIA_TYPE", "_EQUAL", "_NOT_EQUAL", "_IN", "_NOT_IN", "_EXISTS"),
         *("_NOT_EXISTS", "_SET_VALUE"),
     },
     "coranto.messages.csv_rows": {"_ROW", "_BEGIN_OF_ROW", "_FIELDS", "_NEEDS_QUOTES"},
     "coranto.names": {"_ASCII"},
-    "coranto.postfix": {"_TOKEN"},
-    "coranto.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
-    "coranto.streams.positions": {"_PRODUCER"},
+    "coranto.fragments.postfix": {"_TOKEN"},
+    "coranto.fragments.store_errors": {"_STATUS", "_IN_XML", "_PLAIN_CODE", "_NO_CONNECTION", "_WHY_NO_CONNECTION"},
+    "coranto.streams.model.positions": {"_PRODUCER"},
     "coranto.telemetry": {"_STEERING"},
     "coranto_broker.http.requests": {"_RANGE", "_INTEGER"},
     "coranto_consumers.spark.frames": {"_CORRUPT_MESSAGE", "_OFFSET_JUMP", "_INVALID_INPUT"},
@@ -168,9 +168,9 @@ REVIEWED: Final = {
     "dagster_coranto.translator": {"_UNFIT"},
     # Names of our own files, journals' names that were validated, and the settings of whoever runs the process.
     "coranto.testing.sim.history": {"HEADER"},
-    "coranto_broker.spool_files": {"readable"},
-    "coranto_broker.set_aside": {"_NAME"},
-    "coranto_broker.spool_recovery": {"_NAME"},
+    "coranto_broker.spool.durable_spool": {"readable"},
+    "coranto_broker.recovery.set_aside": {"_NAME"},
+    "coranto_broker.spool.recovery": {"_NAME"},
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.spark.inputs": {"local"},
 }

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from coranto.errors import InvalidInput
-from coranto.journal_tree import parse_tree
+from coranto.specs.journal_tree import parse_tree
 from dagster_coranto.flights import config, definitions
 from dagster_coranto.flights.definitions import ALERTS, EVENTS, defs
 from dagster_coranto.flights.materialize import Job, consumer_name, fail_abandoned_runs, store_url

@@ -7,9 +7,9 @@ import dagster as dg
 import pytest
 
 from coranto.client.loop import run_blocking
-from coranto.codecs import compress
-from coranto.fragments import Codec, Fragment, sum_of
-from coranto.journal_folders import MARKER
+from coranto.fragments.codecs import compress
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.journal_folders import MARKER
 from coranto.testing.fake_broker import STORE, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalGroup, JournalResource, build_fragment_check

@@ -9,7 +9,7 @@ import dagster as dg
 from markdown_it import MarkdownIt
 
 from coranto.audit import FragmentAudit, JournalAudit, Verdict
-from coranto.fragments import ZERO_SUM, Codec, Fragment
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from dagster_coranto import JournalResource
 from dagster_coranto.checks import FragmentFindings, as_result
 from dagster_coranto.metadata import verbatim

@@ -8,9 +8,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from coranto.auth import BearerToken, Keys
 from coranto.client import ClientConfig, ClientTls
 from coranto.errors import InvalidInput
+from coranto.security.tokens import BearerToken, Keys
 from dagster_coranto import JournalResource
 
 KEYS = base64.b64encode(b"k" * 32).decode()

@@ -13,8 +13,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from coranto.errors import InvalidInput
-from coranto.fragments import ZERO_SUM, Codec, Fragment
-from coranto.specs import validate
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
+from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 
 

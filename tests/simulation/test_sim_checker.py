@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coranto import labels
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.checker import Final, check
 from coranto.testing.sim.history import History, Kind, Observation, Operation, Outcome, unique_content
 from coranto.testing.sim.linearizability import Call, first_impossible

@@ -14,7 +14,7 @@ import pytest
 
 from coranto.coordination.etcd import Delete, Put, WatchBatch, absent, unmodified
 from coranto.errors import FragmentNotFound, StoreError, TxnOutcomeUnknown, Unavailable, WatchReset
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd

@@ -15,31 +15,34 @@ from unittest.mock import patch
 
 import pytest
 
-from coranto import labels, stores
+from coranto import labels
 from coranto.coordination.etcd import Delete
 from coranto.coordination.layout import AssignmentKey
-from coranto.journal_folders import MARKER, Listing, StoredFile
+from coranto.fragments import stores
+from coranto.fragments.journal_folders import MARKER, Listing, StoredFile
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import append_fsm, append_states, commit_check, in_sync, preconditions, residence, taking_up
-from coranto_broker.adoption import Adoption
-from coranto_broker.append_fsm import AppendFsm
-from coranto_broker.append_states import State
-from coranto_broker.backlog import Backlog
-from coranto_broker.identity import Cluster
-from coranto_broker.in_sync import Judgement, Takeover
-from coranto_broker.in_sync_records import InSyncRecords
-from coranto_broker.persister import FragmentPersister, _Reading
-from coranto_broker.pipeline import Pipeline
-from coranto_broker.preconditions import Known, Verdict
-from coranto_broker.shared_file import SharedFile
+from coranto_broker.append import fsm, preconditions, states
+from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.preconditions import Known, Verdict
+from coranto_broker.append.states import State
+from coranto_broker.fragments.backlog import Backlog
+from coranto_broker.fragments.persister import FragmentPersister, _Reading
+from coranto_broker.recovery import residence, spool_recovery
+from coranto_broker.recovery.adoption import Adoption
+from coranto_broker.recovery.identity import Cluster
+from coranto_broker.recovery.in_sync_records import InSyncRecords
+from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.simulation.options import FAULTS, options_of
 from coranto_broker.simulation.run import Report, run
 from coranto_broker.simulation.world import LAYOUT, World
-from coranto_broker.spool import Committed, Decision, Outcome, Spool
-from coranto_broker.spool_files import DurableSpool, Fsync, SpoolFolder
-from coranto_broker.spool_flush import Flusher
-from coranto_broker.spool_recovery import Recovered
+from coranto_broker.spool import commit_check, in_sync
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder
+from coranto_broker.spool.flush import Flusher
+from coranto_broker.spool.in_sync import Judgement, Takeover
+from coranto_broker.spool.recovery import Recovered
+from coranto_broker.spool.shared_file import SharedFile
+from coranto_broker.spool.spool import Committed, Decision, Outcome, Spool
 
 SEEDS = 200
 
@@ -105,7 +108,7 @@ OPERATORS = {
     (State.VALIDATE_PRECONDITIONS, State.SEND_PIPELINE_SYNC),  # Rolled to an explicit offset.
     (State.STREAM_CONTENT, State.VALIDATE_PRECONDITIONS),  # A loss is confirmed.
 }
-"""What only an operator does, of whom runs have none. `tests/broker/test_append_fsm.py` does."""
+"""What only an operator does, of whom runs have none. `tests/broker/append/test_fsm.py` does."""
 
 
 @functools.cache
@@ -133,7 +136,7 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         coverage += report_of(seed).coverage
         outcomes += report_of(seed).outcomes
     assert sorted(name for name in INTERESTING if not coverage[name]) == []
-    table = {(source, target) for source, targets in append_states.TRANSITIONS.items() for target in targets}
+    table = {(source, target) for source, targets in states.TRANSITIONS.items() for target in targets}
     untaken = table - TAKEN - OPERATORS
     assert {(source, target) for source, target in untaken if target is not State.ERROR} == set()
     # Most of what is tried succeeds, or runs would prove little about what is acknowledged.
@@ -225,8 +228,8 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
     ) -> Verdict:
         return real(request, spec, spool, Known(), now)
 
-    monkeypatch.setattr(taking_up, "recover", forget)
-    monkeypatch.setattr(append_fsm.preconditions, "check", check_nothing)
+    monkeypatch.setattr(spool_recovery, "recover", forget)
+    monkeypatch.setattr(fsm.preconditions, "check", check_nothing)
     monkeypatch.setattr(in_sync, "is_complete", lambda *_: True)
     assert is_caught("inconsistent-offsets", "duplicate", brokers=1, replication=1, faults=("kill",))
 
@@ -265,7 +268,7 @@ def test_registers_that_drift_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         calls += 1
         return labels.label_set() if calls % 7 == 0 else real(registers, request)
 
-    monkeypatch.setattr(append_fsm.preconditions, "next_registers", forgetful)
+    monkeypatch.setattr(fsm.preconditions, "next_registers", forgetful)
     assert is_caught("register-drift", brokers=3, replication=3, faults=())
 
 
@@ -291,7 +294,7 @@ def test_spools_that_others_went_on_without_are_caught(monkeypatch: pytest.Monke
         return Judgement.FINAL
 
     monkeypatch.setattr(in_sync, "judge", final)
-    monkeypatch.setattr(taking_up, "judge", final)
+    monkeypatch.setattr(spool_recovery, "judge", final)
     faults = ("kill", "long pause", "long outage", "cut brokers", "cut one way", "cut etcd", "break calls")
     options: dict[str, Any] = {"brokers": 3, "replication": 2, "journals": 1, "lease_seconds": 3.0, "congestion": 0.1}
     assert is_caught(

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid
-from coranto.streams.events import BytesEvents, JsonEvents
-from coranto.streams.keys import KEY_SPACE, KeyRange, key_hash
+from coranto.streams.model.events import BytesEvents, JsonEvents
+from coranto.streams.model.keys import KEY_SPACE, KeyRange, key_hash
 
 from .streams.checker import check
 from .streams.history import Attempt, History, Outcome, Unit

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from coranto.streams.decisions import Decisions, Gate
-from coranto.streams.frontier import Completion, Frontier
-from coranto.streams.group_reader import GroupReader
-from coranto.streams.group_state import CheckpointPassed, GroupState, Positions, Released
-from coranto.streams.model import Stream
-from coranto.streams.multi import MultiKeyWriter
-from coranto.streams.positions import SegmentPosition
+from coranto.streams.control.decisions import Decisions, Gate
+from coranto.streams.groups.group_reader import GroupReader
+from coranto.streams.groups.group_state import CheckpointPassed, GroupState, Positions, Released
+from coranto.streams.model.frontier import Completion, Frontier
+from coranto.streams.model.positions import SegmentPosition
+from coranto.streams.model.stream import Stream
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 
 from .coverage import missing, seeds_until
 from .streams.options import shared_options_of

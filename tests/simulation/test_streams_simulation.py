@@ -15,11 +15,11 @@ import pytest
 from coranto.client.prepared import PreparedAppend
 from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, build_uuid
-from coranto.streams import registers
-from coranto.streams.registers import Advances, Conditions
-from coranto.streams.routing import Routing
-from coranto.streams.segment_writer import SegmentWriter
-from coranto.streams.units import Attempt
+from coranto.streams.model import registers
+from coranto.streams.model.registers import Advances, Conditions
+from coranto.streams.writer.routing import Routing
+from coranto.streams.writer.segment_writer import SegmentWriter
+from coranto.streams.writer.units import Attempt
 from coranto.wire import protocol_pb2 as pb
 
 from .coverage import missing, seeds_until

@@ -17,7 +17,7 @@ import structlog
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError
-from coranto.streams.writer import StreamWriter
+from coranto.streams.writer.stream_writer import StreamWriter
 
 WINDOW = 12
 

@@ -14,9 +14,9 @@ from coranto.audit import audit_journal
 from coranto.client import JournalClient, SyncJournalClient
 from coranto.client.committed import committed_messages
 from coranto.cluster import EmbeddedCluster
+from coranto.fragments.stores import StoreRegistry
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages import Clock, JsonLines, RendezvousMapping, SyncPublisher, new_producer_id
-from coranto.stores import StoreRegistry
 from coranto.wire import protocol_pb2 as pb
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]

@@ -12,7 +12,7 @@ from coranto.audit import audit_journal
 from coranto.client import ClientConfig, JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import StoreUnhealthy
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 from coranto.testing.s3_server import ANY_KEY, S3Server
 from coranto.wire import protocol_pb2 as pb
 

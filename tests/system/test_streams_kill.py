@@ -18,10 +18,10 @@ from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import CorantoError, StreamChanged
 from coranto.errors import Outcome as Certainty
-from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.reader import StreamReader
-from coranto.streams.scaling import Change, Merge, Split
-from coranto.streams.writer import StreamWriter
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.scaling import Change, Merge, Split
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.stream_writer import StreamWriter
 
 from ..simulation.streams.checker import check
 from ..simulation.streams.follower import check_delivered

@@ -10,22 +10,22 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.auth import Capability, Claims
 from coranto.errors import CorantoError, InvalidInput
+from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import at_once
-from coranto_broker.append_fsm import AppendFsm
-from coranto_broker.append_states import State
+from coranto_broker.append import fast_path
+from coranto_broker.append.fsm import AppendFsm
+from coranto_broker.append.group_commit import Whole
+from coranto_broker.append.receiving import Inbox, Watchdog
+from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
-from coranto_broker.content import AppendMessage, Content
-from coranto_broker.flow_control import FlowControl, RolledBack
-from coranto_broker.group_commit import Whole
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Source, concerns, require_readable
 from coranto_broker.handlers.first_message import first_message
-from coranto_broker.handlers.receiving import Inbox, Watchdog
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.pipeline import ReplicationFailed
+from coranto_broker.replication.flow_control import FlowControl, RolledBack
+from coranto_broker.replication.pipeline import ReplicationFailed
+from coranto_broker.rpc.content import AppendMessage, Content
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -45,7 +45,7 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
     request = await first_message(context, broker.ahead.silent)
     if not isinstance(request, pb.AppendRequest):
         _refuse_first(request)
-    candidate = at_once.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
+    candidate = fast_path.candidate(broker, request) if claims is UNRESTRICTED or claims.covers_all else None
     if candidate is None or candidate.after is None:
         if not is_acceptable(broker, request, request.journal, claims):
             header = broker.unrouted_header(broker.keyspace.state)
@@ -60,7 +60,7 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
         if candidate is not None:
             line = candidate.resolution.require_replica.line
             whole = await inbox.receive(request, line, broker.settings.min_append_rate, broker.clock)
-            committed = at_once.commit(broker, candidate, request, whole) if whole is not None else None
+            committed = fast_path.commit(broker, candidate, request, whole) if whole is not None else None
             if committed is not None:
                 state = State.FINISHED
                 _count(broker, committed.length, begun)

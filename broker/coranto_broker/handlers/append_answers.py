@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from functools import partial
 
-from coranto.fragments import sum_words
+from coranto.fragments.fragment import sum_words
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.at_once import Committed
-from coranto_broker.resolver import Resolution
+from coranto_broker.append.fast_path import Committed
+from coranto_broker.replication.resolver import Resolution
 
 
 class Answers:

@@ -23,8 +23,8 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto_broker.authorization import TokenExpired
-from coranto_broker.content import Content
-from coranto_broker.flow_control import Crowded, RolledBack
+from coranto_broker.replication.flow_control import Crowded, RolledBack
+from coranto_broker.rpc.content import Content
 
 _log = structlog.get_logger(__name__)
 _MOST_TOLD: Final = 1500

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coranto.auth import Capability, Claims
-from coranto.cover_set import CoverSet
-from coranto.specs import may_read
+from coranto.fragments.cover_set import CoverSet
+from coranto.security.tokens import Capability, Claims
+from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragment_index import Entry
+from coranto_broker.fragments.index import Entry
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
 

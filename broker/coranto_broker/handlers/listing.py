@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coranto import labels
-from coranto.auth import Claims
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Relation, Target
 from coranto.coordination.keyspace import Item
 from coranto.errors import InvalidInput, PermissionDenied
+from coranto.fragments.store_urls import parse_store_url
+from coranto.fragments.stores import StoreRegistry
 from coranto.names import shown
-from coranto.specs import ANY_REVISION, validate
-from coranto.store_urls import parse_store_url
-from coranto.stores import StoreRegistry
+from coranto.security.tokens import Claims
+from coranto.specs.validation import ANY_REVISION, validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.errors import Context
 from coranto_broker.handlers.nesting import nesting_pair, with_guards
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
-    from coranto_broker.resolver import JournalState
+    from coranto_broker.replication.resolver import JournalState
 
 JOURNALS_PER_RESPONSE = 25
 _ATTEMPTS = 32

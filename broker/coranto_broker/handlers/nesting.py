@@ -19,7 +19,7 @@ from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Relation, Target, ab
 from coranto.names import names_above
 
 if TYPE_CHECKING:
-    from coranto_broker.resolver import JournalState
+    from coranto_broker.replication.resolver import JournalState
 
 
 def nesting_pair(state: JournalState, created: Sequence[str]) -> tuple[str, str] | None:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from coranto.auth import Capability, Claims
 from coranto.errors import CorruptData, FragmentNotFound, StoreError
-from coranto.fragments import Fragment
-from coranto.specs import may_read
+from coranto.fragments.fragment import Fragment
+from coranto.security.tokens import Capability, Claims
+from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragment_cache import Content
-from coranto_broker.fragment_index import Entry, FragmentIndex
+from coranto_broker.fragments.cache import Content
+from coranto_broker.fragments.index import Entry, FragmentIndex
 from coranto_broker.handlers.errors import Sink, concerns
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.shared_file import SharedFile
+from coranto_broker.spool.shared_file import SharedFile
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
-    from coranto_broker.resolver import Resolution
+    from coranto_broker.replication.resolver import Resolution
 
 URL_TTL_SECONDS = 60.0
 _log = structlog.get_logger(__name__)

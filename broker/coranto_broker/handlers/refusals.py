@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from coranto.auth import Claims
 from coranto.errors import InvalidInput
 from coranto.names import strip_metadata
-from coranto.specs import validate
+from coranto.security.tokens import Claims
+from coranto.specs.validation import validate
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 
 from coranto import labels
 from coranto.errors import Unavailable
-from coranto.fragments import Fragment, sum_from_wire
+from coranto.fragments.fragment import Fragment, sum_from_wire
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.http.statuses import HINTS, STATUSES
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from aiohttp import web
 
-from coranto.auth import HEADER
 from coranto.errors import CorantoError, InvalidInput
+from coranto.security.tokens import HEADER
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append, read
 from coranto_broker.handlers.errors import told

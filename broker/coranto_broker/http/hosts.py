@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from coranto.client.config import is_loopback
-from coranto.server_security import ServerSettings, keys_of
+from coranto.security.server import ServerSettings, keys_of
 
 
 def trusts_the_machine(settings: ServerSettings) -> bool:

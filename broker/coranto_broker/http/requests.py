@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote
 
 from coranto import labels
 from coranto.errors import InvalidInput
-from coranto.specs import validate
+from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 
 _MAX_ARGUMENTS = 16

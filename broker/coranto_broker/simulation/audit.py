@@ -9,18 +9,18 @@ from pathlib import Path
 from coranto.coordination.entities import implied_route
 from coranto.coordination.etcd import Delete, Op, Put
 from coranto.coordination.layout import AssignmentKey
-from coranto.specs import effective_replication, routes_equivalent
-from coranto.stores import verified_content
+from coranto.fragments.stores import verified_content
+from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.history import Observation, Operation
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker import commit_log, in_sync
-from coranto_broker.in_sync import Judgement, Record
 from coranto_broker.simulation.world import JOURNAL_BACKLOG_BYTES, LAYOUT, Machine, World, synced
-from coranto_broker.spool_files import Fsync, SpoolFolder, folder_of
-from coranto_broker.spool_recovery import Recovered, recover
+from coranto_broker.spool import commit_log, in_sync
+from coranto_broker.spool.durable_spool import Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.in_sync import Judgement, Record
+from coranto_broker.spool.recovery import Recovered, recover
 
 
 def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from coranto.client.values import Suspend
 from coranto.coordination.etcd import Put
 from coranto.errors import CorantoError
-from coranto.fragments import Codec
+from coranto.fragments.fragment import Codec
 from coranto.testing.sim import etcd, object_store
 from coranto.testing.sim.object_store import StoreFaults
 from coranto_broker.simulation.restoring import Operator

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coranto.errors import InvalidInput
-from coranto.fragments import Codec
-from coranto_broker.spool_files import Fsync
+from coranto.fragments.fragment import Codec
+from coranto_broker.spool.durable_spool import Fsync
 
 FAULTS = (
     "kill",

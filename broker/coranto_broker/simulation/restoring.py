@@ -11,7 +11,7 @@ from coranto.errors import CorantoError, WrongCluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import Backup, SimCoordinator
 from coranto.testing.sim.timeline import Process
-from coranto_broker.adoption import Adoption
+from coranto_broker.recovery.adoption import Adoption
 from coranto_broker.simulation.world import LAYOUT, Machine, World
 
 

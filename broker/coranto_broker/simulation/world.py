@@ -22,8 +22,8 @@ from coranto.coordination.etcd import KeyValue, Put
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.errors import CorantoError, WrongCluster
-from coranto.fragments import Fragment, sum_of
-from coranto.specs import effective_replication, routes_equivalent
+from coranto.fragments.fragment import Fragment, sum_of
+from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.coverage import Coverage
@@ -37,14 +37,14 @@ from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker import commit_log
 from coranto_broker.broker import Broker
-from coranto_broker.in_process import StubPeers, serve
-from coranto_broker.in_sync import Judgement
-from coranto_broker.service import JournalService
+from coranto_broker.server.in_process import StubPeers, serve
+from coranto_broker.server.service import JournalService
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.simulation.options import Options
-from coranto_broker.spool_files import Sealed, folder_of
+from coranto_broker.spool import commit_log
+from coranto_broker.spool.durable_spool import Sealed, folder_of
+from coranto_broker.spool.in_sync import Judgement
 
 STORE_URL = "s3://fragments/sim/"
 LAYOUT = Layout("/gazette/cluster")

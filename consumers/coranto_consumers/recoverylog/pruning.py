@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
-from coranto.fragments import Fragment
-from coranto.stores import StoreRegistry
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import StoreRegistry
 from coranto_consumers.recoverylog.hint_store import StoredHints
 from coranto_consumers.recoverylog.segments import Segment
 

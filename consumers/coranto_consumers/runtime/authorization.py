@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from coranto.auth import Capability
+from coranto.security.tokens import Capability
 
 RULES: Final[Mapping[str, Capability]] = {
     "Stat": Capability.READ,

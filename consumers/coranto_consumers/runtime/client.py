@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc.aio
 
-from coranto.auth import Capability
-from coranto.call_tokens import CallTokens
 from coranto.client import ClientConfig
 from coranto.client.connection import REFUSALS
 from coranto.effects import SystemClock
 from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, RpcFailed, Unavailable
 from coranto.labels import label_selector, parse_selector
+from coranto.security.call_tokens import CallTokens
+from coranto.security.tokens import Capability
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints

@@ -9,8 +9,6 @@ from typing import Any
 
 import structlog
 
-from coranto.authorization import Authorizer
-from coranto.call_tokens import CallTokens
 from coranto.client import JournalClient
 from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
@@ -18,7 +16,9 @@ from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, TxnOutcomeUnknown, Unavailable
-from coranto.server_security import keys_of, peer_tls
+from coranto.security.admission import Authorizer
+from coranto.security.call_tokens import CallTokens
+from coranto.security.server import keys_of, peer_tls
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.application import Application

@@ -23,7 +23,7 @@ from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, R
 from coranto.messages import Clock as MessageClock
 from coranto.messages.framing import Decoder
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
-from coranto.specs import duration_seconds
+from coranto.specs.validation import duration_seconds
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.application import Application, Shard

@@ -23,7 +23,7 @@ from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
 from coranto.effects import SystemClock
 from coranto.errors import ClusterError
-from coranto.server_security import check_exposure, etcd_tls, server_credentials
+from coranto.security.server import check_exposure, etcd_tls, server_credentials
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coranto import labels
-from coranto.auth import Claims
 from coranto.coordination.keyspace import KeySpace, State
 from coranto.coordination.layout import MemberId
 from coranto.errors import InvalidInput
+from coranto.security.tokens import Claims
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.replica import ShardReplica

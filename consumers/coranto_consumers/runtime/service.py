@@ -11,8 +11,6 @@ import grpc.aio
 import structlog
 
 from coranto import labels
-from coranto.auth import Capability, Claims
-from coranto.authorization import TokenExpired
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target, unmodified
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.errors import (
@@ -25,7 +23,9 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto.names import shown, validate_shard_id
-from coranto.specs import ANY_REVISION, validate, validate_header
+from coranto.security.admission import TokenExpired
+from coranto.security.tokens import Capability, Claims
+from coranto.specs.validation import ANY_REVISION, validate, validate_header
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto.wire import protocol_pb2 as pb

@@ -27,9 +27,7 @@ import yaml
 
 from coranto import labels
 from coranto.errors import InvalidInput
-from coranto.wire import consumer_pb2 as pc
-from coranto.wire import protocol_pb2 as pb
-from coranto.yaml_fields import (
+from coranto.specs.yaml_fields import (
     DURATION,
     INTEGER,
     TEXT,
@@ -52,6 +50,8 @@ from coranto.yaml_fields import (
     shared_fields,
     write_fields,
 )
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.specs import validate_change
 
 _FLAG = Kind(read_flag, bool, bool, lambda message, name, value: setattr(message, name, bool(value)))

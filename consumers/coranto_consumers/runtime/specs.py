@@ -11,7 +11,7 @@ from coranto import labels
 from coranto.coordination.layout import AssignmentKey, MemberId
 from coranto.errors import InvalidInput
 from coranto.names import is_clean_path, validate_journal, validate_process_id, validate_shard_id
-from coranto.specs import ANY_REVISION, duration_seconds, validate_endpoint
+from coranto.specs.validation import ANY_REVISION, duration_seconds, validate_endpoint
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog.hint_store import HintKeys, require_no_cluster_keys

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from coranto.auth import BearerToken
 from coranto.client import ClientConfig
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
+from coranto.security.tokens import BearerToken
 
 EARLIEST = -2
 LATEST = -1

@@ -22,7 +22,7 @@ from coranto.coordination.keyspace import KeySpace, State
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import Unavailable
 from coranto.messages import JsonLines
-from coranto.specs import ANY_REVISION
+from coranto.specs.validation import ANY_REVISION
 from coranto.testing.applying import apply_specs
 from coranto.testing.laboratory.processes import CORANTO, SECONDS, ProcessSlot, broker_command, until
 from coranto.wire import consumer_pb2 as pc

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coranto.dirlock import DirectoryLock
+from coranto.process.dirlock import DirectoryLock
 from coranto.telemetry import configure_logging
 
 app = typer.Typer(help="The main job, end to end, on real flights.", no_args_is_help=True)

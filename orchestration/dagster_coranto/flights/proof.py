@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from coranto.audit import JournalAudit, audit_journal
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.committed import committed_messages
+from coranto.fragments.stores import StoreRegistry
 from coranto.messages import JsonLines
-from coranto.stores import StoreRegistry
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto.flights.data import ALERT_COLUMNS, expected_alerts, expected_carrier_delays
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from coranto.auth import Capability
 from coranto.client.connection import CALL_ENDED, REFUSALS, cancelled_from_outside
 from coranto.client.dispatch import Dispatcher, Way
 from coranto.client.responses import append_failure, check_appended
@@ -30,7 +29,8 @@ from coranto.errors import (
     InvalidInput,
     Unavailable,
 )
-from coranto.fragments import ZERO_SUM, sum_from_wire
+from coranto.fragments.fragment import ZERO_SUM, sum_from_wire
+from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 if TYPE_CHECKING:

@@ -12,8 +12,6 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from coranto.auth import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
-from coranto.call_tokens import Metadata
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
 from coranto.client.connection import Connection, cancelled_from_outside
@@ -44,10 +42,12 @@ from coranto.errors import (
     Unavailable,
     status_error,
 )
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
 from coranto.labels import parse_selector
 from coranto.names import validate_journal
-from coranto.specs import validate
+from coranto.security.call_tokens import Metadata
+from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
+from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 
 _FRAGMENTS_PER_PAGE = 1000

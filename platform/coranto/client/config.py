@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from coranto.auth import Auth, BearerToken, Keys
 from coranto.errors import InvalidInput
 from coranto.names import validate_zone
+from coranto.security.tokens import Auth, BearerToken, Keys
 
 DEFAULT_ROUTE_CACHE = 1024
 """Of how many journals a client remembers the brokers, unless it is told otherwise."""

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from coranto.codecs import check_file_length, decompress, iter_decompress
 from coranto.errors import CorruptFragment, StoreError
-from coranto.fragments import Fragment
+from coranto.fragments.codecs import check_file_length, decompress, iter_decompress
+from coranto.fragments.fragment import Fragment
 
 _PIECE_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 64 << 20

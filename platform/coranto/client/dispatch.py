@@ -23,12 +23,12 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientConfig, Target, parse_endpoint
 from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, InvalidInput, Unavailable
+from coranto.security.call_tokens import CallTokens
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 

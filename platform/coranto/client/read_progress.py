@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from coranto.client.responses import check_well_formed
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, CorruptFragment, OffsetJump, status_error
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import grpc.aio
 import structlog
 
-from coranto.auth import Capability
 from coranto.client.connection import cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Dispatcher
@@ -32,6 +31,7 @@ from coranto.errors import (
     Unavailable,
     WrongRoute,
 )
+from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers, NotJournalBroker, WrongRoute)

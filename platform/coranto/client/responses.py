@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.message import Message
 
 from coranto.errors import CorruptData, InvalidInput, RegisterMismatch, StatusError, status_error
-from coranto.specs import validate, validate_append_response
+from coranto.specs.validation import validate, validate_append_response
 from coranto.wire import protocol_pb2 as pb
 
 Headed = pb.ListResponse | pb.ApplyResponse | pb.FragmentsResponse

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from coranto.auth import Auth
 from coranto.client.append_service import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_PENDING_BYTES,
@@ -27,6 +26,7 @@ from coranto.client.handover import BoundedCalls, HandingFace, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.values import AppendResult, Chunk, Suspend
 from coranto.errors import AppendOutcomeUnknown, Unavailable
+from coranto.security.tokens import Auth
 from coranto.wire import protocol_pb2 as pb
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
 

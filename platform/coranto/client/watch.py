@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 import structlog
 
-from coranto.auth import Capability
 from coranto.client.connection import cancelled_from_outside
 from coranto.client.dispatch import Dispatcher
 from coranto.client.reader import TRANSIENT
@@ -25,6 +24,7 @@ from coranto.client.retry import Retry
 from coranto.client.values import JournalInfo, Listing
 from coranto.effects import Clock
 from coranto.errors import CorruptData, Unavailable
+from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 _SUBJECT = "watch of journals"

@@ -24,9 +24,9 @@ from coranto.cluster.processes import ChildProcess, describe_exit, free_port, st
 from coranto.cluster.processes import wait_ready as await_ready
 from coranto.coordination.etcd import channel_target, is_secure
 from coranto.coordination.lease import LeaseRecord
-from coranto.dirlock import DirectoryLock
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError, InvalidInput
+from coranto.process.dirlock import DirectoryLock
 
 log = structlog.get_logger(__name__)
 

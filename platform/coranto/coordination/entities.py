@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from coranto.coordination.layout import AssignmentKey, MemberId
 from coranto.errors import InvalidInput
-from coranto.specs import (
+from coranto.specs.validation import (
     effective_replication,
     routes_equivalent,
     validate_broker_spec,

@@ -5,10 +5,10 @@ assignments together; there is no other failure detector.
 
 A process that was killed and comes back before that may *resume*: it finds its lease's id in a file of its data
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
-process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.dirlock`). A copy
-of the directory does not count: its lock says nothing about the process that uses the original. So the file names its
-directory (`coranto.dirlock.place_of`), and only a process that finds it there resumes; any other waits until the lease
-has run out.
+process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.process.dirlock`).
+A copy of the directory does not count: its lock says nothing about the process that uses the original. So the file
+names its directory (`coranto.process.dirlock.place_of`), and only a process that finds it there resumes; any other
+waits until the lease has run out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 import structlog
 
 from coranto.coordination.etcd import Coordinator, GrantedLease, KeyValue, Put, absent, unmodified
-from coranto.dirlock import place_of
 from coranto.effects import Clock, Disk, LocalDisk, SystemClock
 from coranto.errors import LeaseLost, MemberInUse, TxnOutcomeUnknown, Unavailable
+from coranto.process.dirlock import place_of
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from coranto.client import JournalClient
 from coranto.errors import ApplyOutcomeUnknown
-from coranto.specs import ANY_REVISION
+from coranto.specs.validation import ANY_REVISION
 from coranto.wire import protocol_pb2 as pb
 
 _TRIES: Final = 10

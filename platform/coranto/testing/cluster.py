@@ -23,7 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from coranto.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE
 from coranto.errors import ClusterError, InvalidInput
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
 from coranto.labels import label_set, union
 from coranto.testing.in_process import BrokerPlace, find_broker
 from coranto.testing.machines import LAYOUT, SERVICES, Machine, World

@@ -23,8 +23,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coranto import codecs, labels
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto import labels
+from coranto.fragments import codecs
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc

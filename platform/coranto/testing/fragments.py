@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from coranto.client.direct import DirectReader
-from coranto.codecs import compress
-from coranto.fragments import Codec, Fragment, sum_of
-from coranto.stores import FragmentStore
+from coranto.fragments.codecs import compress
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.stores import FragmentStore
 
 CONTENT: Final = b'{"carrier": "UA", "delay": 11}\n' * 1000
 

@@ -17,7 +17,7 @@ from coranto.coordination.etcd import Coordinator
 from coranto.coordination.layout import Layout
 from coranto.effects import Clock, Disk
 from coranto.errors import ClusterError
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 GROUP = "coranto.testing"

@@ -14,7 +14,7 @@ from coranto.client import JournalClient
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import ClusterError
-from coranto.specs import effective_replication
+from coranto.specs.validation import effective_replication
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, RunBroker
 from coranto.testing.sim import etcd as sim_etcd
 from coranto.testing.sim import object_store

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coranto import labels
 from coranto.client.values import AppendResult, Chunk
 from coranto.errors import AppendOutcomeUnknown, JournalNotFound, OffsetJump, OffsetNotYetAvailable, RegisterMismatch
-from coranto.fragments import ZERO_SUM
+from coranto.fragments.fragment import ZERO_SUM
 from coranto.wire import protocol_pb2 as pb
 
 

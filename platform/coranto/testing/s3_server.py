@@ -19,7 +19,7 @@ from types import TracebackType
 from urllib.parse import quote, urlencode
 
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
-from coranto.store_endpoints import VARIABLE
+from coranto.fragments.store_endpoints import VARIABLE
 
 REGION = "us-east-1"
 _READY_SECONDS = 60.0

@@ -18,9 +18,9 @@ from typing import Any
 from coranto.client import JournalClient
 from coranto.coordination.etcd import Delete
 from coranto.messages.framing import Envelope, iter_messages
-from coranto.streams.events import BytesEvents, JsonEvents
-from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import segment_journal
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.model.events import BytesEvents, JsonEvents
+from coranto.streams.model.stream import segment_journal
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.wire import protocol_pb2 as pb
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from coranto.streams.keys import KeyRange
-from coranto.streams.model import Segment, Stream, segment_journal
+from coranto.streams.model.keys import KeyRange
+from coranto.streams.model.stream import Segment, Stream, segment_journal
 
 
 def segment(number: int, keys: KeyRange, predecessors: frozenset[int] = frozenset(), epoch: int = 0) -> Segment:

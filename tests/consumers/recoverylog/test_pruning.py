@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coranto.fragments import ZERO_SUM, Codec, Fragment
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
 from coranto_consumers.recoverylog.hint_store import StoredHints
 from coranto_consumers.recoverylog.pruning import ShardHints, is_dead, live_segments

@@ -11,11 +11,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from coranto.auth import Capability, Keys
-from coranto.call_tokens import CallTokens
 from coranto.coordination.etcd import Put
 from coranto.effects import SystemClock
 from coranto.labels import CONTENT_TYPE, RECOVERY_LOG, label_selector, label_set
+from coranto.security.call_tokens import CallTokens
+from coranto.security.tokens import Capability, Keys
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.recoverylog import Author, Fnode, Hints, LiveFnode, Segment
 from coranto_consumers.runtime import intake, primary

@@ -28,7 +28,7 @@ from coranto.errors import (
     WrongAppendOffset,
     status_error,
 )
-from coranto.fragments import ZERO_SUM, sum_to_wire
+from coranto.fragments.fragment import ZERO_SUM, sum_to_wire
 from coranto.labels import label_selector, label_set
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point

@@ -21,7 +21,7 @@ from coranto.errors import (
     Unavailable,
     WrongAppendOffset,
 )
-from coranto.fragments import ZERO_SUM, sum_of
+from coranto.fragments.fragment import ZERO_SUM, sum_of
 from coranto.labels import label_selector, label_set
 from coranto.wire import protocol_pb2 as pb
 

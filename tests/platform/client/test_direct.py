@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from coranto import codecs
 from coranto.client import direct
 from coranto.client.direct import DirectReader
 from coranto.errors import CorruptFragment, StoreError
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto.fragments import codecs
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 
 CONTENT = b"a line of content, again and again\n" * 5000
 

@@ -28,7 +28,7 @@ from coranto.errors import (
     RpcFailed,
     Unavailable,
 )
-from coranto.fragments import Codec
+from coranto.fragments.fragment import Codec
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
 from coranto.wire import protocol_pb2 as pb

@@ -9,7 +9,7 @@ import pytest
 from coranto.client.read_progress import Event, Located, ReadProgress
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, CorruptFragment, JournalNotFound, OffsetJump
-from coranto.fragments import Codec, Fragment, sum_of
+from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"

@@ -11,11 +11,11 @@ import grpc
 import pytest
 import structlog
 
-from coranto.auth import Keys
 from coranto.client import ClientConfig, ClientTls, JournalClient, SyncJournalClient
 from coranto.client.dispatch import Dispatcher
 from coranto.client.routes import TTL_SECONDS, KnownRoute, RouteCache
 from coranto.errors import EtcdTransactionFailed, NotPrimaryBroker, Unavailable
+from coranto.security.tokens import Keys
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.command_line import RemoteBroker
 from coranto.testing.fake_broker import Break, FakeBroker, Point

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coranto.client import JournalClient
-from coranto.streams.lifecycle import Streams
+from coranto.streams.control.lifecycle import Streams
 from coranto.testing import Cluster
 from coranto.testing.stream_world import StreamWorld, VirtualClock, stream_world
 

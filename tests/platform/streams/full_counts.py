@@ -17,15 +17,15 @@ from typing import Annotated, Any
 
 import typer
 
-from coranto.call_tokens import CallTokens
 from coranto.client import JournalClient
 from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.effects import Clock
 from coranto.messages.uuids import Flags
-from coranto.streams.registers import Entry, Registers, enter
-from coranto.streams.units import CommitResult
-from coranto.streams.writer import StreamWriter
+from coranto.security.call_tokens import CallTokens
+from coranto.streams.model.registers import Entry, Registers, enter
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.streams.writer.units import CommitResult
 from coranto.testing.stream_world import STREAM, StreamWorld, stream_world
 
 _ZONES = ("red", "green", "blue")

@@ -23,14 +23,14 @@ from coranto.errors import (
 )
 from coranto.messages.framing import Envelope, iter_messages
 from coranto.messages.uuids import Flags
-from coranto.streams.events import BytesEvents, JsonEvents
-from coranto.streams.keys import key_hash
-from coranto.streams.model import segment_journal
-from coranto.streams.reader import StreamReader
-from coranto.streams.scaling import Merge, Split
-from coranto.streams.transactions import Transaction, TransactionState
-from coranto.streams.units import CommitResult
-from coranto.streams.writer import MAX_TRANSACTION_BYTES, StreamWriter
+from coranto.streams.control.scaling import Merge, Split
+from coranto.streams.model.events import BytesEvents, JsonEvents
+from coranto.streams.model.keys import key_hash
+from coranto.streams.model.stream import segment_journal
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.stream_writer import MAX_TRANSACTION_BYTES, StreamWriter
+from coranto.streams.writer.transactions import Transaction, TransactionState
+from coranto.streams.writer.units import CommitResult
 from coranto.testing.sim.loop import simulated
 from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
 

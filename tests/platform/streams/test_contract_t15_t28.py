@@ -17,7 +17,6 @@ import pytest
 import structlog
 
 from coranto import labels
-from coranto.auth import BearerToken
 from coranto.client import JournalClient
 from coranto.effects import SystemClock
 from coranto.errors import (
@@ -38,17 +37,18 @@ from coranto.errors import (
     WriterExpired,
     WriterFenced,
 )
-from coranto.streams.events import BytesEvents
-from coranto.streams.keys import KeyRange
-from coranto.streams.lifecycle import Streams
-from coranto.streams.model import Segment, segment_journal, spec_of
-from coranto.streams.multi import MultiKeyWriter
-from coranto.streams.reader import StreamReader
-from coranto.streams.registers import Entry, Fence, Registers, enter
-from coranto.streams.scaling import Split
-from coranto.streams.transactions import TransactionState
-from coranto.streams.units import CommitResult
-from coranto.streams.writer import StreamWriter
+from coranto.security.tokens import BearerToken
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.control.scaling import Split
+from coranto.streams.model.events import BytesEvents
+from coranto.streams.model.keys import KeyRange
+from coranto.streams.model.registers import Entry, Fence, Registers, enter
+from coranto.streams.model.stream import Segment, segment_journal, spec_of
+from coranto.streams.reader.stream_reader import StreamReader
+from coranto.streams.writer.multi_key.writer import MultiKeyWriter
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.streams.writer.transactions import TransactionState
+from coranto.streams.writer.units import CommitResult
 from coranto.testing.fake_broker import FakeBroker
 from coranto.testing.fake_broker import Point as BrokerPoint
 from coranto.testing.sim.disk import SimDisk

@@ -12,7 +12,7 @@ import pytest
 from coranto.errors import ReaderOffline
 from coranto.messages.framing import JsonObject
 from coranto.streams import ReaderGroup, Streams, default_template
-from coranto.streams.writer import StreamWriter
+from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.testing.cluster import STORE_URL, Cluster
 
 PAGE = Path(__file__).parents[3] / "docs" / "streams.md"

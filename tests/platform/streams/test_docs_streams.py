@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from coranto.streams.lifecycle import Streams, default_template
+from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.testing.cluster import STORE_URL, Cluster
 
 PAGE = Path(__file__).parents[3] / "docs" / "streams.md"

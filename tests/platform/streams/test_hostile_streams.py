@@ -12,13 +12,13 @@ from structlog.testing import capture_logs
 from coranto import labels
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, CorruptData, InvalidInput, Unavailable
-from coranto.streams import state
-from coranto.streams.autoscale import Autoscaler
-from coranto.streams.groups import ReaderGroup
-from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import SEGMENT_LABEL, STREAM_LABEL, readers_journal
-from coranto.streams.positions import PendingMessages, SegmentPosition, StreamPosition
-from coranto.streams.scaling import ScalingPolicy
+from coranto.streams.control.autoscale import Autoscaler
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.scaling import ScalingPolicy
+from coranto.streams.groups import state_synchronizer
+from coranto.streams.groups.reader_groups import ReaderGroup
+from coranto.streams.model.positions import PendingMessages, SegmentPosition, StreamPosition
+from coranto.streams.model.stream import SEGMENT_LABEL, STREAM_LABEL, readers_journal
 from coranto.testing.cluster import STORE_URL, Cluster
 from coranto.wire import protocol_pb2 as pb
 
@@ -130,7 +130,7 @@ async def test_a_record_without_an_end_is_refused_by_all_members(
     client: JournalClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each holds what it cannot make sense of yet in its memory."""
-    monkeypatch.setattr(state, "MAX_RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(state_synchronizer, "MAX_RECORD_BYTES", 1 << 20)
     await Streams(client).create("shop/orders", template=TEMPLATE)
     members = ReaderGroup(client, "shop/orders", "billing")
     await members.create()

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coranto.streams.keys import key_hash
+from coranto.streams.model.keys import key_hash
 
 from .anomalies import Anomaly
 from .history import History, Outcome, Unit

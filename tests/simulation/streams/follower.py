@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from coranto.streams.positions import StreamPosition
-from coranto.streams.reader import StreamReader
+from coranto.streams.model.positions import StreamPosition
+from coranto.streams.reader.stream_reader import StreamReader
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from coranto.errors import CheckpointRefused, CorantoError, ReaderOffline
-from coranto.streams.group_reader import GroupReader
-from coranto.streams.groups import ReaderGroup
-from coranto.streams.positions import StreamPosition
+from coranto.streams.groups.group_reader import GroupReader
+from coranto.streams.groups.reader_groups import ReaderGroup
+from coranto.streams.model.positions import StreamPosition
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host

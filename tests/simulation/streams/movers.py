@@ -8,7 +8,7 @@ from typing import Any
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError
-from coranto.streams.multi import MultiKeyResult, MultiKeyWriter
+from coranto.streams.writer.multi_key.writer import MultiKeyResult, MultiKeyWriter
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host

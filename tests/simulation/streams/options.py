@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from coranto.errors import InvalidInput
-from coranto.fragments import Codec
+from coranto.fragments.fragment import Codec
 from coranto_broker.simulation.options import Options as BrokerOptions
-from coranto_broker.spool_files import Fsync
+from coranto_broker.spool.durable_spool import Fsync
 
 FAULTS = (
     "kill",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coranto.errors import AppendOutcomeUnknown, CorantoError
-from coranto.streams.events import BytesEvents, JsonEvents
-from coranto.streams.lifecycle import Streams
-from coranto.streams.model import readers_journal, transactions_journal
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.events import BytesEvents, JsonEvents
+from coranto.streams.model.stream import readers_journal, transactions_journal
 from coranto.testing.sim.loop import simulated
 from coranto_broker.simulation import playing
 from coranto_broker.simulation.nemesis import Nemesis

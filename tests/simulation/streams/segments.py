@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from coranto.streams.keys import KeyRange
+from coranto.streams.model.keys import KeyRange
 
 CONTINUE, ACK = 1, 2  # The flags of messages; an event outside of transactions has none.
 _MAGIC = b"\x66\x33\x93\x36"

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coranto.streams.keys import key_hash
+from coranto.streams.model.keys import key_hash
 
 from .anomalies import Anomaly
 from .history import Attempt, History, Outcome, Unit

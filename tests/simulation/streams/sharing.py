@@ -23,7 +23,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from coranto.streams.positions import StreamPosition
+from coranto.streams.model.positions import StreamPosition
 
 from .anomalies import Anomaly
 from .checker import Stand

@@ -9,10 +9,10 @@ from typing import Any
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, PreconditionFailed, TransactionTimeout, WriterExpired
-from coranto.streams.scaling import Change, Merge, Split
-from coranto.streams.transactions import Transaction, TransactionState
-from coranto.streams.units import CommitResult, EventPosition
-from coranto.streams.writer import StreamWriter
+from coranto.streams.control.scaling import Change, Merge, Split
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.streams.writer.transactions import Transaction, TransactionState
+from coranto.streams.writer.units import CommitResult, EventPosition
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host

@@ -7,9 +7,9 @@ import functools
 from collections import defaultdict
 
 from coranto.client import JournalClient
-from coranto.streams.lifecycle import Streams
-from coranto.streams.model import Stream, decode, segments_selector
-from coranto.streams.registers import Fence
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.registers import Fence
+from coranto.streams.model.stream import Stream, decode, segments_selector
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.connection import SimConnection
 from coranto.testing.sim.loop import SimLoop

@@ -12,7 +12,7 @@ import typer
 from coranto.cli.connect import Endpoint, connect
 from coranto.client import JournalInfo, SyncJournalClient
 from coranto.errors import CorantoError, EtcdTransactionFailed, InvalidInput, RpcFailed
-from coranto.journal_tree import parse_tree
+from coranto.specs.journal_tree import parse_tree
 from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 

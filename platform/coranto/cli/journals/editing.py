@@ -14,7 +14,7 @@ from coranto.cli.journals.applying import MaxTxnSize, apply_changes
 from coranto.cli.journals.selection import Names, Selector, chosen, select_now
 from coranto.cli.output import note
 from coranto.errors import CorantoError, InvalidInput
-from coranto.journal_tree import parse_tree, render_tree
+from coranto.specs.journal_tree import parse_tree, render_tree
 
 _HEAD = "# Save what the journals shall be. Journals that are left out stay as they are; `delete: true` deletes.\n"
 _ERROR = "# ERROR: "

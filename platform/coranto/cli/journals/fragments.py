@@ -13,7 +13,7 @@ from coranto.cli.journals.times import parse_time, parse_ttl
 from coranto.cli.output import Format, print_json, print_table
 from coranto.client import FragmentInfo, JournalClient
 from coranto.errors import InvalidInput
-from coranto.fragments import Codec
+from coranto.fragments.fragment import Codec
 from coranto.telemetry import amount
 from coranto.wire import protocol_pb2 as pb
 

@@ -15,7 +15,7 @@ from coranto.cli.journals.selection import is_asleep
 from coranto.cli.output import Format, print_json, print_table
 from coranto.client import JournalClient, JournalInfo, Listing
 from coranto.errors import CorantoError, StatusError
-from coranto.journal_tree import render_tree
+from coranto.specs.journal_tree import render_tree
 from coranto.telemetry import amount
 from coranto.wire import protocol_pb2 as pb
 

@@ -16,10 +16,10 @@ from coranto.cli.journals.selection import Names, Selector, chosen, is_asleep, s
 from coranto.cli.output import note
 from coranto.client import JournalClient, JournalInfo
 from coranto.errors import InvalidInput
-from coranto.fragments import Fragment
-from coranto.retention import expired
-from coranto.specs import duration_seconds
-from coranto.stores import StoreRegistry
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.retention import expired
+from coranto.fragments.stores import StoreRegistry
+from coranto.specs.validation import duration_seconds
 from coranto.telemetry import amount, progress
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from datetime import UTC, datetime
 
-from coranto.durations import parse_duration
 from coranto.errors import InvalidInput
+from coranto.specs.durations import parse_duration
 
 
 def parse_time(text: str, now: float, option: str) -> int:

@@ -12,8 +12,8 @@ from coranto.cli.output import note
 from coranto.cli.streams.managing import policy_of
 from coranto.client import JournalClient
 from coranto.errors import InvalidInput
-from coranto.streams.autoscale import DEFAULT_INTERVAL, Autoscaler
-from coranto.streams.scaling import Change, Split
+from coranto.streams.control.autoscale import DEFAULT_INTERVAL, Autoscaler
+from coranto.streams.control.scaling import Change, Split
 
 
 def autoscale(

@@ -14,14 +14,14 @@ from coranto.cli.connect import Endpoint, with_client
 from coranto.cli.output import note, print_table
 from coranto.client import JournalClient
 from coranto.errors import CorruptData, InvalidInput
-from coranto.fragments import Codec
+from coranto.fragments.fragment import Codec
 from coranto.labels import FIXED_FRAMES, JSON_LINES
 from coranto.messages.fixed_frame import MAGIC
-from coranto.specs import validate_journal_spec
-from coranto.streams.lifecycle import Streams, default_template
-from coranto.streams.model import Stream, segment_journal, validate_stream
-from coranto.streams.pictures import COLUMNS, key_map, segment_row
-from coranto.streams.scaling import Change, Merge, ScalingPolicy, Split, parse_policy
+from coranto.specs.validation import validate_journal_spec
+from coranto.streams.control.lifecycle import Streams, default_template
+from coranto.streams.control.scaling import Change, Merge, ScalingPolicy, Split, parse_policy
+from coranto.streams.model.pictures import COLUMNS, key_map, segment_row
+from coranto.streams.model.stream import Stream, segment_journal, validate_stream
 from coranto.wire import protocol_pb2 as pb
 
 _MAP_EPOCHS = 16

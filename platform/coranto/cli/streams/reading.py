@@ -15,13 +15,13 @@ from coranto.cli.output import note
 from coranto.cli.sink import Sink, opened_sink
 from coranto.client import JournalClient
 from coranto.errors import CorruptData, InvalidInput
-from coranto.streams.delivery import Event
-from coranto.streams.events import JsonEvents, format_of
-from coranto.streams.group_reader import GroupReader
-from coranto.streams.groups import ReaderGroup
-from coranto.streams.lifecycle import Streams
-from coranto.streams.positions import StreamPosition
-from coranto.streams.reader import StreamReader
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.groups.group_reader import GroupReader
+from coranto.streams.groups.reader_groups import ReaderGroup
+from coranto.streams.model.events import JsonEvents, format_of
+from coranto.streams.model.positions import StreamPosition
+from coranto.streams.reader.delivery import Event
+from coranto.streams.reader.stream_reader import StreamReader
 
 _KEEP_SECONDS: Final = 1.0
 

@@ -17,14 +17,14 @@ import typer
 from coranto.cli.connect import PATIENCE, Endpoint, connect, ended_by_sigterm
 from coranto.cli.journals.records import RecordFraming, read_records
 from coranto.cli.output import note
-from coranto.cli.streams.handing import EventFeed
+from coranto.cli.streams.event_feed import EventFeed
 from coranto.client import JournalClient
 from coranto.client.loop import shared_loop
 from coranto.errors import CommitUnknown, InvalidInput, WriterExpired
-from coranto.streams.events import JsonEvents, format_of
-from coranto.streams.sync_lifecycle import SyncStreams
-from coranto.streams.sync_writer import SyncStreamWriter
-from coranto.streams.writer import CLOSE_SECONDS, DEFAULT_PATIENCE, StreamWriter
+from coranto.streams.blocking.lifecycle import SyncStreams
+from coranto.streams.blocking.writer import SyncStreamWriter
+from coranto.streams.model.events import JsonEvents, format_of
+from coranto.streams.writer.stream_writer import CLOSE_SECONDS, DEFAULT_PATIENCE, StreamWriter
 from coranto.telemetry import ProgressReport, configure_logging, progress
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from coranto.client import JournalClient
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 from coranto.testing.applying import apply_specs
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.verdict import Verdict, conclude

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from coranto.audit import audit_journal
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError, CorantoError
-from coranto.stores import StoreRegistry
+from coranto.fragments.stores import StoreRegistry
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
 from coranto.testing.laboratory.processes import until

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coranto.client.loop import Face
-from coranto.fragments import Fragment
+from coranto.fragments.fragment import Fragment
 from coranto.testing.cluster import Cluster
 from coranto.wire import protocol_pb2 as pb
 

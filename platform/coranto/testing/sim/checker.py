@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 
 from coranto import labels
 from coranto.errors import CorruptFragment
-from coranto.fragments import Fragment
-from coranto.stores import verified_content
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import verified_content
 from coranto.testing.sim.history import HEADER, History, Kind, Observation, Operation, Outcome
 from coranto.testing.sim.linearizability import Call, first_impossible
 from coranto.wire import protocol_pb2 as pb

@@ -7,11 +7,11 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from coranto.call_tokens import CallTokens
 from coranto.client.config import ClientConfig
 from coranto.client.connection import Connection
 from coranto.effects import Clock
 from coranto.errors import CorantoError
+from coranto.security.call_tokens import CallTokens
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2_grpc as pb_grpc

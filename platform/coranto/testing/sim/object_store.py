@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coranto.errors import FragmentNotFound, StoreError
-from coranto.fragments import Fragment
-from coranto.journal_folders import MARKER, StoredFile
-from coranto.store_urls import parse_store_url
-from coranto.stores import Content, FragmentStore, StoreRegistry
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.journal_folders import MARKER, StoredFile
+from coranto.fragments.store_urls import parse_store_url
+from coranto.fragments.stores import Content, FragmentStore, StoreRegistry
 from coranto.testing.sim.network import Network, TimedOut
 from coranto.testing.sim.timeline import Process
 

@@ -1,0 +1,154 @@
+"""Whole appends for which nothing has to be waited for: they commit in one go.
+
+That is the common case of a journal with one replica. The state machine (`coranto_broker.append.fsm`) would take such
+an append from RESOLVE to FINISHED without suspending, and spend most of its time on the way from one state to the next.
+Here the conditions of all those states are looked at together. Where one does not hold (yet), nothing has happened, and
+the append goes through the state machine, which is also who refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Final, NamedTuple, Protocol
+
+from coranto.effects import Clock
+from coranto.fragments.fragment import Fragment
+from coranto.specs.validation import may_write
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append import preconditions
+from coranto_broker.append.group_commit import Whole, is_plain
+from coranto_broker.replication.pipeline import Pipeline, Standing
+from coranto_broker.replication.resolver import Resolution, Resolver
+from coranto_broker.spool import spool
+
+
+class Committed(NamedTuple):
+    """An append that has committed: its content, of SHA-1 `sum`, ends `fragment`, and came in so many `chunks`."""
+
+    resolution: Resolution
+    fragment: Fragment
+    begin: int
+    sum: bytes
+    registers: pb.LabelSet
+    chunks: int
+
+    @property
+    def length(self) -> int:
+        """Bytes of its content."""
+        return self.fragment.end - self.begin
+
+
+class Candidate(NamedTuple):
+    """An append that may commit at once.
+
+    `after` is what it makes of the registers as they were when it began, `before`. None: that is not known, nor whether
+    it is well-formed.
+    """
+
+    resolution: Resolution
+    before: pb.LabelSet
+    after: pb.LabelSet | None
+
+
+class Environment(Protocol):
+    """What these appends need of their broker."""
+
+    clock: Clock
+    resolver: Resolver
+
+    @property
+    def limits_rates(self) -> bool:
+        """Whether every journal's rate of appends is limited."""
+        ...
+
+    def is_healthy(self, journal: str, url: str) -> bool:
+        """Whether a fragment store is known to work, and what waits to go there does not hold the journal back."""
+        ...
+
+    def grouped(self, appends: int) -> None:
+        """So many whole appends are being proposed together."""
+        ...
+
+
+_PLAIN: Final = pb.AppendRequest()
+
+
+def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate | None:
+    """What an append that was just begun is to commit at once with, if it may as far as can be told by now.
+
+    Its journal exists, so that the name is valid for sure.
+    """
+    if request.offset or request.suspend or request.HasField("header"):
+        return None
+    resolution = environment.resolver.known(request.journal, request.min_etcd_revision)
+    if resolution is None or resolution.replica is None or resolution.replica.pipeline.at_rest is None:
+        return None
+    before = resolution.replica.pipeline.at_rest.spool.registers
+    after = before if is_plain(request) else preconditions.foresee(request, before)
+    return Candidate(resolution, before, after)
+
+
+def commit(environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole) -> Committed | None:
+    """Commit the append of a candidate, whose sender may append to every journal, or do nothing (None).
+
+    It is well-formed. Raises RolledBack when it cannot be written.
+    """
+    resolution = candidate.resolution
+    content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)
+    if not content or pipeline is None or not environment.resolver.is_current(resolution):
+        return None
+    if pipeline.error is not None or clock.monotonic() >= pipeline.renew_at:
+        return None
+    before, changes, now = pipeline.spool.committed, resolution.require_replica.index.changes, clock.now()
+    fragment, standing = before.fragment, pipeline.standing
+    if (
+        standing is None
+        or standing.begin != fragment.begin
+        or standing.end < fragment.end
+        or standing.until <= now
+        or standing.changes != changes
+    ):
+        standing = pipeline.standing = _stand(environment, resolution, before, now)
+        if standing is None:
+            return None
+    if standing.store and not environment.is_healthy(resolution.spec.name, standing.store):
+        return None
+    registers = candidate.after
+    if registers is None or before.registers is not candidate.before:  # Nobody modifies them in place.
+        if not preconditions.registers_match(request, before.registers):
+            return None
+        registers = preconditions.next_registers(before.registers, request)
+        if preconditions.outgrown(before.registers, registers) is not None:
+            return None
+    after = pipeline.commit(content, registers)
+    environment.grouped(1)
+    digest = hashlib.sha1(content, usedforsecurity=False).digest()
+    return Committed(resolution, after, fragment.end, digest, registers, whole.chunks)
+
+
+def _pipeline(resolution: Resolution) -> Pipeline | None:
+    """The pipeline of an append that does not have to wait for it, nor it for others."""
+    replica, invalidated = resolution.replica, resolution.invalidated
+    if replica is None or (invalidated is not None and invalidated.fired):
+        return None
+    pipeline = replica.pipeline.at_rest
+    if pipeline is None or not pipeline.answers_at_once or not pipeline.fits(resolution) or not pipeline.is_idle:
+        return None
+    return pipeline
+
+
+def _stand(environment: Environment, resolution: Resolution, before: spool.Committed, now: float) -> Standing | None:
+    """What lets appends of nothing but content go to the present fragment as it is, and for how long."""
+    spec, index, fragment = resolution.spec, resolution.require_replica.index, before.fragment
+    if environment.limits_rates or spec.max_append_rate or not may_write(spec) or not index.refreshed:
+        return None
+    known = index.known
+    if known.empty or preconditions.check(_PLAIN, spec, before, known, now) != preconditions.GO:
+        return None
+    if preconditions.propose(before, 0, spec.fragment, now) is not fragment:
+        return None  # It is to be completed first.
+    interval = spec.fragment.flush_interval.ToSeconds()
+    until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
+    store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first.
+    return Standing(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)

@@ -1,0 +1,255 @@
+"""The append state machine: drives every append through its states, and takes in what the client sends.
+
+`append_states.TRANSITIONS` is the whole graph and `_HANDLERS` says who acts in each state. Going anywhere else than the
+table allows is a bug and raises. What comes before content may stream is `append_readiness`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from coranto.effects import Bytes
+from coranto.errors import CorantoError, InvalidInput, Unavailable
+from coranto.fragments.fragment import Fragment
+from coranto.specs.validation import may_write
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append import preconditions
+from coranto_broker.append.group_commit import Course, Tokens, commit_of, gather
+from coranto_broker.append.readiness import Readying
+from coranto_broker.append.states import TERMINAL, State
+from coranto_broker.replication.pipeline import rolled_back
+from coranto_broker.rpc.content import AppendMessage, Content
+from coranto_broker.spool.spool import new_sum
+
+
+class AppendFsm(Readying):
+    """One append: `run` until content may stream, feed it what the client sends, `finish`; `release` at the end."""
+
+    async def run(self, until: State = State.STREAM_CONTENT) -> bool:
+        """Go on until content may stream, or another state is reached (True); or else a terminal state (False)."""
+        while self.state is not until:
+            if self.state in TERMINAL:
+                return False
+            await self._step()
+        return True
+
+    def client_sent(self, message: AppendMessage) -> bool:
+        """In STREAM_CONTENT, a message of the client. False when no more are wanted; then `finish`."""
+        problem: CorantoError | None = None
+        content = message.content
+        if self._committing:
+            problem = InvalidInput("expected the end of the stream after the empty message that commits")
+        elif has_parameters(message):
+            problem = InvalidInput("only the first message may hold more than content", field="AppendRequest.content")
+        elif not content:
+            self._committing = True
+        elif self._asks_loss:
+            self.status = pb.INDEX_HAS_GREATER_OFFSET
+            return self._end_of_input(None)
+        elif not may_write(self._resolved.spec) or not preconditions.may_have_content(self.request):
+            self.status = pb.NOT_ALLOWED
+            return self._end_of_input(None)
+        else:
+            self._write(content)
+        if problem is not None or self._owned.error is not None:
+            return self._end_of_input(problem)
+        self._to(State.STREAM_CONTENT)
+        return True
+
+    def client_ended(self) -> bool:
+        """In STREAM_CONTENT, the client has closed its side. Returns False; then `finish`."""
+        if not self._committing:
+            return self._end_of_input(InvalidInput("unexpected EOF: an empty message commits, and none was sent"))
+        if self._begin == self._end and registers_change(self.request):
+            return self._end_of_input(
+                InvalidInput("registers change only with content: append at least one byte", field="union_registers")
+            )
+        if self._asks_loss:
+            self._asks_loss, self._loss_confirmed = False, True
+            self._to(State.VALIDATE_PRECONDITIONS)
+            return False
+        return self._end_of_input(None)
+
+    def client_failed(self, problem: CorantoError) -> bool:
+        """In STREAM_CONTENT, the client broke a rule or the stream. Returns False; then `finish`."""
+        return self._end_of_input(problem)
+
+    async def drain(self) -> None:
+        """Let slow replicas, and our own, catch up with what was sent to them."""
+        await self._owned.drain()
+
+    async def written(self) -> None:
+        """In STREAM_CONTENT, before the client's end is passed on: have everything written that it sent."""
+        await self._owned.written()
+
+    async def prepare_stream(self) -> None:
+        """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
+        await self._roll_if_due()
+        self._begin = self._end = self._owned.spool.end
+        # At the begin of a fragment, what the spool works out for the fragment is the append's sum as well.
+        self._sum = new_sum() if self._owned.spool.fragment.length else None
+
+    def commit_whole(self, tokens: Tokens) -> None:
+        """In STREAM_CONTENT: write all that the client has sent, and what goes along with it, and propose to commit.
+
+        `tokens` pay for what goes along; our own content is paid for. Then `finish`.
+        """
+        whole, pipeline, resolution = self.whole, self._owned, self._resolved
+        assert whole is not None
+        if whole.content and not (may_write(resolution.spec) and preconditions.may_have_content(self.request)):
+            self.status = pb.NOT_ALLOWED
+            self._end_of_input(None)
+            return
+        replica = resolution.require_replica
+        broken = pipeline.error
+        if broken is not None:
+            self._end_of_input(None)
+            return
+        if not pipeline.recorded:  # What this one may do is not what others may.
+            if whole.content:
+                self.client_sent(Content(whole.content))
+            if self.state is State.STREAM_CONTENT and self.client_sent(Content(b"")):
+                self.client_ended()
+            return
+        committed = pipeline.spool.committed
+        course = Course(resolution.spec, committed, replica.index.known, self._env.clock.now())
+        place = course.take(self.request, len(whole.content))
+        self._members = gather(replica.line, course, resolution, len(whole.content), tokens)
+        content = b"".join([whole.content, *(member.whole.content for member in self._members)])
+        if content:
+            pipeline.write(0, content)
+        if pipeline.error is not None:
+            self._end_of_input(None)
+            return
+        fragment = committed.fragment
+        self.registers = place.registers
+        self.commit = commit_of(fragment, place, whole.content)
+        for member in self._members:
+            member.commit_to(fragment)
+        self._env.grouped(1 + len(self._members))
+        self._propose(pipeline.spool.next_fragment(), course.registers)
+
+    async def finish(self) -> None:
+        """Read the acknowledgements. Cancelling it does not stop the reading."""
+        if self.state is State.VALIDATE_PRECONDITIONS:
+            if not await self.run():
+                return
+            await self.prepare_stream()
+            self._end_of_input(None)
+        await asyncio.shield(self._env.spawn(self._step())) if self._must_outlive else await self._step()
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        try:
+            self._to(await _HANDLERS[self.state](self))
+        except CorantoError as error:
+            self.error = self.error or error
+            self.state = State.ERROR
+
+    @property
+    def _must_outlive(self) -> bool:
+        return self._pipeline is not None and not self._pipeline.answers_at_once
+
+    def _write(self, content: Bytes) -> None:
+        pipeline = self._owned
+        pipeline.write(self._end - self._begin, content)
+        if self._sum is not None:
+            pipeline.spool.hash(self._sum, content)
+        self._end += len(content)
+
+    def _end_of_input(self, problem: CorantoError | None) -> bool:
+        """Propose to commit what the client has sent, or to roll it back."""
+        pipeline = self._owned
+        pipeline.join()
+        spool = pipeline.spool
+        if problem is None and self.status == pb.OK and pipeline.error is None:
+            proposal = spool.next_fragment()
+            if self._sum is None and self._end > self._begin:
+                digest = proposal.sum
+            else:
+                # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
+                digest = (self._sum or new_sum()).digest()
+            self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
+            self.registers = preconditions.next_registers(spool.registers, self.request)
+            self._propose(proposal, self.registers)
+        else:
+            self.error = problem
+            self.registers = spool.registers
+            if pipeline.error is not None:
+                self._undone = rolled_back(pipeline.error)
+            self._propose(spool.fragment, spool.registers)
+        return False
+
+    def _propose(self, proposal: Fragment, registers: pb.LabelSet) -> None:
+        pipeline = self._owned
+        self._proposal = proposal
+        pipeline.propose(proposal, registers, acknowledge=True)
+        if pipeline.error is not None and pipeline.local_only:
+            self._undone = self._undone or rolled_back(pipeline.error)  # Nobody else was asked.
+        self._to(State.READ_ACKNOWLEDGEMENTS)
+
+    async def _read_acknowledgements(self) -> State:
+        """Give the pipeline on, await our turn, and read what every replica says to our proposal."""
+        pipeline, owner, proposal = self._owned, self._require_owner, self._proposal
+        assert proposal is not None
+        broken = pipeline.error is not None
+        turn = pipeline.turn()
+        self._pipeline = self._owner = None
+        replica = owner.require_replica
+        if not broken:
+            replica.pipeline.put(pipeline)
+        else:
+            replica.spool.put(pipeline.close_send())
+            replica.pipeline.put(None)
+        problem: CorantoError | None = Unavailable("this broker is shutting down; what it proposed may be applied")
+        try:
+            await turn.wait()
+            await pipeline.gather_ok(proposal)
+            problem = self._undone or pipeline.error
+            if broken:
+                await pipeline.gather_end()
+        finally:
+            turn.done()
+            self._settle(problem)
+        if self.error is not None or self.status != pb.OK:
+            return State.ERROR
+        if problem is not None:
+            raise problem
+        return State.FINISHED
+
+
+_HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
+    State.RESOLVE: AppendFsm._resolve,
+    State.ACQUIRE_PIPELINE: AppendFsm._acquire_pipeline,
+    State.FOLLOW: AppendFsm._follow,
+    State.START_PIPELINE: AppendFsm._start_pipeline,
+    State.SEND_PIPELINE_SYNC: AppendFsm._send_pipeline_sync,
+    State.RECV_PIPELINE_SYNC: AppendFsm._recv_pipeline_sync,
+    State.UPDATE_ASSIGNMENTS: AppendFsm._update_assignments,
+    State.AWAIT_DESIRED_REPLICAS: AppendFsm._await_desired_replicas,
+    State.VALIDATE_PRECONDITIONS: AppendFsm._validate_preconditions,
+    State.UPDATE_SUSPEND: AppendFsm._update_suspend,
+    State.READ_ACKNOWLEDGEMENTS: AppendFsm._read_acknowledgements,
+}
+
+
+def registers_change(request: pb.AppendRequest) -> bool:
+    """Whether an append asks for other registers, which takes content."""
+    return request.HasField("union_registers") or request.HasField("subtract_registers")
+
+
+def has_parameters(message: AppendMessage) -> bool:
+    """Whether a message of the stream holds anything but content."""
+    return not isinstance(message, Content) and bool(
+        message.journal
+        or message.offset
+        or message.do_not_proxy
+        or message.suspend
+        or message.min_etcd_revision
+        or message.HasField("header")
+        or message.HasField("check_registers")
+        or message.HasField("union_registers")
+        or message.HasField("subtract_registers")
+    )

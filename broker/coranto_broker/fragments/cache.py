@@ -1,0 +1,263 @@
+"""Content of stored fragments, for readers that read through the broker.
+
+Many readers tail the same journals, so what was just fetched is likely wanted again. Concurrent wishes for one fragment
+are one fetch. Every fragment's length and SHA-1 is verified before any of it is served.
+
+Content lies in nameless files of a local folder, which are gone with the process however it ends; little fragments are
+kept in memory. A fragment is decompressed from one mapped file into another, so that none, however large, is ever held
+in memory. Files take up to `max_bytes` together: the longest unused make room, and when readers hold too many, further
+ones wait a while and are then refused. A fragment that is larger than the whole bound is served when it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from coranto.errors import CorruptFragment, Unavailable
+from coranto.fragments.codecs import check_file_length, check_plausible, decompress_into
+from coranto.fragments.fragment import Codec, Fragment
+from coranto.fragments.stores import FragmentStore, StoreRegistry
+
+LITTLE_BYTES = 1 << 20
+LITTLE_TOTAL_BYTES = 64 << 20
+"""Memory for fragments of up to LITTLE_BYTES."""
+ENTRY_BYTES = 2048
+"""Memory that one of them takes besides, about: of the smallest ones it would else be ten times as much as there is."""
+
+FETCHES = 4
+"""Fragments that are fetched at the same time."""
+
+PATIENCE_SECONDS = 30.0
+"""How long a reader waits for others to make room."""
+
+_PIECE_BYTES = 1 << 20
+
+
+class Content(Protocol):
+    """Verified content of a fragment."""
+
+    def read_at(self, position: int, length: int) -> bytes: ...
+
+
+class FragmentCache:
+    """Content of stored fragments, each fetched once as long as it stays."""
+
+    def __init__(
+        self, stores: StoreRegistry, folder: Path, max_bytes: int, *, little_bytes: int = LITTLE_BYTES
+    ) -> None:
+        """`folder` is made when it is needed, which is for fragments of more than `little_bytes`."""
+        self._stores = stores
+        self._folder = folder
+        self._little_bytes = little_bytes
+        self._little = _Shelf(LITTLE_TOTAL_BYTES)
+        self._large = _Shelf(max_bytes)
+        self._fetches = asyncio.Semaphore(FETCHES)
+
+    @asynccontextmanager
+    async def open(self, fragment: Fragment) -> AsyncIterator[Content]:
+        """The whole content, for as long as the block lasts. Raises StoreError, CorruptFragment or Unavailable."""
+        key = f"{fragment.backing_store} {fragment.content_path}"
+        store = self._stores.get(fragment.backing_store)
+        little = fragment.length <= self._little_bytes
+        shelf, fetch = (self._little, self._read) if little else (self._large, self._fetch)
+        size = fragment.length + (ENTRY_BYTES if little else 0)
+        entry = shelf.borrow(key, size, lambda: fetch(store, fragment))
+        try:
+            # A reader that goes away does not take the fetch from the others.
+            yield await asyncio.shield(entry.fetching)
+        finally:
+            shelf.give_back(entry)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        await self._little.close()
+        await self._large.close()
+
+    async def _read(self, store: FragmentStore, fragment: Fragment) -> _Memory:
+        return _Memory(await store.read(fragment))
+
+    async def _fetch(self, store: FragmentStore, fragment: Fragment) -> _File:
+        async with self._fetches:
+            file = await asyncio.to_thread(self._new_file)
+            try:
+                taken = 0
+                async for piece in store.stream(fragment):
+                    taken += len(piece)
+                    try:
+                        check_file_length(fragment.length, taken)
+                    except CorruptFragment as error:
+                        raise CorruptFragment(f"{fragment.content_path} in {store.url}: {error}") from error
+                    await asyncio.to_thread(file.write, piece)
+                return _File(await asyncio.to_thread(self._unpack, fragment, file, store.url))
+            except BaseException:
+                file.close()
+                raise
+
+    def _new_file(self) -> IO[bytes]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=self._folder)
+
+    def _unpack(self, fragment: Fragment, stored: IO[bytes], source: str) -> IO[bytes]:
+        """The file of the verified content, which may be `stored` itself."""
+        stored.flush()
+        size = os.fstat(stored.fileno()).st_size
+        content = stored
+        try:
+            if fragment.codec is not Codec.NONE:
+                if fragment.codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION:
+                    check_plausible(fragment.codec, size, fragment.length)
+                if not size:
+                    raise CorruptFragment("the file is empty")
+                content = self._new_file()
+                content.truncate(fragment.length)
+                with _mapped(stored, size) as data, _mapped(content, fragment.length) as output:
+                    decompress_into(fragment.codec, data, output)
+                stored.close()
+            elif size != fragment.length:
+                raise CorruptFragment(f"the file has {size} bytes, and its name says {fragment.length}")
+            if (actual := _sum(content, fragment.length)) != fragment.sum:
+                raise CorruptFragment(
+                    f"its content has the SHA-1 {actual.hex()}. The file was changed or damaged: restore it from a "
+                    "copy, or remove it."
+                )
+        except CorruptFragment as error:
+            content.close()
+            raise CorruptFragment(f"{fragment.content_path} in {source}: {error}") from error
+        except BaseException:
+            content.close()
+            raise
+        return content
+
+
+def _mapped(file: IO[bytes], size: int) -> mmap.mmap:
+    return mmap.mmap(file.fileno(), size)
+
+
+def _sum(file: IO[bytes], length: int) -> bytes:
+    digest = hashlib.sha1(usedforsecurity=False)
+    for position in range(0, length, _PIECE_BYTES):
+        digest.update(os.pread(file.fileno(), _PIECE_BYTES, position))
+    return digest.digest()
+
+
+class _Memory:
+    """Content in memory."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return self._content[position : position + length]
+
+    def close(self) -> None:
+        return
+
+
+class _File:
+    """Content in a nameless file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return os.pread(self._file.fileno(), length, position)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Entry:
+    """One fragment of a shelf."""
+
+    def __init__(self, key: str, size: int) -> None:
+        self.key = key
+        self.size = size
+        self.borrowers = 0
+        self.has_room = False
+        self.fetching: asyncio.Task[_Memory | _File]
+
+    @property
+    def idle(self) -> bool:
+        return self.fetching.done() and not self.borrowers
+
+
+class _Shelf:
+    """Content that is kept while there is room, the longest unused going first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._used = 0
+        self._freed = asyncio.Event()
+
+    def borrow(self, key: str, size: int, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]) -> _Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(key, size)
+            entry.fetching = asyncio.create_task(self._fetch(entry, fetch))
+            entry.fetching.add_done_callback(lambda _: self._fetched(entry))
+        self._entries.move_to_end(key)
+        entry.borrowers += 1
+        return entry
+
+    def give_back(self, entry: _Entry) -> None:
+        entry.borrowers -= 1
+        if entry.idle:
+            self._freed.set()
+            if self._used > self._max_bytes:
+                self._drop(entry)
+
+    async def close(self) -> None:
+        entries = list(self._entries.values())
+        for entry in entries:
+            entry.fetching.cancel()
+        await asyncio.gather(*(entry.fetching for entry in entries), return_exceptions=True)
+        for entry in list(self._entries.values()):
+            self._drop(entry)
+
+    async def _fetch(self, entry: _Entry, fetch: Callable[[], Coroutine[Any, Any, _Memory | _File]]) -> _Memory | _File:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not self._make_room(entry):
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            raise Unavailable(
+                "too many different fragments are being read through this broker; try again, or read them from "
+                "their store"
+            ) from None
+        return await fetch()
+
+    def _make_room(self, entry: _Entry) -> bool:
+        for other in list(self._entries.values()):
+            if self._used + entry.size <= self._max_bytes:
+                break
+            if other.has_room and other.idle:
+                self._drop(other)
+        entry.has_room = self._used + entry.size <= self._max_bytes or not self._used
+        if entry.has_room:
+            self._used += entry.size
+        return entry.has_room
+
+    def _fetched(self, entry: _Entry) -> None:
+        task = entry.fetching
+        if task.cancelled() or task.exception() is not None:  # Those who wait get it; the next reader tries again.
+            self._drop(entry)
+
+    def _drop(self, entry: _Entry) -> None:
+        if self._entries.pop(entry.key, None) is None:
+            return
+        if entry.has_room:
+            self._used -= entry.size
+            self._freed.set()
+        if not entry.fetching.cancelled() and entry.fetching.exception() is None:
+            entry.fetching.result().close()

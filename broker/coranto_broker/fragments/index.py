@@ -1,0 +1,368 @@
+"""The fragment index of a replica: where the content of each offset can be had.
+
+It joins what lies in local spool files with what the fragment stores list. A local fragment keeps its file until a
+listing that was begun after the fragment was stored shows that the stores have its content: under its own offsets and
+SHA-1, or within what lies directly in the journal's folder. What lies in a subfolder and merely covers its offsets is
+not enough: nothing but its path says that it is this journal's (see `coranto.fragments.journal_folders`). What is
+listed counts only if its length can be right, and if it is not another content of the very same offsets. Whether the
+content agrees with its name is left to those who read it, all of whom compare the SHA-1, and to audits.
+
+Which entry answers an offset (`find` is pure):
+
+* -1 stands for the write head.
+* The covering entry that reaches furthest.
+* Where nothing covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
+  first of all, or was stored more than six hours ago. A younger one may be preceded by a fragment that another broker
+  is still uploading, so the read waits. A fragment that this broker has stored itself is not listed yet: what other
+  brokers stored before it only the next listing tells.
+* Stored fragments older than the read's `begin_mod_time` are skipped.
+
+Content that has committed here is no entry before it is known that every replica has it, since until then the journal
+may go on without it. It counts for the head, so that no head is told that lags behind an acknowledged append; whoever
+reads there waits, though only for a while if the read does not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from coranto.effects import Clock
+from coranto.errors import Unavailable
+from coranto.fragments.codecs import can_hold
+from coranto.fragments.cover_set import CoverSet
+from coranto.fragments.fragment import Fragment
+from coranto_broker.append.preconditions import Known
+from coranto_broker.spool.durable_spool import Sealed
+from coranto_broker.spool.shared_file import SharedFile
+
+JUMP_AGE_SECONDS = 6 * 60 * 60
+FIRST_REFRESH_PATIENCE_SECONDS = 5.0
+READABLE_PATIENCE_SECONDS = 5.0
+"""How long a read that does not block waits for content of this replica that the others may not have yet.
+
+Its primary tells within a message's time, unless it has just died.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A fragment of the index; `content` is its local file, None when it is known from a listing of the stores."""
+
+    fragment: Fragment
+    content: SharedFile | None = None
+
+    @property
+    def begin(self) -> int:
+        return self.fragment.begin
+
+    @property
+    def end(self) -> int:
+        return self.fragment.end
+
+    @property
+    def local(self) -> SharedFile | None:
+        """The local file to read it from; None when it is to be read from its store."""
+        damaged = self.content is not None and self.content.taken_out
+        return None if damaged and self.fragment.backing_store else self.content
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
+
+    offset: int
+    write_head: int
+    entry: Entry | None
+
+
+def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time: int, now: float) -> Found:
+    """Where to read `offset`; see the module's rules. `now` is wall time in seconds."""
+    if offset == -1:
+        offset = write_head
+    while True:
+        index, covered = entries.query(offset)
+        if not covered:
+            if index == len(entries):
+                return Found(offset, write_head, None)
+            above = entries[index]
+            mod_time = above.fragment.mod_time
+            if above.content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
+                return Found(offset, write_head, None)
+            offset = above.begin
+        entry = entries[index]
+        if entry.fragment.mod_time and entry.fragment.mod_time < begin_mod_time:
+            offset = entry.end
+            continue
+        return Found(offset, write_head, entry)
+
+
+def is_plausible(fragment: Fragment) -> bool:
+    """Whether the file of a listed fragment has a length that can be right; True when that is not known."""
+    size = fragment.file_bytes
+    return size is None or can_hold(fragment.codec, size, fragment.length)
+
+
+def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
+    """The sums of fragments, by their offsets."""
+    found: dict[tuple[int, int], set[bytes]] = {}
+    for fragment in fragments:
+        found.setdefault((fragment.begin, fragment.end), set()).add(fragment.sum)
+    return found
+
+
+class FragmentIndex:
+    """All known fragments of one replica. Implements `SpoolObserver` except for handing fragments to the persister."""
+
+    def __init__(self, clock: Clock, on_gap: Callable[[], None] = lambda: None) -> None:
+        """`on_gap` hears of reads below the head for which there is nothing here (yet)."""
+        self._clock = clock
+        self._on_gap = on_gap
+        self._all: CoverSet[Entry] = CoverSet()
+        self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
+        # Completed fragments by begin: how much of it readers see, and when it was stored (inf: not yet).
+        self._sealed: dict[int, tuple[Sealed, Entry | None, float]] = {}
+        self._stored_again: set[int] = set()  # Of these.
+        self._noted_head = 0
+        self._ahead = 0  # Where the content of this replica ends that readers wait for.
+        self.changes = 0
+        """Counts whatever happens to what is known, but that the fragment under construction grows."""
+        self._refreshed = asyncio.Event()
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def entries(self) -> CoverSet[Entry]:
+        """All entries; to be read, not changed."""
+        return self._all
+
+    @property
+    def head(self) -> int:
+        """One past the highest offset that is known to have been written."""
+        return max(self._all.end_offset, self._noted_head, self._ahead)
+
+    @property
+    def known(self) -> Known:
+        """What preconditions of appends depend on."""
+        count = len(self._all)
+        return Known(
+            self._all.begin_offset, self.head, count == 0, self._all[count - 1].fragment.mod_time if count else 0
+        )
+
+    @property
+    def refreshed(self) -> bool:
+        """Whether the stores have been listed at least once."""
+        return self._refreshed.is_set()
+
+    def note_head(self, offset: int) -> None:
+        """Content up to `offset` was written, even if no fragment shows it any more."""
+        if offset > self._noted_head:
+            self._noted_head = offset
+            self.changes += 1
+            self._wake()
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        """Show this extent of the fragment under construction."""
+        before, self._current = self._current, Entry(fragment, content)
+        if before is None or before.content is not content or not self._all.grow(before, self._current):
+            self._all.add(self._current)
+        if fragment.end >= self._ahead:
+            self._ahead = 0
+        if self._waiters:
+            self._wake()
+
+    def spool_complete(self, sealed: Sealed) -> None:
+        """Keep a completed fragment's file until a listing covers it."""
+        begin, entry = sealed.fragment.begin, None
+        if self._current is not None and self._current.begin == begin:
+            entry, self._current = self._current, None
+        self._sealed[begin] = (sealed, entry, float("inf"))
+        if sealed.readable:
+            self._show(sealed)
+        else:
+            self.spool_ahead(sealed.fragment.end)
+
+    def spool_ahead(self, end: int) -> None:
+        """Content up to `end` has committed, and is not to be shown yet."""
+        self._ahead = max(self._ahead, end)
+
+    def spool_readable(self, end: int) -> None:
+        """Show completed fragments up to `end`."""
+        for sealed, entry, _ in list(self._sealed.values()):
+            if sealed.fragment.end <= end and (entry is None or entry.end < sealed.fragment.end):
+                self._show(sealed)
+
+    def _show(self, sealed: Sealed) -> None:
+        entry = Entry(sealed.fragment, sealed.content)
+        self._sealed[entry.begin] = (sealed, entry, float("inf"))
+        self._all.add(entry)
+        if entry.end >= self._ahead:
+            self._ahead = 0
+        self._changed()
+
+    def stored(self, sealed: Sealed, fragment: Fragment) -> None:
+        """A local fragment is in a store now, as `fragment`. Its file is still used."""
+        found = self._sealed.get(sealed.fragment.begin)
+        if found is None or found[0] is not sealed:
+            return
+        entry = Entry(fragment, sealed.content)
+        self._sealed[fragment.begin] = (sealed, entry, self._clock.monotonic())
+        self._all.add(entry)
+        self._changed()
+
+    def refresh(self, listed: Iterable[Fragment], begun_at: float) -> list[Sealed]:
+        """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`.
+
+        Returns local fragments that are to be stored again: the files that were stored as theirs cannot be them.
+        """
+        sound: list[Fragment] = []
+        unsound: list[Fragment] = []
+        for fragment in listed:
+            (sound if is_plausible(fragment) else unsound).append(fragment)
+        entries: CoverSet[Entry] = CoverSet(map(Entry, sound))
+        if self._sealed:
+            self._drop_listed(sound)
+        names = {fragment.content_name for fragment in unsound}
+        again: list[Sealed] = []
+        for begin, (sealed, known, stored_at) in list(self._sealed.items()):
+            entry = known
+            if entry is None:
+                continue
+            # Stored but absent from a later listing: somebody removed it, so it is only here again.
+            if stored_at < begun_at:
+                entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
+                if entry.fragment.content_name in names and begin not in self._stored_again:
+                    self._stored_again.add(begin)  # Once: what lists wrong lengths would have it for ever.
+                    self._sealed[begin] = (sealed, entry, float("inf"))
+                    again.append(sealed)
+            entries.add(entry)
+        if self._current is not None:
+            entries.add(self._current)
+        for fragment in unsound:
+            # Whoever reads it is told what is wrong with it. It must not hide what is good.
+            if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
+                entries.add(Entry(fragment))
+        self._all = entries
+        self._refreshed.set()
+        self._changed()
+        return again
+
+    def _drop_listed(self, sound: list[Fragment]) -> None:
+        """Remove the local files of fragments whose content the stores have, beyond doubt."""
+        spans = _spans(sound)
+        own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in sound if not fragment.path_postfix)
+        for begin, (sealed, _, _) in list(self._sealed.items()):
+            ours = sealed.fragment
+            sums = spans.get((ours.begin, ours.end))
+            has = ours.sum in sums if sums is not None else own.covers(ours.begin, ours.end)
+            if has:
+                del self._sealed[begin]
+                self._stored_again.discard(begin)
+                # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
+                self._noted_head = max(self._noted_head, ours.end)
+                sealed.drop()
+
+    def forget(self, sealed: Sealed) -> None:
+        """This fragment is not part of the journal."""
+        found = self._sealed.get(sealed.fragment.begin)
+        if found is not None and found[0] is sealed:
+            del self._sealed[sealed.fragment.begin]
+            self._all = CoverSet(entry for entry in self._all if entry.content is not sealed.content)
+            if sealed.fragment.end >= self._ahead:
+                self._ahead = 0
+            self.changes += 1
+
+    def found_missing(self) -> None:
+        """A fragment was not in its store, so what is known of the stores is out of date."""
+        self._on_gap()
+
+    def forget_through(self, end: int) -> None:
+        """What ends at or before `end` is about to be removed from the stores; nothing of it is kept here."""
+        self.note_head(self._all.end_offset)
+        self._all.drop_through(end)
+        self._changed()
+
+    def sealed_files(self) -> list[Sealed]:
+        """Completed fragments whose files are still kept."""
+        return [sealed for sealed, _, _ in self._sealed.values()]
+
+    def drop_stored(self) -> None:
+        """Remove the local files of fragments that are in a store. Nobody looks here for them any more."""
+        for begin, (sealed, _, stored_at) in list(self._sealed.items()):
+            if stored_at != float("inf"):
+                del self._sealed[begin]
+                sealed.drop()
+
+    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
+        """Where to read `offset` (-1: the write head). With `block`, wait until there is something to read.
+
+        Before the first listing nobody knows what the stores hold, and what has committed here the others may not have
+        yet, so even a read that does not block waits a little for either.
+        Raises Unavailable when the replica is closed.
+        """
+        deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
+        patience = self._clock.monotonic() + READABLE_PATIENCE_SECONDS
+        if offset == -1 and not self.refreshed:
+            await self.wait_refreshed(FIRST_REFRESH_PATIENCE_SECONDS)
+        while True:
+            self._check_open()
+            found = find(self._all, offset, self.head, begin_mod_time, self._clock.now())
+            if found.entry is not None:
+                return found
+            ahead = self._all.end_offset <= found.offset < self._ahead
+            if found.offset < found.write_head and not ahead:
+                self._on_gap()
+            if offset == -1:
+                offset = found.offset  # The head as it was at first, not one that moves on.
+            if block:
+                await self.changed()
+            elif not self.refreshed and self._clock.monotonic() < deadline:
+                await self.wait_refreshed(deadline - self._clock.monotonic())
+            elif ahead and self._clock.monotonic() < patience:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience - self._clock.monotonic()):
+                        await self.changed()
+            else:
+                return found
+
+    async def wait_refreshed(self, timeout: float | None = None) -> bool:
+        """Wait for the first listing of the stores; False when `timeout` seconds have passed before it."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.refreshed:
+                    self._check_open()
+                    await self.changed()
+        except TimeoutError:
+            return False
+        return True
+
+    async def changed(self) -> None:
+        """Return at the next change of the index, or when it is closed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """The replica is gone; everyone who waits is told."""
+        self._closed = True
+        self._wake()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this broker no longer holds the journal; ask again to be routed to one that does")
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, set()
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

@@ -1,0 +1,90 @@
+"""The folders of journals in fragment stores, as one broker knows them: what of them it lists, marks and writes to.
+
+`coranto.fragments.journal_folders` has the rule. This adds the journals that exist, from the mirrored key space, and
+keeps for the persister what listings told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from coranto.errors import CorantoError
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.journal_folders import Listing, owner_of
+from coranto.fragments.stores import FragmentStore, StoreRegistry
+
+_log = structlog.get_logger(__name__)
+
+
+class JournalFolders:
+    """Lists journals, marks their folders, and says which postfixes lead into another journal's."""
+
+    def __init__(self, stores: StoreRegistry, names_below: Callable[[str], Iterable[str]] = lambda journal: ()) -> None:
+        """`names_below` gives the names of the journals that exist and nest below a journal's."""
+        self._stores = stores
+        self._names_below = names_below
+        self._others: dict[tuple[str, str], frozenset[str]] = {}  # By store and journal.
+        self._unmarked: dict[tuple[str, str], frozenset[str]] = {}
+        self._marked: set[tuple[str, str]] = set()
+
+    async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
+        """The journal's own fragments in some stores. Raises StoreError, and InvalidInput for a URL that is none."""
+        own: list[Fragment] = []
+        for url in urls:
+            found = await self._stores.get(url).listing(journal, lambda: self._names_below(journal))
+            own.extend(found.fragments)
+            self._note(journal, url, found)
+        return own
+
+    def _note(self, journal: str, url: str, found: Listing) -> None:
+        for folder in sorted(found.others - self._others.get((url, journal), frozenset())):
+            _log.warning(
+                "passed over another journal's fragments: names nest",
+                journal=journal,
+                other=f"{journal}/{folder}",
+                store=url,
+            )
+        for noted, folders in ((self._others, found.others), (self._unmarked, found.unmarked)):
+            if folders:
+                noted[url, journal] = folders
+            else:
+                noted.pop((url, journal), None)
+
+    async def mark_listed(self, journal: str, urls: Iterable[str]) -> None:
+        """Mark the folders that the last listing has found without a marker: the own one, and those of others in it."""
+        for url in urls:
+            for folder in sorted(self._unmarked.pop((url, journal), ())):
+                await self._mark(self._stores.get(url), f"{journal}/{folder}" if folder else journal)
+
+    async def mark(self, journal: str, url: str) -> None:
+        """Mark the journal's folder, before anything is stored there, unless this process has done so."""
+        if (url, journal) not in self._marked:
+            await self._mark(self._stores.get(url), journal)
+
+    async def _mark(self, store: FragmentStore, journal: str) -> None:
+        """Failing is no reason to store or list nothing: it is tried again at the next occasion."""
+        try:
+            await store.mark(journal)
+        except CorantoError as error:
+            _log.warning("a journal's folder could not be marked", journal=journal, store=store.url, error=str(error))
+        else:
+            self._marked.add((store.url, journal))
+
+    def own_postfix(self, journal: str, url: str, postfix: str) -> str:
+        """The postfix to store a fragment with: none at all where this one leads into another journal's folder."""
+        if not postfix:
+            return postfix
+        folder = f"{journal}/"
+        roots = {name.removeprefix(folder) for name in self._names_below(journal)}
+        owner = owner_of(postfix, roots | self._others.get((url, journal), frozenset()))
+        if owner is None:
+            return postfix
+        _log.warning(
+            "stored a fragment without its postfix, which is another journal's name",
+            journal=journal,
+            postfix=postfix,
+            other=folder + owner,
+        )
+        return ""

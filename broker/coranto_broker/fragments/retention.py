@@ -1,0 +1,94 @@
+"""Retention: the primary of a journal removes stored fragments that are older than the journal's spec wants to keep.
+
+It plans anew after each listing of the stores (`coranto.fragments.retention` says what goes), and removes one fragment
+after the other, oldest offsets first, so that wherever it stops the rest has no gap. A store that fails ends the round:
+the next listing begins another. All journals of a broker share one pace.
+
+A fragment leaves this broker's index just before its file goes, so that reads of it jump to what is left. Other
+replicas still know it until they list the stores again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.retention import expired
+from coranto.fragments.stores import StoreRegistry
+from coranto.specs.validation import duration_seconds
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.fragments.index import FragmentIndex
+from coranto_broker.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+
+class Retention:
+    """Enforces the retention of the journals of one broker."""
+
+    def __init__(
+        self,
+        stores: StoreRegistry,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        is_primary: Callable[[str], bool],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        per_second: float,
+    ) -> None:
+        """`is_primary` tells whether this broker is a journal's primary now; `per_second` bounds removals."""
+        self._stores = stores
+        self._clock = clock
+        self._metrics = metrics
+        self._is_primary = is_primary
+        self._spawn = spawn
+        self._pause = 1 / per_second
+        self._pace = asyncio.Lock()
+        self._under_way: set[str] = set()
+
+    def listed(self, spec: pb.JournalSpec, listed: Sequence[Fragment], index: FragmentIndex) -> None:
+        """The stores of a journal have been listed, and `index` knows. What is to go is removed in the background."""
+        seconds = duration_seconds(spec.fragment.retention)
+        if seconds <= 0 or spec.name in self._under_way or not self._is_primary(spec.name):
+            return
+        # What has a local file may be on its way into a store, or not be listed yet.
+        local = [replace(entry.fragment, backing_store="") for entry in index.entries if entry.content is not None]
+        gone = expired([*listed, *local], seconds, self._clock.now())
+        if gone:
+            self._under_way.add(spec.name)
+            self._spawn(self._remove(spec.name, gone, index))
+
+    async def _remove(self, journal: str, gone: Sequence[Fragment], index: FragmentIndex) -> None:
+        count = size = 0
+        try:
+            for fragment in gone:
+                async with self._pace:
+                    await self._clock.sleep(self._pause)
+                    if not self._is_primary(journal):
+                        return
+                    index.forget_through(fragment.end)
+                    await self._stores.get(fragment.backing_store).remove(fragment)
+                count, size = count + 1, size + fragment.length
+                self._metrics.removed.inc()
+                self._metrics.removed_bytes.inc(fragment.length)
+                _log.debug("removed a fragment", fragment=fragment.content_path, store=fragment.backing_store)
+        except CorantoError as error:
+            self._metrics.removal_failures.inc()
+            _log.warning("fragment could not be removed", journal=journal, error=str(error))
+        finally:
+            self._under_way.discard(journal)
+            if count:
+                _log.info(
+                    "removed fragments by retention",
+                    journal=journal,
+                    fragments=count,
+                    bytes=size,
+                    first_offset=index.entries.begin_offset,
+                )

@@ -1,0 +1,171 @@
+"""Whether fragment stores work: a small fragment is put, read back, listed, and read by a signed URL, as real ones will
+be.
+
+`StoreHealth` keeps an eye on the stores of the journals that are appended to. A store is probed when it is first asked
+for, then every half hour, and sooner after a failure, until nobody has asked for it in FORGET_SECONDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from coranto.client.direct import DirectReader
+from coranto.effects import Clock
+from coranto.errors import CorantoError, StoreError
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.stores import FragmentStore, StoreRegistry
+from coranto_broker.ownership import Invalidated, Signal
+
+PROBE_SECONDS = 60.0
+HEALTHY_SECONDS = 30 * 60.0
+BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
+FORGET_SECONDS = 2 * 60 * 60.0
+PATIENCE = 5
+"""Failed probes that an append waits for before it gives up."""
+_log = structlog.get_logger(__name__)
+_CONTENT = b"A broker wrote this to see whether it can.\n"
+_FOLDER = ".test/coranto"
+"""Not `.test/health-check`: that is a file of Gazette's brokers, which may share the store."""
+
+
+def _fragment(folder: str) -> Fragment:
+    return Fragment(folder, 0, len(_CONTENT), sum_of(_CONTENT), Codec.NONE)
+
+
+async def probe(store: FragmentStore) -> None:
+    """Raises StoreError that says what the store does not do."""
+    fragment = _fragment(_FOLDER)
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await store.put(fragment, _CONTENT)
+            if await store.get(fragment) != _CONTENT:
+                raise StoreError(f"{store.url} returned other content for {fragment.content_path} than was put")
+            if not any([listed.content_name == fragment.content_name async for listed in store.list(_FOLDER)]):
+                raise StoreError(f"{store.url} does not list {fragment.content_path}, which was just put")
+            await _fetch(fragment, await store.sign_async(fragment, 60.0))
+    except TimeoutError:
+        raise StoreError(f"{store.url} took more than {PROBE_SECONDS:.0f} seconds to answer") from None
+
+
+async def _fetch(fragment: Fragment, url: str) -> None:
+    """Read the fragment as clients do, who have nothing but the URL. Files they find where the store is mounted."""
+    reader = DirectReader(None)
+    if reader.can_read(url):
+        async for _ in reader.read(fragment, url, fragment.begin, fragment.end):
+            pass  # Its content was verified before there was any.
+
+
+async def probe_delete(store: FragmentStore, prefix: str) -> None:
+    """Write and remove a file below `prefix` (empty, or a path that ends in a slash). Raises StoreError."""
+    fragment = _fragment(f"{prefix}.coranto-delete-probe")
+    await store.put(fragment, _CONTENT)
+    await store.remove(fragment)
+    if await store.exists(fragment):
+        raise StoreError(f"{store.url} still has {fragment.content_path}, which was just removed")
+
+
+class StoreHealth:
+    """The health of stores, by URL."""
+
+    def __init__(
+        self,
+        stores: StoreRegistry,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_probe: Callable[[str, bool], None] = lambda url, healthy: None,
+        on_forget: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        """`spawn` runs the probing of a store in the background; `on_probe` hears what each probe found.
+
+        `on_forget` hears of stores that are probed no more.
+        """
+        self._stores = stores
+        self._clock = clock
+        self._spawn = spawn
+        self._on_probe = on_probe
+        self._on_forget = on_forget
+        self._watched: dict[str, _Watched] = {}
+
+    def is_healthy(self, url: str) -> bool:
+        """Whether `problem` would return at once that there is none."""
+        watched = self._watched.get(url)
+        if watched is None:
+            return False
+        watched.unasked = 0.0
+        return watched.problem == ""
+
+    async def problem(self, url: str, until: Signal | None = None) -> str:
+        """What is wrong with a store, empty when it is healthy.
+
+        Waits for the first probe, and while probes fail for some more. Raises Invalidated when `until` fires first.
+        """
+        watched = self._watched.get(url)
+        if watched is None:
+            watched = self._watched[url] = _Watched()
+            self._spawn(self._watch(url, watched))
+        watched.unasked = 0.0
+        failures = 0
+        while watched.problem != "":
+            if watched.problem is not None:
+                failures += 1
+                if failures > PATIENCE or watched.failures > PATIENCE:
+                    return watched.problem
+            await watched.next_probe(until)
+        return ""
+
+    async def _watch(self, url: str, watched: _Watched) -> None:
+        while watched.unasked < FORGET_SECONDS:
+            try:
+                await probe(self._stores.get(url))
+                watched.done("")
+            except CorantoError as error:
+                _log.warning("fragment store is unhealthy", store=url, error=str(error), failures=watched.failures + 1)
+                watched.done(error.told)
+            self._on_probe(url, not watched.failures)
+            failures = watched.failures
+            pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS)) - 1] if failures else HEALTHY_SECONDS
+            await self._clock.sleep(pause)
+            watched.unasked = 0.0 if watched.is_awaited else watched.unasked + pause
+        del self._watched[url]
+        self._on_forget(url)
+
+
+class _Watched:
+    """One store: what the last probe found (None: there was none yet), and how many failed in a row."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.failures = 0
+        self.unasked = 0.0
+        """Seconds, at least, since somebody asked."""
+        self._waiters: set[asyncio.Future[object]] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for the next probe."""
+        return bool(self._waiters)
+
+    def done(self, problem: str) -> None:
+        self.problem = problem
+        self.failures = self.failures + 1 if problem else 0
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def next_probe(self, until: Signal | None) -> None:
+        if until is not None and until.fired:
+            raise Invalidated
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        if until is not None:
+            until.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if until is not None:
+                until.discard(waiter)

@@ -1,0 +1,217 @@
+"""Taking up an etcd that was restored from a backup, or emptied, with the data directories that brokers have.
+
+Such an etcd has forgotten who has what was acknowledged. Every broker says what it knows (`gather`, once per data
+directory, while no broker runs): the in-sync records that it wrote last, and the latest revision that it has seen. Of
+the records of a journal the latest one wins, so once all have spoken etcd knows again. `finish` ends that.
+
+From then on revisions are counted on from the latest one that anybody has seen, so that stamps from before compare
+rightly with epochs from since. A journal that has to be created anew keeps its record: its content is rescued from the
+spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and nobody goes on with it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Op, Put, TxnResult, absent, unmodified
+from coranto.coordination.layout import ItemKey, Layout, MemberId
+from coranto.effects import Clock, Disk, Entropy, LocalDisk
+from coranto.errors import InvalidInput, TxnOutcomeUnknown, WrongCluster
+from coranto.process.dirlock import place_of
+from coranto_broker.recovery.deleted_spools import DeletedSpools
+from coranto_broker.recovery.identity import IDENTITY_FILE, Cluster, Identity, Use, encode
+from coranto_broker.recovery.residence import load_identity, new_word, read_cluster, spools_of
+from coranto_broker.recovery.saved_records import SavedRecords
+from coranto_broker.spool import commit_log, in_sync
+from coranto_broker.spool.durable_spool import folder_of
+from coranto_broker.spool.in_sync import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What became of a data directory."""
+
+    cluster: Cluster
+    records: int
+    """In-sync records that etcd did not have, or only older ones."""
+    brought_back: int
+    """Spools that had been set aside, of journals that are there again."""
+    late: bool = False
+    """Whether the other brokers had finished before."""
+
+
+class Adoption:
+    """Acts on the etcd at `coordinator`, for the keys of `layout`."""
+
+    def __init__(self, coordinator: Coordinator, layout: Layout, entropy: Entropy) -> None:
+        self._coordinator = coordinator
+        self._layout = layout
+        self._entropy = entropy
+
+    async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> Gathered:
+        """Say what a data directory knows. May be repeated.
+
+        It does not matter whether the directory goes with this etcd: one that was not used since the backup does. The
+        directory must be held exclusively (`coranto.process.dirlock`). Raises WrongCluster, having changed nothing.
+        """
+        layout, broker = self._layout, str(member)
+        identity = load_identity(data_dir, disk)
+        if identity is not None and identity.broker != broker:
+            raise WrongCluster(f"{data_dir} is of broker {identity.broker}, not of {broker}; in-sync records name it")
+        _, _, cluster = await read_cluster(self._coordinator, layout)
+        saved = SavedRecords(data_dir, disk, synced=True)
+        seen = _seen(data_dir, disk, identity, saved)
+        former = identity.cluster if identity is not None else ""
+        late = cluster is not None and not cluster.gathering and former in cluster.before
+        if late:
+            assert cluster is not None
+            _, alive = await self._coordinator.get(layout.member_key(member))
+            if alive is not None:
+                raise WrongCluster(f"a broker {broker} runs, with another data directory than {data_dir}")
+            if seen > cluster.since:
+                raise WrongCluster(
+                    f"{data_dir} has seen etcd revision {seen}, later than the brokers that took up this etcd without "
+                    f"it ({cluster.since}): it cannot join them. Keep it until you know what of it is missing"
+                )
+        else:
+            cluster = await self._join(seen, former, lambda found: found)
+        brought_back = await self._bring_back(data_dir, disk, clock)
+        merged = 0
+        for each in saved:
+            merged += await self._merge(each.journal, each.record, cluster, late=late)
+        known = identity.brokers if identity is not None else ()
+        cluster = cluster if late else await self._join(seen, former, lambda it: it.joined(broker, seen, known, former))
+        await self._use(member, data_dir, disk, cluster, seen)
+        return Gathered(cluster, merged, brought_back, late)
+
+    async def finish(self, without: Sequence[str] = ()) -> Cluster:
+        """Let brokers serve. Raises WrongCluster while brokers have not spoken that are not named in `without`."""
+        layout = self._layout
+        uses = await self._coordinator.range(layout.uses, keys_only=True)
+        used = tuple(kv.key.removeprefix(layout.uses) for kv in uses.kvs)
+        _, kv, cluster = await read_cluster(self._coordinator, layout)
+        if kv is None or cluster is None or not cluster.gathering:
+            raise WrongCluster(f"the brokers of prefix {layout.prefix} are not taking up an etcd that was restored")
+        missing = cluster.missing(used, tuple(without))
+        if missing:
+            raise WrongCluster(
+                f"{', '.join(missing)} did not say yet what they know: run `coranto broker adopt` with their data "
+                "directories. Only if those are gone for good, name them with --without: what nobody else has of "
+                "journals is lost then, and such journals wait for `coranto journals reset-head`"
+            )
+        records = await self._coordinator.range(layout.in_sync_records)
+        for each in records.kvs:
+            await self._mark_carried(each, cluster)
+        # The second look is linearizable with what was written by now: later revisions are greater.
+        header, kv, again = await read_cluster(self._coordinator, layout)
+        if kv is None or again != cluster:
+            raise WrongCluster("another broker has just said what it knows; finish again")
+        done = replace(cluster, gathering=False, since=cluster.base + header.revision)
+        result = await self._txn([unmodified(kv)], [Put(layout.cluster_key, encode(done))])
+        if not result.succeeded:
+            raise WrongCluster("another broker has just said what it knows; finish again")
+        return done
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    async def _join(self, seen: int, former: str, change: Callable[[Cluster], Cluster]) -> Cluster:
+        """The cluster, gathering, with `change` made to it."""
+        layout = self._layout
+        while True:
+            _, kv, cluster = await read_cluster(self._coordinator, layout)
+            if cluster is None or not cluster.gathering:
+                await self._expect_nobody()
+                cluster = (cluster or Cluster("")).gather(new_word(self._entropy), seen, former)
+            changed = change(replace(cluster, base=max(cluster.base, seen)))
+            guard = unmodified(kv) if kv is not None else absent(layout.cluster_key)
+            result = await self._txn([guard], [Put(layout.cluster_key, encode(changed))])
+            if result.succeeded:
+                return changed
+
+    async def _expect_nobody(self) -> None:
+        members = await self._coordinator.range(self._layout.members, keys_only=True)
+        names = [kv.key.removeprefix(self._layout.members) for kv in members.kvs]
+        if names:
+            raise WrongCluster(
+                f"{', '.join(names)} are members at {self._layout.prefix}: stop all brokers first. If none runs, wait: "
+                "leases that were restored with etcd run out. If they are another cluster's, this etcd or prefix is "
+                "not the one to take up"
+            )
+
+    async def _merge(self, journal: str, record: Record, cluster: Cluster, *, late: bool) -> bool:
+        """Have etcd know a record, unless it has a later one."""
+        key = self._layout.in_sync_key(journal)
+        while True:
+            _, kv = await self._coordinator.get(key)
+            if kv is not None:
+                there = in_sync.decode(kv.value)
+                written = there.carried or cluster.base_before + kv.mod_revision
+                if late and (not there.carried or there.carried > cluster.base):
+                    return False  # Others went on with the journal since.
+                if replace(there, written=written).order >= record.order:
+                    return False
+            guard = unmodified(kv) if kv is not None else absent(key)
+            put = Put(key, in_sync.encode(replace(record, carried=max(1, record.written))))
+            if (await self._txn([guard], [put])).succeeded:
+                return True
+
+    async def _mark_carried(self, kv: KeyValue, cluster: Cluster) -> None:
+        """Have a record that was restored say when it was written, as revisions are counted otherwise from now on."""
+        record = in_sync.decode(kv.value)
+        if not record.carried:
+            carried = replace(record, carried=max(1, cluster.base_before + kv.mod_revision))
+            await self._txn([unmodified(kv)], [Put(kv.key, in_sync.encode(carried))])
+
+    async def _bring_back(self, data_dir: Path, disk: Disk, clock: Clock) -> int:
+        """Take spools back that were set aside, of journals that are there again as they were."""
+        items = await self._coordinator.range(self._layout.items, keys_only=True)
+        there = set()
+        for kv in items.kvs:
+            try:
+                key = self._layout.decode(kv.key)
+            except InvalidInput:
+                continue
+            if isinstance(key, ItemKey):
+                there.add((key.item, kv.create_revision))
+        count = 0
+        deleted = DeletedSpools(data_dir, disk, clock, 0.0)
+        for spool in list(deleted):
+            folder = folder_of(spools_of(data_dir), spool.journal, spool.create_revision)
+            if (spool.journal, spool.create_revision) in there and not disk.list(folder):
+                deleted.bring_back(spool, folder)
+                count += 1
+        return count
+
+    async def _use(self, member: MemberId, data_dir: Path, disk: Disk, cluster: Cluster, seen: int) -> None:
+        """Have the directory be of this cluster, and etcd know of it."""
+        layout, word = self._layout, new_word(self._entropy)
+        header, _ = await self._coordinator.get(layout.cluster_key)
+        revision = max(seen, cluster.base + header.revision) if cluster.since else seen
+        identity = Identity(cluster.id, header.cluster_id, layout.prefix, str(member), word, revision=revision)
+        place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
+        await self._txn([], [Put(layout.use_key(member), encode(Use(word, place)))])
+        disk.write_atomic(data_dir / IDENTITY_FILE, encode(identity))
+
+    async def _txn(self, compares: Sequence[Compare], ops: Sequence[Op]) -> TxnResult:
+        try:
+            return await self._coordinator.txn(compares, ops)
+        except TxnOutcomeUnknown as error:
+            raise WrongCluster(f"etcd's answer was lost ({error}); run the command again") from error
+
+
+def _seen(data_dir: Path, disk: Disk, identity: Identity | None, saved: SavedRecords) -> int:
+    """The latest revision that anything in a data directory names."""
+    seen = identity.revision if identity is not None else 0
+    for each in saved:
+        seen = max(seen, each.record.written, each.record.revision, each.record.create_revision)
+    roots = [spools_of(data_dir), data_dir / "deleted"]
+    for folder in (
+        root / name / revision for root in roots for name in disk.list(root) for revision in disk.list(root / name)
+    ):
+        for name in disk.list(folder):
+            if name.endswith(".commits"):
+                log = commit_log.decode(disk.read(folder / name))
+                seen = max(seen, log.create_revision, log.stamp.synced, log.stamp.written)
+    return seen

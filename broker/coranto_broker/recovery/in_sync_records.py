@@ -1,0 +1,185 @@
+"""In-sync records where they lie, in etcd; `in_sync` has their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from coranto.coordination.etcd import Compare, Coordinator, Delete, KeyValue, Op, Put, TxnResult, absent, unmodified
+from coranto.coordination.layout import Layout, MemberId
+from coranto.errors import InvalidInput, Unavailable
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.recovery.saved_records import SavedRecords
+from coranto_broker.spool import in_sync
+from coranto_broker.spool.in_sync import Judgement, Record, Stamp
+
+_log = structlog.get_logger(__name__)
+
+
+class Stranded(Unavailable):
+    """Others went on without what a spool has: it must not take part in anything as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A record as it was read; `record` is None when there is none of this journal, or only of an earlier one."""
+
+    key: str
+    kv: KeyValue | None
+    create_revision: int
+    record: Record | None
+
+    @property
+    def unchanged(self) -> Compare:
+        return absent(self.key) if self.kv is None else unmodified(self.kv)
+
+
+class InSyncRecords:
+    """Reads and writes the records of a cluster's journals, for the broker `member`.
+
+    What it writes it also keeps in `saved`, for the day on which etcd is restored from a backup. `base` is added to
+    etcd's revisions. Nothing is written once `guard` does not hold any more. `known_revision` tells a revision that
+    etcd has come to. Everything raises Unavailable when etcd does not answer.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        layout: Layout,
+        member: MemberId,
+        *,
+        saved: SavedRecords | None = None,
+        base: int = 0,
+        guard: Sequence[Compare] = (),
+        known_revision: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._coordinator = coordinator
+        self._layout = layout
+        self._saved = saved
+        self._base = base
+        self._guard = tuple(guard)
+        self._known_revision = known_revision
+        self._seen = 0
+        self.me = str(member)
+
+    async def read(self, journal: str, create_revision: int) -> Reading:
+        """The record as it is now."""
+        key = self._layout.in_sync_key(journal)
+        seen = max(self._seen, self._known_revision())
+        header, kv = await self._coordinator.get(key)
+        if header.revision < seen:
+            raise Unavailable(f"etcd went back from revision {seen} to {header.revision}: it was restored")
+        self._seen = max(self._seen, header.revision)
+        if kv is None:
+            return Reading(key, None, create_revision, None)
+        try:
+            record = in_sync.decode(kv.value)
+        except InvalidInput as error:
+            raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
+        foreign = record.create_revision != create_revision
+        if foreign and not record.carried:
+            return Reading(key, kv, create_revision, None)
+        written = record.carried or self._base + kv.mod_revision
+        return Reading(key, kv, create_revision, replace(record, written=written, foreign=foreign))
+
+    async def write(
+        self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
+    ) -> tuple[TxnResult, Reading]:
+        """Put the record, and `ops`, if nobody changed it since it was read and all `compares` hold.
+
+        Returns the record as it stands then; when that did not succeed, as it is read anew.
+        """
+        journal = _journal_of(reading.key)
+        if record.carried:  # It is that no more, but whoever reads it for a journal created anew has to know.
+            record = replace(record, carried=self._base + max(1, self._seen))
+        value = in_sync.encode(record)
+        guards = [*compares, *self._guard, reading.unchanged]
+        result = await self._coordinator.txn(guards, [*ops, Put(reading.key, value)])
+        if not result.succeeded:
+            if self._guard and not (await self._coordinator.txn(self._guard, [])).succeeded:
+                raise Unavailable("another etcd was taken up by this cluster's brokers: this one may write no records")
+            return result, await self.read(journal, reading.create_revision)
+        kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
+        written = replace(record, written=record.carried or self._base + kv.mod_revision)
+        self._save(journal, written)
+        return result, Reading(reading.key, kv, reading.create_revision, written)
+
+    def _save(self, journal: str, record: Record) -> None:
+        if self._saved is None:
+            return
+        try:
+            self._saved.save(journal, record)
+        except OSError as error:
+            if record.end is None and record.members:
+                # Content is to follow. If etcd were restored then, nobody would know who has it.
+                raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
+            _log.warning("in-sync record could not be saved", journal=journal, error=str(error))
+
+    async def remove(self, journal: str, create_revision: int, *, former: bool = False) -> None:
+        """Remove the record of a journal that was deleted, unless it is of a later one of the name.
+
+        With `former`, also one that was carried over from before etcd was restored, and that a journal of the name
+        which is created anew would go by.
+        """
+        reading = await self.read(journal, create_revision)
+        if reading.record is not None and (former or not reading.record.carried):
+            await self._coordinator.txn([*self._guard, reading.unchanged], [Delete(reading.key)])
+
+    async def verify(
+        self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False
+    ) -> Reading:
+        """Ask whether a spool with that stamp and end may take part in a pipeline, or be shown to anybody.
+
+        If we are a member of the record and do not hold what one does (with `lost`, no longer do), we are struck out
+        first. Raises Stranded when others went on without what is here.
+        """
+        reading = await self.read(journal, create_revision)
+        latest = self._base + self._seen
+        if stamp.synced > latest:
+            raise Unavailable(
+                f"the spool of {journal} names etcd revision {stamp.synced}, and etcd is at {latest}: it was restored "
+                "from a backup; see 'An etcd that was restored' in docs/operations.md"
+            )
+        while (
+            (record := reading.record) is not None
+            and self.me in record.members
+            and not record.foreign
+            and (lost or not in_sync.is_complete(record, stamp, self.me))
+        ):
+            result, reading = await self.write(reading, in_sync.without(record, self.me))
+            if result.succeeded:
+                _log.warning(
+                    "this broker does not hold what it held of the journal",
+                    journal=journal,
+                    end=end,
+                    others=list(record.members),
+                )
+        if in_sync.judge(reading.record, stamp, end, self.me) is Judgement.DIVERGED:
+            raise Stranded(f"other brokers went on with {journal} before offset {end}, without what this one has")
+        return reading
+
+    async def leave(
+        self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
+    ) -> Record | None:
+        """Leave the record, if we know where the journal ends; returns what it is then, else None.
+
+        The spool with that stamp and end must have been given up, and all that it held must be stored.
+        """
+        reading = await self.read(journal, create_revision)
+        while (record := reading.record) is not None and in_sync.may_leave(record, stamp, end, self.me):
+            record = in_sync.left(record, self.me, end, registers)
+            result, reading = await self.write(reading, record)
+            if result.succeeded:
+                return record
+        return None
+
+    async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
+        """What the present record says of content that is here."""
+        reading = await self.read(journal, create_revision)
+        return in_sync.judge(reading.record, stamp, end, self.me)
+
+
+def _journal_of(key: str) -> str:
+    return key.rpartition("#")[2]

@@ -1,0 +1,92 @@
+"""Copies of in-sync records on a broker's disk: the latest one of each journal that this broker wrote.
+
+etcd decides. But an etcd that is restored from a backup has forgotten what was written since, and with it who has all
+that was acknowledged. Somebody has written the last record of each journal, so its broker can tell
+(`coranto_broker.recovery.adoption`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coranto.effects import Disk
+from coranto.errors import InvalidInput
+from coranto_broker.spool import in_sync
+from coranto_broker.spool.durable_spool import folder_of
+from coranto_broker.spool.in_sync import Record
+
+FOLDER = "records"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRecord:
+    """A record with the journal that it is of. `gone` is the wall time at which its journal was missing first, or 0."""
+
+    journal: str
+    record: Record
+    gone: float = 0.0
+
+
+class SavedRecords:
+    """The records below a data directory. With `synced`, they survive a loss of power."""
+
+    def __init__(self, data_dir: Path, disk: Disk, *, synced: bool) -> None:
+        self._root = data_dir / FOLDER
+        self._disk = disk
+        self._synced = synced
+
+    def save(self, journal: str, record: Record) -> None:
+        """Keep a record, which is later than the one that is there. Raises OSError."""
+        self._put(SavedRecord(journal, record))
+
+    def remove(self, journal: str) -> None:
+        self._disk.remove(self._path(journal))
+
+    def __iter__(self) -> Iterator[SavedRecord]:
+        for name in self._disk.list(self._root):
+            if not name.endswith(".json"):
+                continue
+            path = self._root / name
+            try:
+                document = json.loads(self._disk.read(path))
+                record = in_sync.decode(json.dumps(document["record"]).encode())
+                record = replace(record, written=int(document["written"]))
+                yield SavedRecord(str(document["journal"]), record, float(document["gone"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InvalidInput(f"{path} is no in-sync record: {error}; move it away to go on without") from error
+
+    def sweep(self, exists: set[str], now: float, keep_seconds: float) -> None:
+        """Forget records of journals that have not existed for so long."""
+        for saved in list(self):
+            if saved.journal in exists:
+                if saved.gone:
+                    self._put(replace(saved, gone=0.0))
+            elif not saved.gone:
+                self._put(replace(saved, gone=now))
+            elif now - saved.gone >= keep_seconds:
+                self.remove(saved.journal)
+
+    def _path(self, journal: str) -> Path:
+        return self._root / f"{folder_of(self._root, journal, 0).parent.name}.json"
+
+    def _put(self, saved: SavedRecord) -> None:
+        document = {
+            "journal": saved.journal,
+            "written": saved.record.written,
+            "gone": saved.gone,
+            "record": json.loads(in_sync.encode(saved.record)),
+        }
+        path = self._path(saved.journal)
+        partial = path.with_suffix(".partial")
+        self._disk.remove(partial)
+        file = self._disk.open(partial)
+        try:
+            file.write(json.dumps(document).encode())
+            if self._synced:
+                file.sync()
+        finally:
+            file.close()
+        self._disk.rename(partial, path)

@@ -1,0 +1,156 @@
+"""What lies in the `set-aside/` folders of a data directory: content that a broker did not take for part of a journal.
+
+That is either content that others went on without, which was never acknowledged, or files that are not whole: then some
+of it was acknowledged, and whether the journal has it from elsewhere is to be looked at. Nothing here changes a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from coranto.client.values import Chunk
+from coranto.effects import Disk
+from coranto.errors import InvalidInput, OffsetNotYetAvailable
+from coranto_broker.spool import commit_log
+from coranto_broker.spool.commit_check import examine
+from coranto_broker.spool.durable_spool import SET_ASIDE
+
+_NAME = re.compile(r"((?:[0-9a-z]+\.)?)([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One fragment's files that were set aside: the journal's bytes from `begin` on."""
+
+    path: Path
+    """The content; it may be absent."""
+    journal: str
+    """Empty when no log is left that names it."""
+    create_revision: int
+    begin: int
+    size: int
+    """Bytes of content that are there."""
+    committed_end: int
+    """The journal's offset up to which the log says that content had committed."""
+    sound_end: int
+    """The offset up to which content is what had committed, by its SHA-1."""
+
+    @property
+    def end(self) -> int:
+        """One past the last offset of which there is a byte."""
+        return self.begin + self.size
+
+
+def find(data_dir: Path, disk: Disk) -> list[Kept]:
+    """All that is set aside below a broker's data directory, by journal and offset."""
+    found: list[Kept] = []
+    spools = data_dir / "spools"
+    for name in disk.list(spools):
+        for revision in disk.list(spools / name):
+            folder = spools / name / revision / SET_ASIDE
+            found += _within(folder, int(revision) if revision.isdigit() else 0, disk)
+    return sorted(found, key=lambda kept: (kept.journal, kept.begin, kept.path))
+
+
+def at(path: Path, disk: Disk) -> Kept:
+    """What was set aside with this content file. Raises InvalidInput when it is none."""
+    revision = path.parent.parent.name
+    for kept in _within(path.parent, int(revision) if revision.isdigit() else 0, disk):
+        if kept.path == path:
+            return kept
+    raise InvalidInput(f"{path} is no content that was set aside; `coranto broker set-aside list` shows what is")
+
+
+def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[Kept]:
+    logs: dict[tuple[str, str], dict[int, bytes]] = defaultdict(dict)
+    contents: set[tuple[str, str]] = set()
+    for name in disk.list(folder):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        if match[3]:
+            contents.add((match[1], match[2]))
+        else:
+            logs[match[1], match[2]][int(match[4])] = disk.read(folder / name)
+    for prefix, begin in sorted(contents | logs.keys()):
+        yield _kept(folder / f"{prefix}{begin}.content", int(begin, 16), create_revision, logs[prefix, begin], disk)
+
+
+def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], disk: Disk) -> Kept:
+    journal = next((last.fragment.journal for data in logs.values() if (last := commit_log.decode(data).last)), "")
+    if path.name not in disk.list(path.parent):
+        examined = examine(journal, create_revision, begin, logs, 0, lambda position, length: b"")
+        return Kept(path, journal, create_revision, begin, 0, examined.claimed_end, begin)
+    file = disk.open(path)
+    try:
+        size = file.size()
+        examined = examine(journal, create_revision, begin, logs, size, file.read_at)
+    finally:
+        file.close()
+    committed = examined.claimed_end if journal else begin
+    return Kept(path, journal, create_revision, begin, size, committed, examined.kept_end)
+
+
+def read(kept: Kept, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes of journal offsets [begin, end), piece by piece. Raises InvalidInput where there are none."""
+    if not kept.begin <= begin <= end <= kept.end:
+        raise InvalidInput(f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside")
+    file = disk.open(kept.path)
+    try:
+        while begin < end:
+            data = file.read_at(begin - kept.begin, min(_READ_BYTES, end - begin))
+            yield data
+            begin += len(data)
+    finally:
+        file.close()
+
+
+class Span(NamedTuple):
+    """Offsets [begin, end) of a journal, and what the journal has there: the `same`, `other` bytes, or `nothing`."""
+
+    begin: int
+    end: int
+    found: str
+
+
+async def compare(kept: Kept, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[Span]:
+    """Hold what was set aside against `chunks`, which are the journal's content from `kept.begin` on."""
+    spans: list[Span] = []
+    position = kept.begin
+
+    def add(end: int, found: str) -> None:
+        nonlocal position
+        if end > position:
+            if spans and spans[-1].found == found:
+                spans[-1] = Span(spans[-1].begin, end, found)
+            else:
+                spans.append(Span(position, end, found))
+            position = end
+
+    with suppress(OffsetNotYetAvailable):  # Where there is a hole, or the journal ends.
+        async for chunk in chunks:
+            add(min(chunk.offset, kept.end), "nothing")
+            end = min(chunk.end, kept.end)
+            if position < end:
+                theirs = chunk.content[position - chunk.offset : end - chunk.offset]
+                ours = b"".join(read(kept, disk, position, end))
+                add(position + _same(ours, theirs), "same")
+                add(end, "other")
+            if position >= kept.end:
+                break
+    add(kept.end, "nothing")
+    return spans
+
+
+def _same(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    if one == other:
+        return len(one)
+    return next((index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))

@@ -1,0 +1,70 @@
+"""Taking up a spool folder in view of the in-sync record: what of it is part of the journal, and what others went on
+without."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from coranto.effects import Clock
+from coranto.errors import CorantoError
+from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
+from coranto_broker.spool.durable_spool import SpoolFolder
+from coranto_broker.spool.in_sync import Judgement, Record, judge
+from coranto_broker.spool.recovery import Recovered, recover
+
+_log = structlog.get_logger(__name__)
+
+
+async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False) -> Recovered:
+    """Recover a folder, and set aside what is not part of the journal. Waits until etcd answers.
+
+    Nothing else may use the folder meanwhile. Raises OSError when it cannot be read, or cannot be trusted: to be tried
+    again. `distrusted` is as of `recover`.
+    """
+    recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
+    recovered, record = await _verified(recovered, folder, records, clock)
+    for sealed in list(recovered.sealed):
+        fragment = sealed.fragment
+        if not sealed.settled and judge(record, sealed.stamp, fragment.end, records.me) is Judgement.DIVERGED:
+            _log.error(
+                "fragment was set aside: others went on without it",
+                fragment=fragment.content_path,
+                folder=str(folder.path / "set-aside"),
+            )
+            sealed.set_aside()
+            recovered.sealed.remove(sealed)
+    if recovered.lost_end and record is not None and (record.members or record.closed):
+        recovered = recovered.found_elsewhere(folder)
+    if judge(record, recovered.stamp, recovered.spool.end, records.me) is Judgement.FINAL:
+        recovered.watermark.raise_to(recovered.spool.end)
+    return recovered
+
+
+async def _verified(
+    recovered: Recovered, folder: SpoolFolder, records: InSyncRecords, clock: Clock
+) -> tuple[Recovered, Record | None]:
+    failures = 0
+    while True:
+        spool = recovered.spool
+        lost = recovered.lost_end > spool.end
+        try:
+            reading = await records.verify(
+                folder.journal, folder.create_revision, recovered.stamp, spool.end, lost=lost
+            )
+            return recovered, reading.record
+        except Stranded as error:
+            _log.error(
+                "spool was set aside",
+                journal=folder.journal,
+                begin=spool.fragment.begin,
+                end=spool.end,
+                reason=str(error),
+                folder=str(folder.path / "set-aside"),
+            )
+            recovered = recovered.without_spool(folder)
+        except CorantoError as error:
+            _log.warning("spool waits for its in-sync record", journal=folder.journal, error=str(error))
+            await clock.sleep(min(5.0, 0.25 * 2 ** min(failures, 8)))
+            failures += 1

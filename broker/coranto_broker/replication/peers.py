@@ -1,0 +1,278 @@
+"""Other brokers: channels to them, and the streams that replicate to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from coranto.client.certificates import ChannelCertificates
+from coranto.client.channels import Channels
+from coranto.client.config import ClientTls, parse_endpoint, require_private
+from coranto.effects import Bytes
+from coranto.errors import InvalidInput, Unavailable
+from coranto.fragments.fragment import Fragment
+from coranto.security.call_tokens import CallTokens, Metadata
+from coranto.security.tokens import Capability
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.replication.flow_control import RolledBack
+from coranto_broker.replication.pipeline import ReplicationFailed
+
+MAX_MESSAGE_BYTES = 16 << 20
+HIGH_WATER_BYTES = 8 << 20
+"""Content waiting to be sent to one peer, above which an append is made to wait."""
+PATIENCE_SECONDS = 10.0
+"""How long a peer that neither answers nor takes anything is waited for.
+
+One that is paused or cut off does neither, and its connection stands. An append that waited for it would keep the
+spool, and so the journal, long after others took its place.
+"""
+FIRST_PATIENCE_SECONDS = 30.0
+"""The same before its first answer. It may have to take up a spool, or to learn of the Route."""
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # Gazette's brokers close connections with pings that are more frequent than every five minutes, and all streams on
+    # them. Replicas that are paused or cut off are found sooner, by what they do not answer.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+class Peers:
+    """Channels to brokers, by endpoint."""
+
+    def __init__(self, zone: str, tokens: CallTokens | None = None, tls: ClientTls | None = None) -> None:
+        """`zone` is ours: where any member may serve, those nearby are preferred. `tls` is for `https` endpoints."""
+        self._zone = zone
+        self._tokens = tokens
+        self._certificates = ChannelCertificates(tls)
+        self._channels = Channels(self._open, self._credentials)
+
+    def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
+        """A stub of the broker that `header` names; of any member of its Route when it names none."""
+        route = header.route
+        members = list(route.members)
+        if header.HasField("process_id") and header.process_id in members:
+            index = members.index(header.process_id)
+        else:
+            index = next((i for i, member in enumerate(members) if member.zone == self._zone), 0)
+        return self.stub_at(route.endpoints[index] if index < len(route.endpoints) else "")
+
+    def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
+        """A stub of the broker at an endpoint. Raises Unavailable when it is empty: that broker is gone."""
+        if not endpoint:
+            raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
+        stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
+        return stub
+
+    def metadata(self, capability: Capability, journal: str) -> Metadata | None:
+        """What authorizes our own call about a journal to a peer, where tokens are in use."""
+        return self._tokens.about(capability, journal) if self._tokens is not None else None
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        try:
+            target = parse_endpoint(endpoint)
+            if self._tokens is not None and self._tokens.auth is not None:
+                require_private(endpoint)
+        except InvalidInput as error:
+            raise Unavailable(f"peer endpoint {endpoint!r} cannot be used: {error}") from error
+        if target.secure:
+            return grpc.aio.secure_channel(target.address, self._certificates.get(), options=_OPTIONS)
+        return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
+
+    def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
+        """What a channel to an endpoint is opened with; others once certificates have changed."""
+        return self._certificates.get() if endpoint.startswith("https:") else None
+
+    @contextmanager
+    def calling(self, header: pb.Header) -> Iterator[None]:
+        """Turn a peer's failure into ours, saying whose it was."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            named = header.process_id
+            peer = f"broker {named.zone}#{named.suffix}" if named.suffix else "a broker of the journal"
+            detail = f"{peer} answered {error.code().name}: {error.details()}"
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidInput(detail) from error
+            if error.code() is grpc.StatusCode.ABORTED:  # No broker says so of an append that may have committed.
+                raise RolledBack(detail) from error
+            raise Unavailable(detail) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # Our own client went away.
+            raise Unavailable("this broker is shutting down; ask another one") from None
+
+    async def close(self) -> None:
+        await self._channels.close()
+
+
+class PeerStream:
+    """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
+
+    Requests are queued and written by a task of its own, so that sending does not suspend.
+    """
+
+    def __init__(
+        self, stub: pb_grpc.JournalAsyncStub, member: pb.ProcessSpec.ID, metadata: Metadata | None = None
+    ) -> None:
+        self._member = member
+        self._call: Any = stub.Replicate(metadata=metadata)
+        self._takes_readable = False
+        self._readable: int | None = None  # What the peer is to be told as soon as possible.
+        self._queue: deque[pb.ReplicateRequest] = deque()
+        self._queued_bytes = 0
+        self._more = asyncio.Event()
+        self._less = asyncio.Event()
+        self._closing = False
+        self._failed = False
+        self._patience = FIRST_PATIENCE_SECONDS
+        self._moved_at = 0.0  # When something was last sent, by the event loop's time.
+        self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
+
+    def write(self, content_delta: int, content: Bytes) -> None:
+        self._send(pb.ReplicateRequest(content=bytes(content), content_delta=content_delta), len(content))
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        request = pb.ReplicateRequest(proposal=proposal.to_wire(), acknowledge=acknowledge)
+        request.registers.CopyFrom(registers)
+        if header is not None:
+            request.header.CopyFrom(header)
+            request.header.process_id.CopyFrom(self._member)
+            # Gazette's brokers of the previous release look for the journal here.
+            request.deprecated_journal = proposal.journal
+            request.readable = 0  # From now on we tell.
+        self._send(request, 0)
+
+    def readable(self, offset: int) -> None:
+        # A peer that does not know of this shows what it has.
+        if self._takes_readable and not self._failed and not self._closing:
+            self._readable = offset
+            self._more.set()
+
+    async def drain(self) -> None:
+        while self._queued_bytes > HIGH_WATER_BYTES and not self._failed:
+            self._less.clear()
+            with self._waiting():
+                await self._less.wait()
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        with self._waiting():
+            response = await self._read()
+        if response is None:
+            raise ReplicationFailed("the peer ended the stream")
+        self._patience = PATIENCE_SECONDS
+        self._takes_readable = self._takes_readable or response.takes_readable
+        return response
+
+    def close_send(self) -> None:
+        self._closing = True
+        self._more.set()
+
+    async def closed(self) -> None:
+        try:
+            response = await self._read()
+            if response is not None:
+                raise ReplicationFailed("the peer sent a response that was not asked for")
+        finally:
+            self.abort()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    def abort(self) -> None:
+        self._failed = True
+        self._writer.cancel()
+        self._call.cancel()
+        self._less.set()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Abort the stream if this takes longer than our patience, and nothing can be sent meanwhile either."""
+        loop = asyncio.get_running_loop()
+        self._moved_at = loop.time()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            due = self._moved_at + self._patience
+            if loop.time() >= due:
+                self.abort()
+            else:
+                timer = loop.call_at(due, look)
+
+        timer = loop.call_at(self._moved_at + self._patience, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _send(self, request: pb.ReplicateRequest, size: int) -> None:
+        if self._failed:
+            raise ReplicationFailed("the stream is broken")
+        self._queue.append(request)
+        self._queued_bytes += size
+        self._more.set()
+
+    async def _read(self) -> pb.ReplicateResponse | None:
+        try:
+            response = await self._call.read()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise ReplicationFailed(_describe(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ReplicationFailed("it did not answer in time and was given up") from None
+        if response is grpc.aio.EOF:
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                raise ReplicationFailed(f"{code.name}: {await self._call.details()}")
+            return None
+        answer: pb.ReplicateResponse = response
+        return answer
+
+    async def _write_queue(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    request = self._queue.popleft()
+                    if self._readable is not None and request.HasField("proposal"):
+                        request.readable, self._readable = self._readable, None
+                    await self._call.write(request)
+                    self._moved_at = asyncio.get_running_loop().time()
+                    self._queued_bytes -= len(request.content)
+                    if self._queued_bytes <= HIGH_WATER_BYTES:
+                        self._less.set()
+                if self._readable is not None:
+                    request, self._readable = pb.ReplicateRequest(readable=self._readable), None
+                    await self._call.write(request)
+                    continue
+                if self._closing:
+                    await self._call.done_writing()
+                    return
+                self._more.clear()
+                await self._more.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self._failed = True  # Reading the stream tells why.
+            self._less.set()
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,492 @@
+"""The replication pipeline: one append's content and proposals, scattered to every replica's spool.
+
+A pipeline is an ordered list of `ReplicaStream`s, in the order of its Route's members. The broker's own spool is one of
+them (`LocalStream`); the others reach peers over Replicate RPCs (`coranto_broker.replication.peers`). Sending never
+suspends: streams to peers queue, and `drain` waits until their queues are short again. Responses come back in the order
+in which they were asked for.
+
+The two ends have owners of their own (seed 001): whoever holds the pipeline owns the *send* end. Having sent its
+proposal an append takes a `Turn` for the *receive* end, gives the pipeline on, and reads its acknowledgements when all
+turns before it are done. So several appends are in flight at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from coranto.effects import Bytes
+from coranto.errors import CorantoError
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.ownership import Invalidated, Signal
+from coranto_broker.recovery.in_sync_records import Reading
+from coranto_broker.replication.flow_control import DiskFull, RolledBack
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync
+
+GOOD_BYE_SECONDS = 5.0
+"""How long a pipeline that is shut down waits for its replicas."""
+
+
+class ReplicationFailed(CorantoError):
+    """A replica broke, or answered what it should not. Whether the append will be part of the journal is not known."""
+
+    retriable = True
+
+
+def rolled_back(problem: Exception, what: str = "nothing was applied") -> RolledBack:
+    """Tell of an append that a failure ended before anybody was asked to commit it."""
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFull(f"the disk is full, and nothing was applied: {problem}. Make room there; then try again")
+        cause = cause.__cause__
+    return RolledBack(f"{what}: {problem}")
+
+
+class ReplicaStream(Protocol):
+    """One replica of a pipeline. The first failure of a method is the last call of it."""
+
+    def write(self, content_delta: int, content: Bytes) -> None:
+        """Send content."""
+        ...
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        """Send a proposal. With `acknowledge` its response will be read."""
+        ...
+
+    def readable(self, offset: int) -> None:
+        """Tell the replica that every replica has the journal's content up to `offset`."""
+        ...
+
+    async def drain(self) -> None:
+        """Return once little enough is waiting to be sent."""
+        ...
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        """The next response that was asked for."""
+        ...
+
+    def close_send(self) -> None:
+        """Nothing more will be sent."""
+        ...
+
+    async def closed(self) -> None:
+        """Return once the replica, too, has closed; any further response is an error."""
+        ...
+
+    def abort(self) -> None:
+        """Wait no longer for the replica: whoever reads from it gets an error."""
+        ...
+
+
+class LocalStream:
+    """The broker's own spool as a replica of the pipeline."""
+
+    def __init__(self, spool: DurableSpool) -> None:
+        self._spool = spool
+        self._responses: deque[pb.ReplicateResponse] = deque()
+        self._revision = 0
+        self._failure: OSError | None = None
+
+    def write(self, content_delta: int, content: Bytes) -> None:
+        self._spool.write(content_delta, content)
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        if header is not None:
+            self._revision = header.etcd.revision
+        try:
+            response = self._spool.propose(proposal, registers, primary=True, revision=self._revision).response()
+        except OSError as error:
+            self._failure = error
+            raise
+        if acknowledge:
+            self._responses.append(response)
+        elif response.status != pb.OK:
+            raise ReplicationFailed(f"the spool of {proposal.journal} refused a proposal made from itself")
+
+    def readable(self, offset: int) -> None:
+        self._spool.publish_through(offset)
+
+    async def drain(self) -> None:
+        await self._spool.room()
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        if not self._responses:
+            raise ReplicationFailed("the proposal could not be made durable") from self._failure
+        response = self._responses.popleft()
+        await self._spool.flush_commits()
+        return response
+
+    def close_send(self) -> None:
+        self._spool.roll_back()
+
+    async def closed(self) -> None:
+        return
+
+    def abort(self) -> None:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """What the replicas answered to a synchronizing proposal.
+
+    `roll_to` not None: propose again, rolled to that offset, with `registers` of the replica that is ahead (if one is).
+    `read_through` not 0: a peer knows a different Route at that etcd revision. Neither: all agree.
+    """
+
+    roll_to: int | None = None
+    registers: pb.LabelSet | None = None
+    read_through: int = 0
+
+
+class Turn:
+    """A place in the order in which acknowledgements are read."""
+
+    def __init__(self, before: Turn | None) -> None:
+        self._before = before
+        self._waiters: list[asyncio.Future[object]] = []
+        self.is_done = False
+
+    async def wait(self) -> None:
+        """Return once all earlier turns are done."""
+        before, self._before = self._before, None  # Do not keep the whole history alive.
+        if before is not None:
+            await before.finished()
+
+    async def finished(self, until: Signal | None = None) -> None:
+        """Return once this turn is done. Raises Invalidated if `until` fires first."""
+        if self.is_done:
+            return
+        if until is not None and until.fired:
+            raise Invalidated
+        waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if until is None:
+            await waiter
+            return
+        until.add(waiter)
+        try:
+            await waiter
+        finally:
+            until.discard(waiter)
+
+    def done(self) -> None:
+        """Let the next one read."""
+        self.is_done = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+class Standing(NamedTuple):
+    """Appends of nothing but content go to the fragment that begins at `begin` as it is,
+
+    as long as it ends at `end` at most, before wall time `until`, and while the index of fragments has seen so many
+    `changes`. `store` (if any) must be healthy.
+    """
+
+    begin: int
+    end: int
+    until: float
+    changes: int
+    store: str
+
+
+class Pipeline:
+    """A started pipeline. It owns the replica's spool until `close_send`."""
+
+    def __init__(
+        self,
+        header: pb.Header,
+        spool: DurableSpool,
+        streams: Sequence[ReplicaStream],
+        names: Sequence[str],
+        renew_at: float = math.inf,
+        reading: Reading | None = None,
+    ) -> None:
+        """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given.
+
+        `reading` is the in-sync record as the primary last read it.
+
+        At `renew_at` (monotonic) another should take its place, since its streams will not live much longer.
+        """
+        self.header = header
+        self.renew_at = renew_at
+        self.spool = spool
+        self.reading = reading
+        self.recorded = False
+        """Whether the in-sync record names this pipeline's replicas: it may take content."""
+        self._fits: Callable[[], object] = lambda: None
+        self.standing: Standing | None = None
+        """For how long appends to which this pipeline fits have nothing more to look at
+        (`coranto_broker.append.fast_path`)."""
+        self._streams = list(zip(names, streams, strict=True))
+        self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
+        """Whether acknowledgements are there without waiting for another broker or the disk."""
+        self._local = names[header.route.primary]
+        self._revision = header.etcd.revision
+        self._send_error: ReplicationFailed | None = None
+        self._receive_errors: dict[str, ReplicationFailed] = {}
+        self._last_turn: Turn | None = None
+        self._turns: deque[Turn] = deque()  # Those that are not done, and perhaps some that are.
+        self._header_sent = False
+        self._told_readable = -1  # Up to where replicas have been told that all of them have the content.
+
+    @property
+    def route(self) -> pb.Route:
+        return self.header.route
+
+    @property
+    def names(self) -> list[str]:
+        """The replicas, in the order of the Route."""
+        return [name for name, _ in self._streams]
+
+    @property
+    def local_only(self) -> bool:
+        """Whether this broker's spool is the only replica."""
+        return len(self._streams) == 1
+
+    @property
+    def error(self) -> ReplicationFailed | None:
+        """A failure to receive, or else to send. Once there is one the pipeline is of no further use.
+
+        What was received says more: a peer that breaks the stream first tells why.
+        """
+        if not self._receive_errors:
+            return self._send_error
+        return next(iter(self._receive_errors.values()))
+
+    def found_to_fit(self, resolution: object) -> None:
+        """An append found Route, assignments and number of replicas to be as they should be.
+
+        All of that follows from the resolution, so those that come after it with the same one need not look again.
+        """
+        self._fits = weakref.ref(resolution)  # It knows the whole key space as it was then.
+        self.standing = None
+
+    def fits(self, resolution: object) -> bool:
+        """Whether that was found with this very resolution, and the pipeline may take content."""
+        return self.recorded and self._fits() is resolution
+
+    def write(self, content_delta: int, content: Bytes) -> None:
+        """Scatter content. Failures are found in `error`."""
+        for name, stream in self._streams:
+            if self._send_error is not None:
+                return
+            try:
+                stream.write(content_delta, content)
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool) -> None:
+        """Scatter a proposal, the pipeline's header with the first. Failures are found in `error`.
+
+        Replicas that can still be reached get it even when another has failed, so that they may roll back.
+        """
+        header = None if self._header_sent else self.header
+        self._header_sent = True
+        for name, stream in self._streams:
+            try:
+                stream.propose(proposal, registers, header=header, acknowledge=acknowledge)
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+
+    async def drain(self) -> None:
+        """Wait until every stream can take more."""
+        for name, stream in self._streams:
+            try:
+                await stream.drain()
+            except CorantoError as error:
+                self._failed_to_send(name, error)
+
+    async def written(self) -> None:
+        """Return once this broker's spool has all content, or cannot have it, which is found in `error`."""
+        try:
+            await self.spool.written()
+        except OSError as error:
+            self._failed_to_send(self._local, error)
+
+    def join(self) -> None:
+        """As `written`, but that the event loop has to wait for what was not awaited."""
+        try:
+            self.spool.join()
+        except OSError as error:
+            self._failed_to_send(self._local, error)
+
+    def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
+        """Write, propose and read the acknowledgement, all in one go: for one that `answers_at_once`, and is idle.
+
+        Raises RolledBack when it cannot be written, and is of no further use then.
+        """
+        spool = self.spool
+        try:
+            proposal = spool.commit(content, registers, self._revision)
+        except (OSError, CorantoError) as error:
+            raise rolled_back(self._failed_to_send(self._local, error)) from error
+        spool.publish(proposal)
+        spool.settle(proposal.end)
+        return proposal
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every acknowledgement that was asked for has been read."""
+        return self._last_turn is None or self._last_turn.is_done
+
+    def turn(self) -> Turn:
+        """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""
+        before = self._last_turn
+        self._last_turn = Turn(None if before is None or before.is_done else before)
+        self._forget_done()
+        self._turns.append(self._last_turn)
+        return self._last_turn
+
+    async def room(self, limit: int, until: Signal | None) -> None:
+        """Return once fewer than `limit` proposals await their acknowledgements. Raises Invalidated if `until` fires.
+
+        For whoever owns the pipeline.
+        """
+        self._forget_done()
+        while len(self._turns) >= limit:
+            await self._turns[-limit].finished(until)
+            self._forget_done()
+
+    def _forget_done(self) -> None:
+        while self._turns and self._turns[0].is_done:
+            self._turns.popleft()
+
+    async def settled(self) -> None:
+        """Return once every acknowledgement that was asked for has been read."""
+        if self._last_turn is not None:
+            await self._last_turn.finished()
+
+    async def gather_ok(self, proposal: Fragment) -> None:
+        """Read an acknowledgement of every replica; anything but OK is a failure, found in `error`.
+
+        Once every replica holds the proposal, readers see it, here and there.
+        """
+        for name, response in await self._gather():
+            if response.status != pb.OK:
+                self._failed_to_receive(name, f"answered {pb.Status.Name(response.status)}")
+        if self.error is None and self.recorded:
+            self.spool.publish(proposal)
+            self.spool.settle(proposal.end)
+            self._tell_readable(proposal.end)
+
+    async def gather_sync(self) -> SyncResult:
+        """Read the answers to a synchronizing proposal."""
+        roll_to: int | None = None
+        registers: pb.LabelSet | None = None
+        read_through = 0
+        for name, response in await self._gather():
+            theirs = response.fragment
+            if response.status == pb.WRONG_ROUTE:
+                revision = response.header.etcd.revision
+                if revision > self.header.etcd.revision:
+                    read_through = max(read_through, revision)
+                else:
+                    self._failed_to_receive(name, f"disputes the route, but only at etcd revision {revision}")
+            elif response.status == pb.PROPOSAL_MISMATCH and theirs.end > self.spool.end:
+                if roll_to is None or theirs.end > roll_to:
+                    roll_to, registers = theirs.end, response.registers
+            elif (
+                response.status == pb.PROPOSAL_MISMATCH
+                and theirs.begin == theirs.end == self.spool.end
+                and self.spool.fragment.length
+            ):
+                # It lacks the content of our fragment and cannot extend it: begin a new one.
+                if roll_to is None:
+                    roll_to = theirs.end
+            elif response.status != pb.OK:
+                self._failed_to_receive(
+                    name,
+                    f"answered {pb.Status.Name(response.status)} with [{theirs.begin}, {theirs.end}) "
+                    f"to the proposal of {self.spool.fragment}",
+                )
+        return SyncResult(roll_to, registers, read_through)
+
+    def show(self) -> None:
+        """Let readers see what the replicas have agreed on, here and there: the journal goes on behind it."""
+        self.spool.publish(self.spool.fragment)
+        self._tell_readable(self.spool.end)
+
+    def _tell_readable(self, offset: int) -> None:
+        if offset > self._told_readable:
+            self._told_readable = offset
+            for _, stream in self._streams:
+                stream.readable(offset)
+
+    def close_send(self) -> DurableSpool:
+        """Tell every replica that nothing follows, roll back what has not committed, and give up the spool. Once."""
+        for name, stream in self._streams:
+            try:
+                stream.close_send()
+            except (OSError, CorantoError) as error:
+                self._failed_to_send(name, error)
+        return self.spool
+
+    async def shut_down(self, turn: Turn) -> None:
+        """After `close_send`, and with the turn taken before it: wait for what is in flight and for good-byes.
+
+        Replicas that have not answered within GOOD_BYE_SECONDS are given up.
+        """
+        waiting = asyncio.ensure_future(turn.wait())
+        try:
+            _, pending = await asyncio.wait((waiting,), timeout=GOOD_BYE_SECONDS)
+            if pending:
+                self._abort()
+            await waiting
+            try:
+                async with asyncio.timeout(GOOD_BYE_SECONDS):
+                    await self.gather_end()
+            except TimeoutError:
+                self._abort()
+        finally:
+            waiting.cancel()
+            turn.done()
+
+    def _abort(self) -> None:
+        for _, stream in self._streams:
+            stream.abort()
+
+    async def gather_end(self) -> None:
+        """Wait until every replica has closed its stream."""
+        for name, stream in self._streams:
+            if name not in self._receive_errors:
+                try:
+                    await stream.closed()
+                except CorantoError as error:
+                    self._failed_to_receive(name, str(error))
+
+    async def _gather(self) -> list[tuple[str, pb.ReplicateResponse]]:
+        responses = []
+        for name, stream in self._streams:
+            if name not in self._receive_errors:
+                try:
+                    responses.append((name, await stream.acknowledgement()))
+                except (OSError, CorantoError) as error:
+                    self._failed_to_receive(name, str(error), error)
+        return responses
+
+    def _failed_to_send(self, name: str, error: Exception) -> ReplicationFailed:
+        if self._send_error is None:
+            self._send_error = ReplicationFailed(f"sending to {name}: {error}")
+            self._send_error.__cause__ = error
+        return self._send_error
+
+    def _failed_to_receive(self, name: str, problem: str, cause: Exception | None = None) -> None:
+        if name not in self._receive_errors:
+            error = self._receive_errors[name] = ReplicationFailed(f"answer of {name}: {problem}")
+            error.__cause__ = cause

@@ -1,0 +1,424 @@
+"""A replica: this broker's part of one journal.
+
+It holds the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and the
+balance of flow control. While it runs it lists the journal's stores from time to time, and (as primary) *pulses* the
+journal: an append of nothing, at each change of the Route and once a minute, which re-synchronizes the replicas and
+lets etcd know that they are consistent, whether or not anyone appends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from coranto.effects import Clock
+from coranto.errors import CorantoError, StoreError
+from coranto.fragments.fragment import Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.group_commit import Line
+from coranto_broker.fragments.index import FragmentIndex
+from coranto_broker.fragments.journal_folders import JournalFolders
+from coranto_broker.ownership import Invalidated, Signal, Slot
+from coranto_broker.recovery.in_sync_records import InSyncRecords
+from coranto_broker.recovery.spool_recovery import take_up
+from coranto_broker.replication.flow_control import FlowControl
+from coranto_broker.replication.pipeline import Pipeline
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
+from coranto_broker.spool.in_sync import Stamp
+from coranto_broker.spool.shared_file import SharedFile
+from coranto_broker.spool.spool import Committed, empty_at
+
+PULSE_SECONDS = 60.0
+FAILURE_SECONDS = 0.25
+"""The pause after the first failure; it doubles with each that follows."""
+DISK_SECONDS = 30.0
+"""The longest pause between attempts to take up a spool from a disk that fails."""
+DEFAULT_REFRESH_SECONDS = 300.0
+REFRESH_AFTER_STORING_SECONDS = 2.0
+REFRESH_FOR_GAP_SECONDS = 10.0
+LISTING_PATIENCE = 5
+"""Failures of the first listing after which those who wait for it are told."""
+_log = structlog.get_logger(__name__)
+
+
+class Persister(Protocol):
+    """Takes completed fragments to their stores."""
+
+    def add(
+        self,
+        sealed: Sealed,
+        on_stored: Callable[[Sealed, Fragment], None],
+        *,
+        primary: bool,
+        on_diverged: Callable[[Sealed], None],
+    ) -> None: ...
+
+    async def release(self, journal: str, create_revision: int) -> None: ...
+
+    def hurry(self, journal: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Where a replica's spool ended, which takes no more content."""
+
+    end: int
+    registers: pb.LabelSet
+    stamp: Stamp
+
+
+class PulseFailed(Exception):
+    """A pulse failed; `changed` fires once the Route that it failed with is not the journal's any more."""
+
+    def __init__(self, reason: str, changed: Signal | None) -> None:
+        super().__init__(reason)
+        self.changed = changed
+
+
+class Replica:
+    """One journal's replica. `start` it once, `stop` it once."""
+
+    def __init__(
+        self,
+        folder: SpoolFolder,
+        *,
+        fsync: Fsync,
+        spec: Callable[[], pb.JournalSpec | None],
+        folders: JournalFolders,
+        persister: Persister,
+        records: InSyncRecords,
+        pulse: Callable[[Replica], Awaitable[Signal | None]],
+        distrusted: bool = False,
+        on_failure: Callable[[Replica], None] = lambda _: None,
+        on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
+        set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
+    ) -> None:
+        """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
+
+        `pulse` raises PulseFailed when it should be repeated before long. `distrusted` says that a sync of the folder
+        has failed. `on_failure` hears that one fails now: another replica is to take its place. `on_listed` hears of
+        each listing of the stores, once the index knows it. `set_aside` disposes of the folder of a journal that was
+        deleted.
+        """
+        self.folder = folder
+        self.journal = folder.journal
+        self.index = FragmentIndex(folder.clock, on_gap=self._gap)
+        self.spool: Slot[DurableSpool] = Slot()
+        self.pipeline: Slot[Pipeline | None] = Slot()
+        self.line = Line()
+        self.flow_control = FlowControl()
+        self.stopped = asyncio.Event()
+        self.stranded = False
+        """Whether others went on without what the spool has. It must not be used any more."""
+        self.failed = False
+        """Whether the disk failed to keep what the spool has. It must not be used any more."""
+        self._distrusted = distrusted
+        self._on_failure = on_failure
+        self._stopping = asyncio.Event()
+        self._clock: Clock = folder.clock
+        self._fsync = fsync
+        self._spec = spec
+        self._folders = folders
+        self._persister = persister
+        self._records = records
+        self._pulse = pulse
+        self._on_listed = on_listed
+        self._set_aside = set_aside
+        self.unreadable = False
+        """Whether the spool could not be read from the disk when it was tried last."""
+        self._stopping = asyncio.Event()
+        self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
+        self._refreshed_at = 0.0
+        self._refresh_sooner = asyncio.Event()
+        self._unlistable = asyncio.Event()
+        self._listing_problem = ""
+        self._recovering: asyncio.Task[None] | None = None
+        self._daemons: list[asyncio.Task[None]] = []
+        self._spool: DurableSpool | None = None
+        self._given_up: GivenUp | None = None
+
+    @property
+    def stored(self) -> GivenUp | None:
+        """Where the spool ended, once it is stopped and fragment stores have all that was here; until then None."""
+        if not self.stopped.is_set() or self.index.sealed_files():
+            return None
+        return self._given_up
+
+    @property
+    def growing(self) -> Committed | None:
+        """The fragment under construction, of a journal that has fragment stores."""
+        return self._spool.committed if self._spool is not None and self._has_stores() else None
+
+    def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""
+        self.pipeline.put(None)
+        self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
+        self._daemons = [
+            asyncio.create_task(self._keep_refreshed(), name=f"refresh {self.journal}"),
+            asyncio.create_task(self._keep_pulsing(), name=f"pulse {self.journal}"),
+        ]
+
+    async def stop(self, *, drop: bool) -> None:
+        """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
+
+        Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
+        """
+        self._stopping.set()
+        for daemon in self._daemons:
+            daemon.cancel()
+        await asyncio.gather(*self._daemons, return_exceptions=True)
+        try:
+            if self._recovering is not None:
+                await self._recovering
+            if self._spool is not None:
+                await self._stop_spool(drop)
+        finally:
+            self.index.close()
+            self.index.drop_stored()
+            self.stopped.set()
+
+    async def flush(self) -> None:
+        """Force what has committed to the disk. Raises OSError when that fails."""
+        if self._spool is not None and not self.failed:
+            await self._spool.flush()
+
+    async def wait_refreshed(self, until: Signal | None = None) -> None:
+        """Wait for the first listing of the stores.
+
+        Raises Invalidated when `until` fires first, and StoreError, with what the store said, once listing has failed
+        several times: a store that cannot be listed may stay so until somebody mends it.
+        """
+        refreshed = asyncio.ensure_future(self.index.wait_refreshed())
+        failed = asyncio.ensure_future(self._unlistable.wait())
+        given_up = asyncio.ensure_future((until or Signal()).wait())
+        try:
+            await asyncio.wait((refreshed, failed, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if refreshed.done():
+                refreshed.result()
+            elif given_up.done():
+                raise Invalidated
+            else:
+                raise StoreError(self._listing_problem)
+        finally:
+            for task in (refreshed, failed, given_up):
+                task.cancel()
+            await asyncio.gather(refreshed, failed, given_up, return_exceptions=True)
+
+    # -- What the spool tells ------------------------------------------------------------------------------------------
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        self.index.spool_commit(fragment, content)
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        self.index.spool_complete(sealed)
+        self._persister.add(sealed, self._stored, primary=primary, on_diverged=self.index.forget)
+
+    def spool_skip(self, offset: int) -> None:
+        self.index.note_head(offset)
+
+    def spool_ahead(self, end: int) -> None:
+        self.index.spool_ahead(end)
+
+    def spool_readable(self, end: int) -> None:
+        self.index.spool_readable(end)
+
+    def promoted(self) -> None:
+        """This broker has become the journal's primary, and storing what is only here its duty."""
+        self._persister.hurry(self.journal)
+
+    def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
+        self.index.stored(sealed, fragment)
+        if self.stopped.is_set():
+            self.index.drop_stored()
+        else:
+            self._refresh_by(self._clock.monotonic() + REFRESH_AFTER_STORING_SECONDS)  # To free its file.
+
+    def _gap(self) -> None:
+        """A reader wants content that is not here; another broker may have stored it since the last listing."""
+        self._refresh_by(self._refreshed_at + REFRESH_FOR_GAP_SECONDS)
+
+    def _refresh_by(self, at: float) -> None:
+        if at < self._refresh_at:
+            self._refresh_at = at
+            self._refresh_sooner.set()
+
+    # -- What goes on in the background --------------------------------------------------------------------------------
+
+    async def _recover(self, after: Sequence[asyncio.Task[None]]) -> None:
+        if after:
+            await asyncio.wait(after)
+        await self._persister.release(self.journal, self.folder.create_revision)
+        failures = 0
+        while self._spool is None:
+            try:
+                await self._take_up()
+            except (OSError, CorantoError) as error:
+                self.unreadable = True
+                _log.error(  # A traceback tells nothing more.
+                    "spool cannot be taken up: the disk fails; trying again",
+                    journal=self.journal,
+                    folder=str(self.folder.path),
+                    error=str(error) or type(error).__name__,
+                )
+                self._distrusted = self._distrusted or (isinstance(error, OSError) and error.errno == errno.EIO)
+                self.spool.refuse(f"this broker's disk fails, so that it cannot serve {self.journal} now: {error}")
+                if await self._stops_within(min(DISK_SECONDS, 0.25 * 2 ** min(failures, 8))):
+                    return
+                failures += 1
+        if self.unreadable:
+            _log.warning("spool can be read again", journal=self.journal, folder=str(self.folder.path))
+        self.unreadable = False
+
+    async def _stops_within(self, seconds: float) -> bool:
+        """Wait. Returns at once, and True, when this replica is to stop."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _take_up(self) -> None:
+        """Make the spool of what is in the folder. Raises OSError when the disk fails."""
+        recovered = await take_up(self.folder, self._records, self._clock, distrusted=self._distrusted)
+        spool = recovered.durable(self.folder, self, self._fsync)
+        try:
+            await spool.flush_commits()  # Readers see nothing, and nobody is answered, before it may be.
+        except OSError:
+            spool.close()
+            for sealed in recovered.sealed:
+                sealed.log.seal()
+            self._distrusted = True
+            raise
+        self._distrusted = False
+        spool.on_failure = self._spool_failed
+        self._spool = spool
+        if self._spool.end <= recovered.watermark.offset:
+            self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
+        elif recovered.shown is not None:
+            self._spool.publish(recovered.shown)
+        for found in recovered.sealed:
+            sealed = replace(found, readable=found.settled or found.fragment.end <= recovered.readable)
+            self.index.spool_complete(sealed)
+            self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
+        self.index.note_head(max(self._spool.end, recovered.lost_end))
+        if self._spool.end or recovered.sealed:
+            _log.info(
+                "took up spool",
+                journal=self.journal,
+                end=self._spool.end,
+                fragment_bytes=self._spool.fragment.length,
+                unpersisted_fragments=len(recovered.sealed),
+            )
+        self.spool.put(self._spool)
+
+    def _spool_failed(self) -> None:
+        """The disk failed to keep what the spool has."""
+        self.failed = True
+        self._on_failure(self)
+
+    async def _stop_spool(self, drop: bool) -> None:
+        pipeline = await self.pipeline.take()
+        if pipeline is not None:
+            turn = pipeline.turn()
+            self.spool.put(pipeline.close_send())
+            await pipeline.shut_down(turn)
+        spool = await self.spool.take()
+        if drop:
+            spool.close()
+            await self._persister.release(self.journal, self.folder.create_revision)
+            self.index.close()
+            files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
+            for file in (*files, spool.content_file):
+                with contextlib.suppress(FileNotFoundError):
+                    file.move(file.path)  # Readers who have it open go on; nobody opens it again where it was.
+            self._set_aside(self.folder)
+            return
+        fragment = spool.fragment
+        try:
+            if fragment.length and not self.stranded and not self.failed and self._has_stores():
+                # What completes is visible at once, and its end may be what only we have: no reader shall see that
+                # here.
+                self.index.close()
+                spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
+            if not self.failed:
+                await spool.flush()
+        finally:
+            spool.close()
+        # Of a journal that nobody has written to there is nothing to store.
+        usable = not self.stranded and not self.failed
+        if not spool.fragment.length and usable and (not spool.end or self._has_stores()):
+            self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
+
+    def _has_stores(self) -> bool:
+        try:
+            spec = self._spec()
+        except CorantoError:
+            return False  # Nobody knows. The content stays where it is.
+        return spec is not None and len(spec.fragment.stores) > 0
+
+    async def _keep_refreshed(self) -> None:
+        failures, interval = 0, DEFAULT_REFRESH_SECONDS
+        while True:
+            begun_at = self._refreshed_at = self._clock.monotonic()
+            try:
+                spec = self._spec()
+                if spec is None:
+                    return  # The journal is gone, and soon this replica.
+                interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
+                listed = await self._folders.fragments(self.journal, spec.fragment.stores)
+                if self._recovering is not None:
+                    await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
+                for sealed in self.index.refresh(listed, begun_at):
+                    _log.error(
+                        "what the store has cannot be the fragment; storing it anew",
+                        fragment=sealed.fragment.content_path,
+                    )
+                    self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
+                self._on_listed(spec, listed, self.index)
+                await self._folders.mark_listed(self.journal, spec.fragment.stores)
+                failures = 0
+                self._unlistable.clear()
+            except CorantoError as error:
+                _log.warning("stores could not be listed; trying again", journal=self.journal, error=str(error))
+                # Appends wait for the first listing.
+                interval = interval if self.index.refreshed else min(interval, 0.25 * 2 ** min(failures, 7))
+                failures += 1
+                self._listing_problem = error.told
+                if failures >= LISTING_PATIENCE:
+                    self._unlistable.set()
+            self._refresh_at = self._clock.monotonic() + interval
+            await self._pause_refresh()
+
+    async def _pause_refresh(self) -> None:
+        """Wait until it is time to list the stores, which may become earlier meanwhile."""
+        while (seconds := self._refresh_at - self._clock.monotonic()) > 0:
+            self._refresh_sooner.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._refresh_sooner.wait()
+            except TimeoutError:
+                return
+
+    async def _keep_pulsing(self) -> None:
+        failures = 0
+        while True:
+            try:
+                changed = await self._pulse(self)
+                failures, pause = 0, PULSE_SECONDS
+            except PulseFailed as failure:
+                # A changed Route is reason enough to try again at once: others wait for it to be synchronized.
+                changed, pause = failure.changed, min(PULSE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 8))
+                failures += 1
+                _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(failure))
+            try:
+                async with asyncio.timeout(pause):
+                    await (changed or Signal()).wait()
+            except TimeoutError:
+                continue

@@ -1,0 +1,344 @@
+"""Resolution: from a journal's name to who is responsible for it now.
+
+The resolver layers on the mirrored key space. It answers with the journal's spec, its Route, the etcd revision of both,
+and (when this broker is part of the Route) the local replica, together with a signal that fires once that answer is no
+longer current. It also starts and stops the local replicas as assignments come and go:
+
+=========================================  =============================================================================
+a journal is assigned to this broker       start a replica
+the primary is demoted to a plain replica  start a new replica in its place
+the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
+it is no longer assigned, or was deleted   stop the replica
+assignments or stores change               the replica stays; resolutions are invalidated
+others went on without what it has         start a new replica in its place
+=========================================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
+from coranto.coordination.layout import MemberId
+from coranto.errors import InvalidInput, Unavailable
+from coranto.names import strip_metadata
+from coranto.security.tokens import Claims
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.authorization import UNRESTRICTED
+from coranto_broker.ownership import Signal
+from coranto_broker.replication.replica import Replica
+
+REVISION_PATIENCE_SECONDS = 20.0
+"""How long a call waits for an etcd revision that it asked for. Others' transactions are known within milliseconds."""
+MAX_WAITING_FOR_REVISIONS = 512
+
+JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+JournalState = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Resolution:
+    """An answer of the resolver; valid as of `state`, and until `invalidated` fires (None without a local replica).
+
+    `header` names the Route, the etcd revision, and the broker that shall serve: ourselves if we answer with an error
+    status or serve locally, the primary if one is required, otherwise nobody in particular.
+    """
+
+    status: pb.Status.ValueType
+    state: JournalState = field(repr=False)
+    local_id: pb.ProcessSpec.ID
+    header: pb.Header
+    item: Item[pb.JournalSpec] | None
+    assignments: Sequence[Assignment[pb.Route]]
+    replica: Replica | None
+    invalidated: Signal | None
+
+    @property
+    def spec(self) -> pb.JournalSpec:
+        assert self.item is not None  # Only JOURNAL_NOT_FOUND comes without.
+        return self.item.spec
+
+    @property
+    def replication(self) -> int:
+        """How many replicas the journal is to have."""
+        return self.state.entities.replication(self.spec)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this broker is the one to serve."""
+        return self.header.process_id == self.local_id
+
+    @property
+    def require_replica(self) -> Replica:
+        """The local replica of a resolution that has one."""
+        assert self.replica is not None
+        return self.replica
+
+
+class ReplicaFactory(Protocol):
+    """Starts and stops replicas."""
+
+    def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica: ...
+
+    def stop_replica(self, replica: Replica, *, drop: bool) -> None:
+        """Stop in the background. With `drop` its local content is of a deleted journal, and goes too."""
+        ...
+
+
+@dataclass(slots=True)
+class _Local:
+    """A local replica and what its current resolutions rest on."""
+
+    replica: Replica
+    create_revision: int
+    primary: bool
+    basis: tuple[object, ...]
+    signal: Signal = field(default_factory=Signal)
+
+
+class Resolver:
+    """Resolves journals, and keeps local replicas in line with assignments."""
+
+    def __init__(self, keyspace: JournalKeySpace, member: MemberId, factory: ReplicaFactory) -> None:
+        self._keyspace = keyspace
+        self._member = member
+        self._factory = factory
+        self._locals: dict[str, _Local] = {}
+        self._stopped = False
+        self._waiting_for_revisions = 0
+        self._cache: dict[tuple[str, bool, bool], Resolution] = {}
+        self._stop_observing = keyspace.observe(self._update)
+
+    def start(self) -> None:
+        """Take up what is assigned already. The key space has been loaded."""
+        self._update(self._keyspace.state)
+
+    @property
+    def local_replicas(self) -> list[Replica]:
+        return [local.replica for local in self._locals.values()]
+
+    async def resolve(
+        self,
+        journal: str,
+        *,
+        may_proxy: bool,
+        require_primary: bool,
+        min_revision: int = 0,
+        proxy_header: pb.Header | None = None,
+        claims: Claims = UNRESTRICTED,
+    ) -> Resolution:
+        """Resolve as of `min_revision` or later (and that of `proxy_header`, what a peer resolved who sent us this).
+
+        A journal that `claims` do not cover is resolved as if it did not exist.
+
+        Raises InvalidInput for a header that is not meant for us, and Unavailable when that revision does not come.
+        """
+        if proxy_header is not None:
+            self._check_header(proxy_header)
+            min_revision = max(min_revision, proxy_header.etcd.revision)
+        if min_revision > self._keyspace.known_revision:
+            await self._wait_for_revision(min_revision)
+        key = strip_metadata(journal), may_proxy, require_primary
+        if not claims.covers_all:
+            item = self._keyspace.state.item(key[0])
+            if item is not None and not claims.covers(item.id, item.spec.labels):
+                return self._resolve(*key, hidden=True)
+        cached = self._cache.get(key)
+        # Once we have stopped nobody clears the cache, and an append that waits for a change would wait in vain.
+        if cached is None or cached.state is not self._keyspace.state:
+            cached = self._resolve(*key)
+            if cached.item is None:
+                return cached  # There is no end of names that no journal has.
+            self._cache[key] = cached
+            if cached.status == pb.OK and cached.is_local:  # Then it does not matter whether it might be proxied.
+                self._cache[key[0], not may_proxy, require_primary] = cached
+        return cached
+
+    async def _wait_for_revision(self, revision: int) -> None:
+        """Each that waits asks etcd from time to time, so that neither their number nor their time is without bound."""
+        if self._waiting_for_revisions >= MAX_WAITING_FOR_REVISIONS:
+            raise Unavailable(
+                f"{self._waiting_for_revisions} calls wait for etcd revisions that are not known here yet; try again"
+            )
+        self._waiting_for_revisions += 1
+        try:
+            async with asyncio.timeout(REVISION_PATIENCE_SECONDS):
+                await self._keyspace.wait_for_revision(revision)
+        except TimeoutError:
+            raise Unavailable(
+                f"etcd revision {revision} did not come within {REVISION_PATIENCE_SECONDS:g} seconds; this broker "
+                f"knows {self._keyspace.known_revision}. Ask for one that etcd has told, or try again when etcd is back"
+            ) from None
+        finally:
+            self._waiting_for_revisions -= 1
+
+    def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
+        """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.
+
+        None, too, where it would have to wait for `min_revision`. Not for a name with metadata. If this broker is not
+        the primary, it is what those are told who may be proxied.
+        """
+        if min_revision > self._keyspace.known_revision:
+            return None
+        found = self._cache.get((journal, True, True))
+        return found if found is not None and found.state is self._keyspace.state else None
+
+    def is_current(self, resolution: Resolution) -> bool:
+        """Whether the key space is still as `resolution` saw it."""
+        return resolution.state is self._keyspace.state
+
+    async def wait_for_change(self, resolution: Resolution) -> None:
+        """Return once the key space has moved on from what `resolution` saw."""
+        await self._keyspace.wait_for_change(resolution.state)
+
+    def flags_hold(self, resolution: Resolution) -> bool:
+        """Whether the journal's flags are still what `resolution` says."""
+        state = self._keyspace.state
+        if state is resolution.state:
+            return True
+        item = state.item(resolution.spec.name)
+        return item is None or item.spec.flags == resolution.spec.flags
+
+    def stop(self) -> None:
+        """Stop all local replicas, and answer no more for them."""
+        self._stop_observing()
+        self._stopped = True
+        self._cache.clear()
+        stopped, self._locals = self._locals, {}
+        for local in stopped.values():
+            self._stop_local(local, drop=False)
+
+    def restart(self, replica: Replica) -> None:
+        """Start a new replica in the place of this one, which must not serve any more."""
+        local = self._locals.get(replica.journal)
+        if local is None or local.replica is not replica:
+            return
+        del self._locals[replica.journal]
+        self._stop_local(local, drop=False)
+        self._update(self._keyspace.state)
+
+    def _check_header(self, header: pb.Header) -> None:
+        ours = self._keyspace.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise InvalidInput(
+                f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this broker is of {ours:#x}",
+                field="header.etcd.cluster_id",
+            )
+        wanted = header.process_id
+        if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != self._member:
+            raise InvalidInput(
+                f"the request is meant for broker {wanted.zone}#{wanted.suffix}, but this is {self._member}",
+                field="header.process_id",
+            )
+
+    def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
+        state = self._keyspace.state
+        # A broker whose member key is gone may still proxy; it must only not be taken for one without a name.
+        present = state.member(self._member) is not None
+        local_id = (
+            pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
+            if present
+            else pb.ProcessSpec.ID(zone="this-broker", suffix="missing-from-etcd")
+        )
+        item = state.item(journal) if not hidden else None
+        route = state.route_of(journal) if not hidden else pb.Route(primary=-1)
+        header = pb.Header(route=route, etcd=state.header.to_wire())
+        if require_primary and route.primary != -1:
+            header.process_id.CopyFrom(route.members[route.primary])
+        elif not require_primary and local_id in route.members:
+            header.process_id.CopyFrom(local_id)
+        local = self._locals.get(journal) if not hidden else None
+        status = self._status(item, route, header.process_id == local_id, may_proxy, require_primary)
+        if status == pb.OK and self._stopped and header.process_id == local_id:
+            # We are shutting down, or have lost our lease: as good as gone.
+            status = pb.NO_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
+        if status == pb.OK and header.process_id == local_id and local is None:
+            # The journal's entry could not be decoded when it was assigned: nobody serves it here.
+            raise Unavailable(f"this broker has no replica of {journal}; see its log")
+        if status != pb.OK:
+            header.process_id.CopyFrom(local_id)
+        return Resolution(
+            status,
+            state,
+            local_id,
+            header,
+            item,
+            state.assignments_in_key_order(journal) if not hidden else (),
+            local.replica if local else None,
+            local.signal if local else None,
+        )
+
+    @staticmethod
+    def _status(
+        item: Item[pb.JournalSpec] | None, route: pb.Route, is_local: bool, may_proxy: bool, require_primary: bool
+    ) -> pb.Status.ValueType:
+        if item is None:
+            return pb.JOURNAL_NOT_FOUND
+        if item.spec.suspend.level == pb.JournalSpec.Suspend.FULL:
+            return pb.SUSPENDED
+        if require_primary and route.primary == -1:
+            return pb.NO_JOURNAL_PRIMARY_BROKER
+        if not route.members:
+            return pb.INSUFFICIENT_JOURNAL_BROKERS
+        if not may_proxy and not is_local:
+            return pb.NOT_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
+        return pb.OK
+
+    def _update(self, state: JournalState) -> None:
+        """Bring local replicas in line with the key space. An observer: it must not block."""
+        self._cache.clear()
+        if self._stopped:
+            return
+        assigned = {each.item: each for each in state.by_member.get(self._member, [])}
+        for journal, local in list(self._locals.items()):
+            # The entry, not the item: a spec that cannot be read is no reason to drop the journal's content.
+            entry = state.entries.get(state.layout.item_key(journal))
+            deleted = entry is None or entry.kv.create_revision != local.create_revision
+            mine = assigned.get(journal)
+            if mine is None or deleted or (local.primary and mine.slot != 0):
+                del self._locals[journal]
+                self._stop_local(local, drop=deleted)
+        for journal, mine in assigned.items():
+            item = state.item(journal)
+            if item is None:
+                continue  # Deleted, and the assignment is about to go; or there is a spec that cannot be read.
+            basis = self._basis(state, item)
+            found = self._locals.get(journal)
+            if found is None:
+                replica = self._factory.start_replica(item, primary=mine.slot == 0)
+                self._locals[journal] = _Local(replica, item.create_revision, mine.slot == 0, basis)
+                continue
+            if mine.slot == 0 and not found.primary:
+                found.primary = True
+                found.replica.promoted()
+            if found.basis != basis:
+                found.basis = basis
+                route = state.route_of(journal, endpoints=False)
+                members = [f"{member.zone}#{member.suffix}" for member in route.members]
+                primary = members[route.primary] if route.primary >= 0 else None
+                _log.info("route changed", journal=journal, route=members, primary=primary)
+                stale, found.signal = found.signal, Signal()
+                stale.fire()
+
+    @staticmethod
+    def _basis(state: JournalState, item: Item[pb.JournalSpec]) -> tuple[object, ...]:
+        """What a resolution rests on: assignments, by key and revision, and the stores."""
+        return (
+            tuple((each.key, each.kv.mod_revision) for each in state.assignments_in_key_order(item.id)),
+            tuple(item.spec.fragment.stores),
+        )
+
+    def _stop_local(self, local: _Local, *, drop: bool) -> None:
+        local.signal.fire()
+        self._factory.stop_replica(local.replica, drop=drop)
+
+
+async def closing(replicas: Sequence[Replica]) -> None:
+    """Return once all of these replicas have stopped."""
+    await asyncio.gather(*(replica.stopped.wait() for replica in replicas))

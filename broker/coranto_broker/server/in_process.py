@@ -1,0 +1,210 @@
+"""A broker in the process of whoever runs it, on effects that it is given: for simulations and in-process clusters.
+
+`serve` does what `coranto_broker.server.process.BrokerProcess` does, but that it opens nothing by itself. `run` is the
+entry point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+import grpc.aio
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import Coordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.effects import Clock, Disk, Entropy
+from coranto.errors import ClusterError
+from coranto.fragments.stores import StoreRegistry
+from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.broker import Broker
+from coranto_broker.fragments.cache import FragmentCache
+from coranto_broker.recovery.residence import Residence
+from coranto_broker.replication.peers import Peers
+from coranto_broker.server.service import JournalService, make_server
+from coranto_broker.settings import BrokerSettings
+
+_HOST = "127.0.0.1"
+
+
+class Place(Protocol):
+    """Where a broker is reached."""
+
+    def endpoint(self, broker: Broker) -> str:
+        """The endpoint to tell others. Asked for before the broker is announced."""
+        ...
+
+    def listening(self, broker: Broker, session: MemberSession) -> AbstractAsyncContextManager[None]:
+        """Have calls served for as long as the block lasts."""
+        ...
+
+
+class StubPeers(Peers):
+    """Other brokers, over stubs that are given."""
+
+    def __init__(self, zone: str, stub_of: Callable[[str], pb_grpc.JournalAsyncStub]) -> None:
+        super().__init__(zone)
+        self._stub_of = stub_of
+
+    def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
+        return self._stub_of(endpoint) if endpoint else super().stub_at(endpoint)
+
+
+async def serve(
+    settings: BrokerSettings,
+    *,
+    clock: Clock,
+    disk: Disk,
+    coordinator: Coordinator,
+    stores: StoreRegistry,
+    peers: Peers,
+    layout: Layout,
+    place: Place,
+    stop: asyncio.Event,
+    make: Callable[..., Broker] = Broker,
+    entropy: Entropy = os.urandom,
+) -> bool:
+    """Run a broker until `stop` (it exits gracefully then; returns True), or until its lease or etcd is lost (False).
+
+    `make` is given what `Broker` takes. Raises what keeps the broker from starting.
+    """
+    keyspace = KeySpace(coordinator, layout, JournalEntities(), clock=clock)
+    member_id = MemberId(settings.zone, settings.id)
+    residence = await Residence.check(coordinator, layout, member_id, settings.data_dir, disk, entropy)
+    broker = make(
+        settings,
+        clock=clock,
+        disk=disk,
+        coordinator=coordinator,
+        keyspace=keyspace,
+        stores=stores,
+        peers=peers,
+        residence=residence,
+    )
+    endpoint = place.endpoint(broker)
+    session = await open_session(
+        coordinator,
+        ttl_seconds=settings.lease_seconds,
+        record=LeaseRecord.within(settings.data_dir, disk),
+        clock=clock,
+    )
+    member = pb.ProcessSpec.ID(zone=settings.zone, suffix=settings.id)
+    spec = pb.BrokerSpec(
+        process_spec=pb.ProcessSpec(id=member, endpoint=endpoint), journal_limit=settings.journal_limit
+    )
+    await session.announce(layout.member_key(member_id), spec.SerializeToString())
+    await residence.move_in()
+    await keyspace.start()
+    broker.start(session)
+    async with place.listening(broker, session):
+        waits = [
+            asyncio.ensure_future(stop.wait()),
+            asyncio.ensure_future(session.lost.wait()),
+            asyncio.ensure_future(keyspace.wait_failed()),
+            asyncio.ensure_future(residence.keep(clock, lambda: broker.seen)),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if stop.is_set():
+            await broker.exit_gracefully(session)
+        else:
+            await broker.stop()
+    await broker.close()
+    await keyspace.close()
+    await session.close(revoke=stop.is_set())
+    return stop.is_set()
+
+
+async def run(place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: asyncio.Event) -> None:
+    """Run a broker of an in-process cluster: a `coranto.testing.in_process.RunBroker`."""
+    settings = _Settings(
+        zone=place.zone,
+        id=place.id,
+        data_dir=place.data_dir,
+        lease_seconds=place.lease_seconds,
+        exit_seconds=place.exit_seconds,
+    )
+
+    def make(*args: Any, **given: Any) -> Broker:
+        # Fragments of every size stay in memory.
+        cache = FragmentCache(
+            effects.stores, settings.data_dir, settings.cache_bytes, little_bytes=settings.cache_bytes
+        )
+        return Broker(*args, fragments=cache, **given)
+
+    await serve(
+        settings,
+        clock=effects.clock,
+        disk=effects.disk,
+        coordinator=effects.coordinator,
+        stores=effects.stores,
+        peers=StubPeers(place.zone, effects.stub),
+        layout=place.layout,
+        place=_ClusterPlace(place, listen),
+        stop=stop,
+        make=make,
+    )
+
+
+class _Settings(BrokerSettings):
+    """What is given, and defaults; nothing of the environment, which is about other brokers."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+class _ClusterPlace:
+    """In memory and, where it has a port, by gRPC for other programs."""
+
+    def __init__(self, place: BrokerPlace, listen: Listen) -> None:
+        self._place = place
+        self._listen = listen
+        self._server: grpc.aio.Server | None = None
+        self._endpoint = place.endpoint
+
+    def endpoint(self, broker: Broker) -> str:
+        if self._place.port is not None:
+            self._server = make_server(broker)
+            port = self._server.add_insecure_port(f"{_HOST}:{self._place.port}")
+            if port == 0:
+                raise ClusterError(f"cannot listen on {_HOST}:{self._place.port}; is the port taken?")
+            self._endpoint = f"http://{_HOST}:{port}"
+        return self._endpoint
+
+    @asynccontextmanager
+    async def listening(self, broker: Broker, session: MemberSession) -> AsyncIterator[None]:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._listen(self._endpoint, JournalService(broker)))
+            if self._server is None:
+                yield
+                return
+            await _apart(self._server.start())
+            try:
+                yield
+            finally:
+                await _apart(self._server.stop(0))
+
+
+async def _apart(work: Coroutine[Any, Any, None]) -> None:
+    """Run what must not share the fate of the broker's process, whose tasks are cancelled when it is killed."""
+    await asyncio.get_running_loop().create_task(work, context=contextvars.Context())

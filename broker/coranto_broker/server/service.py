@@ -1,0 +1,169 @@
+"""The gRPC service `protocol.Journal`: hands each call to its handler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from coranto.errors import CorantoError
+from coranto.security.tokens import Claims
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.authorization import RULES, UNRESTRICTED
+from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
+from coranto_broker.handlers.admission import Admission
+from coranto_broker.handlers.append_answers import Answers
+from coranto_broker.handlers.errors import Context, Unreadable, report, reported, require_readable
+from coranto_broker.replication.flow_control import Crowded
+from coranto_broker.rpc.content import append_reader, replicate_reader
+
+if TYPE_CHECKING:
+    from coranto_broker.broker import Broker
+
+
+MAX_PENDING_CALLS: Final = 20_000
+"""Calls that gRPC holds until this process takes them on: they come to it slower, but none is lost without a word."""
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Journal"]
+
+_KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+_CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
+
+
+class JournalService(pb_grpc.JournalServicer):
+    """Calls of clients and of other brokers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._answers = Answers()
+        self._under_way = {method: broker.metrics.under_way(method) for method in RULES}
+        self._admission = Admission(
+            broker.settings.max_appends, self._under_way["Append"], broker.metrics.appends_refused, broker.clock
+        )
+
+    @asynccontextmanager
+    async def _admitted(self, method: str, context: Context, request: Message | None = None) -> AsyncIterator[Claims]:
+        """Serve a call if it may be made, and end it with a status code where that fails."""
+        with self._under_way[method]:
+            async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
+                require_readable(request)
+                yield claims
+
+    async def List(self, request: pb.ListRequest, context: Context) -> None:  # type: ignore[override]
+        async with self._admitted("List", context, request) as claims:
+            await listing.serve_list(self._broker, request, context, claims)
+
+    async def Apply(self, request: pb.ApplyRequest, context: Context) -> pb.ApplyResponse:
+        async with self._admitted("Apply", context, request) as claims:
+            return await listing.serve_apply(self._broker, request, claims)
+
+    async def Read(self, request: pb.ReadRequest, context: Context) -> None:  # type: ignore[override]
+        async with self._admitted("Read", context, request) as claims:
+            await read.serve(self._broker, request, context, claims)
+
+    async def Append(self, request_iterator: Any, context: Context) -> pb.AppendResponse:
+        return pb.AppendResponse.FromString(await self.append_encoded(request_iterator, context))
+
+    async def append_encoded(self, request_iterator: Any, context: Context) -> bytes:
+        """As `Append`, but for the response, which is encoded."""
+        # As the other methods, but without layers that take longer than half of what a small append does.
+        broker, admission = self._broker, self._admission
+        try:
+            admission.enter()
+        except Crowded as error:
+            await report(error, "Append", context)
+        try:
+            if broker.authorizer.admits_all:
+                return await append.serve_encoded(broker, context, UNRESTRICTED, self._answers)
+            async with broker.authorizer.admitted("Append", context) as claims:
+                return await append.serve_encoded(broker, context, claims, self._answers)
+        except (CorantoError, OSError) as error:
+            await report(error, "Append", context)
+        finally:
+            admission.leave()
+
+    async def Replicate(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        async with self._admitted("Replicate", context) as claims:
+            await replicate.serve(self._broker, context, claims)
+
+    async def ListFragments(self, request: pb.FragmentsRequest, context: Context) -> pb.FragmentsResponse:
+        async with self._admitted("ListFragments", context, request) as claims:
+            return await fragments.serve(self._broker, request, claims)
+
+    async def FragmentStoreHealth(
+        self, request: pb.FragmentStoreHealthRequest, context: Context
+    ) -> pb.FragmentStoreHealthResponse:
+        async with self._admitted("FragmentStoreHealth", context, request) as claims:
+            return await store_health.serve(self._broker, request, claims)
+
+
+def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """As generated code has it, but that bytes which are no message reach us, and are refused by us."""
+    handlers = {
+        method.name: _KINDS[method.client_streaming, method.server_streaming](
+            getattr(service, method.name),
+            request_deserializer=_deserializer(method.name, GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in SERVICE.methods
+    }
+    encoded = handlers["Append"]
+    handlers["Append"] = grpc.stream_unary_rpc_method_handler(
+        service.append_encoded, request_deserializer=encoded.request_deserializer, response_serializer=None
+    )
+    return handlers
+
+
+def _deserializer(method: str, kind: type[Message]) -> Callable[[bytes], object]:
+    parse = _reader(kind)
+    around = _CONTENT_READERS.get(method)
+    return around(parse) if around is not None else parse
+
+
+def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
+    parse = kind.FromString
+
+    def read(data: bytes) -> Message | Unreadable:
+        try:
+            return parse(data)
+        except DecodeError:
+            return Unreadable()
+
+    return read
+
+
+def make_server(broker: Broker) -> grpc.aio.Server:
+    """A server of the broker's service, not yet bound to a port."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", broker.settings.max_message_bytes),
+            ("grpc.max_send_message_length", broker.settings.max_message_bytes),
+            # gRPC itself cancels calls that come while more than 1,000 wait for us to take them on, without a word to
+            # us or to their clients about whether they were applied. We refuse appends with one (`Admission`).
+            ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+            ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+            # Two brokers must not share a port unnoticed.
+            ("grpc.so_reuseport", 0),
+            # Clients keep idle connections alive at their own pace.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+    name, handlers = SERVICE.full_name, _method_handlers(JournalService(broker))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    server.add_registered_method_handlers(name, handlers)
+    return server

@@ -1,0 +1,115 @@
+"""`coranto broker set-aside …`: look at what brokers have set aside, and get at its bytes."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coranto.cli.connect import Endpoint, with_client
+from coranto.cli.output import note, print_table
+from coranto.client import JournalClient
+from coranto.effects import LocalDisk
+from coranto.errors import CorantoError
+from coranto_broker.recovery import set_aside
+from coranto_broker.recovery.set_aside import Kept, Span
+
+app = typer.Typer(no_args_is_help=True, help="Look at content that this broker took for no part of its journal.")
+
+Content = Annotated[Path, typer.Argument(metavar="FILE", help="A content file, as `list` names it.")]
+
+
+@app.command("list")
+def list_(
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", envvar="CORANTO_BROKER_DATA_DIR", help="The broker's data directory.")
+    ] = Path(".coranto/broker-0"),
+) -> None:
+    """List what is set aside: its journal and offsets, and how much of it is what had committed, by its SHA-1.
+
+    The broker may be running.
+    """
+    found = set_aside.find(data_dir, LocalDisk())
+    if not found:
+        note(f"nothing is set aside below {data_dir}")
+        return
+    rows = [
+        (kept.journal or "?", str(kept.begin), str(kept.end), str(kept.committed_end), _soundness(kept), str(kept.path))
+        for kept in found
+    ]
+    print_table(("JOURNAL", "BEGIN", "END", "COMMITTED TO", "SOUND", "FILE"), rows)
+
+
+def _soundness(kept: Kept) -> str:
+    if not kept.size:
+        return "no content"
+    if not kept.journal:
+        return "unknown: no log"
+    if kept.sound_end >= min(kept.committed_end, kept.end):
+        return "all" if kept.sound_end >= kept.committed_end else f"up to {kept.sound_end}"
+    return f"up to {kept.sound_end}" if kept.sound_end > kept.begin else "nothing"
+
+
+@app.command()
+def compare(
+    file: Content,
+    journal: Annotated[str, typer.Option(help="The journal, where no log is left that names it.")] = "",
+    endpoint: Endpoint = None,
+) -> None:
+    """Compare it with what its journal has at the same offsets now: the same, other bytes, or nothing.
+
+    The exit code is 0 when the journal has all of it, else 1.
+    """
+    kept = set_aside.at(file, LocalDisk())
+    name = journal or kept.journal
+    if not name:
+        raise typer.BadParameter(f"no log names the journal of {file}; give it by --journal")
+
+    async def work(client: JournalClient) -> list[Span]:
+        head = await client.head(name)
+        if head <= kept.begin:
+            return [Span(kept.begin, kept.end, "nothing")] if kept.size else []
+        chunks = client.read(name, kept.begin, end_offset=max(min(kept.end, head), kept.begin + 1))
+        async with aclosing(chunks):
+            return await set_aside.compare(kept, LocalDisk(), chunks)
+
+    spans = with_client(endpoint, work)
+    for span in spans:
+        typer.echo(f"[{span.begin}, {span.end}): {_TEXTS[span.found]}")
+    sys.exit(0 if all(span.found == "same" for span in spans) else 1)
+
+
+_TEXTS = {
+    "same": "the journal has the same bytes",
+    "other": "the journal has other bytes",
+    "nothing": "the journal has nothing here",
+}
+
+
+@app.command()
+def export(
+    file: Content,
+    begin: Annotated[int | None, typer.Option(help="From this offset of the journal on.", show_default=False)] = None,
+    end: Annotated[
+        int | None, typer.Option(help="Up to this offset; default: as far as it is sound.", show_default=False)
+    ] = None,
+) -> None:
+    """Write bytes to standard output: those that had committed, by their SHA-1, unless offsets are given.
+
+    Nothing puts them back by itself. To append them to the journal anew is `coranto journals append`.
+    """
+    disk = LocalDisk()
+    kept = set_aside.at(file, disk)
+    first = kept.begin if begin is None else begin
+    last = max(kept.sound_end, first) if end is None else end
+    if last > kept.sound_end:
+        note(f"bytes beyond {kept.sound_end} are not known to be what had committed")
+    try:
+        for piece in set_aside.read(kept, disk, first, last):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    except CorantoError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,148 @@
+"""Which of a fragment's commits its content bears out: pure, over what the files hold.
+
+Records carry the SHA-1 of all content up to their ends. The last record is tried first, which takes one pass over the
+content. If it fails, another pass compares at each record's end, and the longest commit counts that agrees; of those
+that end at the same offset, the one written last.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from coranto_broker.spool import commit_log
+from coranto_broker.spool.commit_log import Record
+from coranto_broker.spool.spool import Hash, new_sum
+
+READ_BYTES = 1 << 20
+
+Read = Callable[[int, int], bytes]
+"""Gives up to so many bytes (the second) from a position (the first) on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a fragment's files come to. `record` None: nothing that can be used."""
+
+    begin: int
+    record: Record | None = None
+    generation: int = 0
+    """Of the log that holds the record."""
+    log_end: int = 0
+    """Where that log is to end."""
+    sum: Hash = field(default_factory=new_sum)
+    """Has hashed the record's content."""
+    claimed_end: int = 0
+    """The end of the longest commit that is recorded, whether its content is here or not."""
+    promised: int = 0
+    """The journal's end that may have been acknowledged, as far as these logs tell."""
+    problem: str = ""
+    """What is wrong with the files; empty when nothing is."""
+    torn: bool = False
+    """Whether there is content, and a log, but no whole record in it."""
+
+    @property
+    def kept_end(self) -> int:
+        """The journal's end as far as these files show it."""
+        return self.record.committed.fragment.end if self.record is not None else self.begin
+
+    def lost(self, promised: int) -> int | None:
+        """The end of acknowledged content that these files should have and do not; None when there is none.
+
+        `promised` is what all logs of the folder tell together.
+        """
+        end = min(self.claimed_end, promised)
+        return end if self.problem and end > self.kept_end else None
+
+
+def examine(
+    journal: str, create_revision: int, begin: int, logs: Mapping[int, bytes], size: int, read: Read
+) -> Examined:
+    """Judge the fragment at `begin` by its logs, by generation, and its content of `size` bytes."""
+    records: list[tuple[int, int, int, Record]] = []  # With what orders them.
+    whole: dict[int, int] = {}  # Up to where each log is.
+    promised = 0
+    for generation, data in sorted(logs.items()):
+        for found in commit_log.scan(data):
+            whole[generation] = found.end
+            promised = max(promised, found.promised)
+            if isinstance(found, Record):
+                records.append((found.committed.fragment.end, generation, found.position, found))
+    if not records:
+        if not (size and logs):
+            return Examined(begin, promised=promised)
+        problem = f"there are {size} bytes of content but no log with a whole record"
+        return Examined(
+            begin, claimed_end=begin + size, promised=max(promised, begin + size), problem=problem, torn=True
+        )
+    claimed_end = max(end for end, *_ in records)
+    for *_, record in records:
+        fragment = record.committed.fragment
+        if (fragment.journal, fragment.begin, record.create_revision) != (journal, begin, create_revision):
+            problem = (
+                f"a log is of journal {fragment.journal} at {fragment.begin}, create revision "
+                f"{record.create_revision}, which is not what its name says"
+            )
+            claimed_end = max(begin + size, claimed_end)
+            return Examined(begin, claimed_end=claimed_end, promised=max(promised, claimed_end), problem=problem)
+    best = max(records)
+    running = _sum_of(read, best[0] - begin) if best[0] - begin <= size else None
+    problem = ""
+    if running is None or not _agrees(best[-1], running):
+        problem = _describe(best[-1], size, running)
+        best, running = _longest(records, begin, size, read)
+    _, generation, _, record = best
+    if running is None:
+        return Examined(begin, claimed_end=claimed_end, promised=promised, problem=problem)
+    # Marks and records behind it say nothing that is true of what is kept.
+    log_end = record.end if problem else whole[generation]
+    return Examined(begin, record, generation, log_end, running, claimed_end, promised, problem)
+
+
+def _agrees(record: Record, running: Hash) -> bool:
+    fragment = record.committed.fragment
+    return not fragment.length or running.digest() == fragment.sum
+
+
+def _describe(record: Record, size: int, running: Hash | None) -> str:
+    fragment = record.committed.fragment
+    if running is None:
+        return f"there are {size} of {fragment.length} committed bytes"
+    return f"content has SHA-1 {running.digest().hex()}, committed was {fragment.sum.hex()}"
+
+
+def _sum_of(read: Read, length: int) -> Hash | None:
+    """The sum of the first bytes; None when they are not all there."""
+    running = new_sum()
+    position = 0
+    while position < length:
+        data = read(position, min(READ_BYTES, length - position))
+        if not data:
+            return None
+        running.update(data)
+        position += len(data)
+    return running
+
+
+def _longest(
+    records: list[tuple[int, int, int, Record]], begin: int, size: int, read: Read
+) -> tuple[tuple[int, int, int, Record], Hash | None]:
+    """The longest commit that agrees with the content, and its sum; no sum when there is none."""
+    by_end: dict[int, list[tuple[int, int, int, Record]]] = defaultdict(list)
+    for each in records:
+        if each[0] - begin <= size:
+            by_end[each[0]].append(each)
+    running, position = new_sum(), 0
+    found: tuple[tuple[int, int, int, Record], Hash | None] = (min(records), None)
+    for end in sorted(by_end):
+        while position < end - begin:
+            data = read(position, min(READ_BYTES, end - begin - position))
+            if not data:
+                return found
+            running.update(data)
+            position += len(data)
+        agreeing = [each for each in by_end[end] if _agrees(each[-1], running)]
+        if agreeing:
+            found = max(agreeing), running.copy()
+    return found

@@ -1,0 +1,228 @@
+"""The spool: a replica's transactional memory of its journal, as a pure state machine.
+
+A spool holds the fragment under construction (what has *committed*), the journal's registers, and a *delta* of content
+that was received after the last commit. Two kinds of request move it (seed 001 "Components"; ReplicateRequest on the
+wire):
+
+=====================================================  ==============================================================
+content at a content delta                             must continue the present delta, and extends it
+proposal of a fragment, with registers                 is compared with what this spool knows, in this order:
+1. ends beyond end + delta, or is empty at our end     *roll*: a non-empty fragment completes, an empty one begins at
+                                                       the proposed end with the proposed codec; the proposed registers
+                                                       are taken when the proposal is strictly greater. Then goes on:
+2. equals our fragment and our registers               *keep*: any delta is rolled back
+3. equals our fragment extended by the delta           *commit*: the delta joins the fragment, the registers are taken
+4. anything else                                       *mismatch*: the primary is told our fragment and registers
+=====================================================  ==============================================================
+
+Nothing here does I/O. A proposal is first *decided*, which changes nothing; whoever owns the effects makes the decision
+durable, and only then *adopts* it. An effect that fails between the two leaves the spool as it was.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from coranto.effects import Bytes
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
+from coranto.wire import protocol_pb2 as pb
+
+
+class Hash(Protocol):
+    """A running SHA-1."""
+
+    def update(self, data: Bytes, /) -> None: ...
+    def digest(self) -> bytes: ...
+    def copy(self) -> Hash: ...
+
+
+def new_sum() -> Hash:
+    """SHA-1 of nothing yet. It names content; it protects against accidents, not against forgers."""
+    return hashlib.sha1(usedforsecurity=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a spool has committed. `registers` is never modified in place.
+
+    `first_append_time` is the wall time (seconds since the epoch) of the fragment's first commit, 0 while it is empty.
+    """
+
+    fragment: Fragment
+    registers: pb.LabelSet
+    first_append_time: float = 0.0
+
+
+class Outcome(enum.Enum):
+    """What a proposal does to a spool (besides a possible roll that comes first)."""
+
+    KEEP = "keep"
+    ROLL_BACK = "roll back"
+    COMMIT = "commit"
+    MISMATCH = "mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a spool answers a proposal, before anything has changed.
+
+    `committed` is the state after adoption. `completed` is the non-empty fragment that a roll closes, if any.
+    """
+
+    outcome: Outcome
+    committed: Committed
+    rolled: bool = False
+    completed: Committed | None = None
+
+    def response(self) -> pb.ReplicateResponse:
+        """The acknowledgement for the primary. A mismatch carries our fragment and registers."""
+        if self.outcome is not Outcome.MISMATCH:
+            return pb.ReplicateResponse(status=pb.OK)
+        response = pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=self.committed.fragment.to_wire())
+        response.registers.CopyFrom(self.committed.registers)  # Present on the wire even when empty.
+        return response
+
+
+class Spool:
+    """One replica's spool. Single owner; see the module's table for its transitions."""
+
+    def __init__(self, journal: str) -> None:
+        """An empty spool at offset zero, without registers."""
+        self._committed = Committed(_empty(journal, 0, Codec.NONE), pb.LabelSet())
+        self._committed_sum = new_sum()
+        self._running_sum = new_sum()
+        self._delta = 0
+        self._next: Fragment | None = None  # What `next_fragment` worked out, for as long as it holds.
+
+    @classmethod
+    def restored(cls, committed: Committed, running_sum: Hash) -> Spool:
+        """A spool taken up again. `running_sum` has hashed exactly the committed content."""
+        spool = cls(committed.fragment.journal)
+        spool._committed = committed
+        spool._committed_sum = running_sum
+        spool._running_sum = running_sum.copy()
+        return spool
+
+    @property
+    def committed(self) -> Committed:
+        return self._committed
+
+    @property
+    def fragment(self) -> Fragment:
+        """The committed extent of the fragment under construction."""
+        return self._committed.fragment
+
+    @property
+    def registers(self) -> pb.LabelSet:
+        """The journal's registers; not to be modified in place."""
+        return self._committed.registers
+
+    @property
+    def end(self) -> int:
+        """Journal offset at which the next committed byte goes."""
+        return self._committed.fragment.end
+
+    @property
+    def delta(self) -> int:
+        """Bytes received after the last commit."""
+        return self._delta
+
+    def check_content(self, content_delta: int) -> int:
+        """Position, relative to the fragment's begin, at which content of this delta belongs. Changes nothing."""
+        if content_delta != self._delta:
+            raise InvalidInput(
+                f"content is at delta {content_delta} but this spool expects {self._delta}; restart the pipeline",
+                field="ReplicateRequest.content_delta",
+            )
+        return self._committed.fragment.length + self._delta
+
+    def extend(self, content: Bytes) -> None:
+        """Add content after the delta. `check_content` has passed and the content is where it belongs."""
+        self._delta += len(content)
+        self._next = None
+        self._running_sum.update(content)
+
+    def extend_aside(self, content: Bytes) -> Callable[[], object]:
+        """As `extend`, but for the work of hashing, which is returned.
+
+        It is to be done in the order of such content, and before anything is asked that depends on the content's sum,
+        or not at all if the delta is rolled back.
+        """
+        self._delta += len(content)
+        self._next = None
+        return partial(self._running_sum.update, content)
+
+    def next_fragment(self) -> Fragment:
+        """The fragment that commits everything received: ours, extended by the delta."""
+        if not self._delta:
+            return self._committed.fragment
+        if self._next is None:
+            current = self._committed.fragment
+            end = current.end + self._delta
+            self._next = Fragment(current.journal, current.begin, end, self._running_sum.digest(), current.codec)
+        return self._next
+
+    def decide(self, proposal: Fragment, registers: pb.LabelSet, now: float) -> Decision:
+        """How this spool answers a proposal. Changes nothing; pass the decision to `adopt` once it is durable."""
+        current, delta = self._committed, self._delta
+        rolled, completed = False, None
+        end = current.fragment.end
+        if proposal.end > end + delta or (proposal.end == end and proposal.begin == proposal.end):
+            rolled, delta = True, 0
+            if current.fragment.length:
+                completed = current
+            current = Committed(
+                _empty(current.fragment.journal, proposal.end, proposal.codec),
+                registers if proposal.end > end else current.registers,
+            )
+        if proposal == current.fragment and registers == current.registers:
+            outcome = Outcome.ROLL_BACK if self._delta else Outcome.KEEP
+            return Decision(outcome, current, rolled, completed)
+        if delta and proposal == self.next_fragment():
+            return self.decide_next(registers, now)
+        return Decision(Outcome.MISMATCH, current, rolled, completed)
+
+    def decide_next(self, registers: pb.LabelSet, now: float) -> Decision:
+        """As `decide` for a proposal of `next_fragment`, where there is a delta."""
+        return Decision(
+            Outcome.COMMIT, Committed(self.next_fragment(), registers, self._committed.first_append_time or now)
+        )
+
+    def adopt(self, decision: Decision) -> None:
+        """Make a decision of the present state true."""
+        self._committed = decision.committed
+        self._next = None
+        if decision.outcome is Outcome.COMMIT:
+            self._committed_sum = self._running_sum.copy()
+            self._delta = 0
+            return
+        if decision.rolled:
+            self._committed_sum = new_sum()
+        elif decision.outcome is Outcome.MISMATCH:
+            return  # The delta stays: the primary may still commit or roll it back.
+        self._forget_delta()
+
+    def roll_back(self) -> None:
+        """Forget the delta, as when the stream that sent it has broken."""
+        if self._delta:
+            self._forget_delta()
+
+    def _forget_delta(self) -> None:
+        self._running_sum = self._committed_sum.copy()
+        self._delta = 0
+        self._next = None
+
+
+def empty_at(fragment: Fragment, offset: int, codec: Codec) -> Fragment:
+    """The proposal that rolls a spool of `fragment`'s journal to an empty fragment at `offset`."""
+    return _empty(fragment.journal, offset, codec)
+
+
+def _empty(journal: str, offset: int, codec: Codec) -> Fragment:
+    return Fragment(journal, offset, offset, ZERO_SUM, codec)

@@ -1,0 +1,102 @@
+"""Feed events from a command's own thread, which waits for input, to a stream's writer on the event loop.
+
+An event costs a place in a queue, not a future that threads share: bulk input is written at nearly the writer's speed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any, Final
+
+from coranto.client.handover import CallQueue
+from coranto.errors import InvalidInput
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.streams.writer.units import EventPosition
+
+TOGETHER: Final = 4096
+"""Events that are under way at once."""
+
+
+class EventFeed:
+    """Feeds events to a writer, and counts those that become durable. `add` and `finish` are for one thread.
+
+    `late` is called, once for each wait, when for `patience` seconds no event became durable that is waited for.
+    """
+
+    def __init__(self, writer: StreamWriter[Any], *, patience: float, late: Callable[[], None]) -> None:
+        self.given = 0
+        self.durable = 0
+        self.repeated = 0
+        self._writer = writer
+        self._patience = patience
+        self._late = late
+        self._calls = CallQueue()
+        self._settled = 0
+        self._failure: tuple[int, BaseException] | None = None
+        self._change = threading.Condition()
+        self._awaited = False
+
+    def add(self, key: str, event: Any, sequence: int | None) -> None:
+        """Feed an event, once there is room. Raises what an earlier one failed with."""
+        self._check()
+        self.given += 1
+        self._calls.put(functools.partial(self._write, self.given, key, event, sequence))
+        if self.given - self._settled >= TOGETHER:
+            self._await(TOGETHER // 2)
+
+    def finish(self) -> None:
+        """Return once all is durable. Raises the first failure."""
+        self._await(0)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            number, error = self._failure
+            if isinstance(error, InvalidInput):
+                raise InvalidInput(f"line {number}: {error}") from error
+            raise error
+
+    def _await(self, left: int) -> None:
+        """Wait until no more than `left` events are under way, or one has failed."""
+        with self._change:
+            self._awaited = True
+            told = False
+            while self.given - self._settled > left and self._failure is None:
+                before = self._settled
+                if not self._change.wait(self._patience) and self._settled == before and not told:
+                    told = True
+                    self._late()
+            self._awaited = False
+
+    # -- On the loop ---------------------------------------------------------------------------------------------------
+
+    def _write(self, number: int, key: str, event: Any, sequence: int | None) -> None:
+        try:
+            done = self._writer.write_event(key, event, sequence=sequence)
+        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+            self._fail(number, error)
+        else:
+            done.add_done_callback(functools.partial(self._settle, number))
+
+    def _settle(self, number: int, done: Future[EventPosition]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._fail(number, error)
+            return
+        self.durable += 1
+        self.repeated += done.result().deduplicated
+        self._tell()
+
+    def _fail(self, number: int, error: BaseException) -> None:
+        if self._failure is None or number < self._failure[0]:
+            self._failure = number, error
+        self._tell()
+
+    def _tell(self) -> None:
+        self._settled += 1
+        if self._awaited:
+            with self._change:
+                self._change.notify()

@@ -1,0 +1,288 @@
+"""Compressing a fragment's content, and giving it back without trusting the file.
+
+Everything written is a concatenation of independent pieces of at least `BATCH_BYTES` of content (gzip members, zstd
+frames, snappy framing-format chunks), so that a fragment can be compressed while it still grows. The offload codec
+alone is one gzip stream, as object stores expect of `Content-Encoding: gzip`.
+
+Readers know from a fragment's name how long its content is. Decompression never produces more than that, however
+little data claims to hold however much, and anything else than exactly that length is a `CorruptFragment`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import cramjam
+
+from coranto.errors import CorruptFragment
+from coranto.fragments.fragment import Codec
+
+BATCH_BYTES: Final = 1 << 20
+"""Content bytes that are compressed together, at least."""
+
+_GZIP_LEVEL = 4  # Within 1 % of level 6 on JSON, and a fifth cheaper.
+_ZSTD_LEVEL = 3
+_GZIP_WBITS = 31
+_GZIP_MAGIC = b"\x1f\x8b"
+_SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
+_SNAPPY_HEADER_BYTES = 4
+_SPARE_BYTES: Final = 1 << 20
+_OUTPUT_BYTES = 1 << 20  # Size of the pieces that a Decompressor yields, at most.
+
+# The most content that one byte can stand for: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
+# A name that claims more than the file can hold is refused before any memory is set aside for it.
+_MAX_RATIO = {
+    Codec.NONE: 1,
+    Codec.GZIP: 1_032,
+    Codec.GZIP_OFFLOAD_DECOMPRESSION: 1_032,
+    Codec.SNAPPY: 64,
+    Codec.ZSTANDARD: 43_691,
+}
+
+Readable = bytes | bytearray | memoryview
+
+
+class Compressor:
+    """Compresses the content of one fragment, given in pieces of any size."""
+
+    def __init__(self, codec: Codec, *, batch_bytes: int = BATCH_BYTES) -> None:
+        self.codec = codec
+        self._batch_bytes = batch_bytes
+        self._pending = bytearray()
+        self._begun = False
+        self._finished = False
+        offload = codec is Codec.GZIP_OFFLOAD_DECOMPRESSION
+        self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS) if offload else None
+
+    def write(self, content: Readable) -> bytes:
+        """Take in content, and return what is ready to be stored (often nothing)."""
+        self._check_open()
+        if self.codec is Codec.NONE:
+            return bytes(content)
+        if self._stream is not None:
+            return self._stream.compress(content)
+        self._pending += content
+        return self._batch() if len(self._pending) >= self._batch_bytes else b""
+
+    def finish(self) -> bytes:
+        """Return the rest of what is to be stored. The compressor is of no further use.
+
+        Also content of no bytes at all becomes a valid file of its codec.
+        """
+        self._check_open()
+        self._finished = True
+        if self.codec is Codec.NONE:
+            return b""
+        if self._stream is not None:
+            return self._stream.flush()
+        return self._batch() if self._pending or not self._begun else b""
+
+    def _batch(self) -> bytes:
+        content, self._pending = self._pending, bytearray()
+        first, self._begun = not self._begun, True
+        if self.codec is Codec.GZIP:
+            return bytes(cramjam.gzip.compress(content, level=_GZIP_LEVEL))
+        if self.codec is Codec.ZSTANDARD:
+            return bytes(cramjam.zstd.compress(content, level=_ZSTD_LEVEL))
+        chunks = bytes(cramjam.snappy.compress(content)) or _SNAPPY_IDENTIFIER
+        return chunks if first else chunks.removeprefix(_SNAPPY_IDENTIFIER)
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise ValueError("this Compressor has finished; make a new one for each fragment")
+
+
+def compress(codec: Codec, content: Readable) -> bytes:
+    """The whole file of a fragment with this content."""
+    compressor = Compressor(codec)
+    return compressor.write(content) + compressor.finish()
+
+
+def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
+    """The content of a fragment's file, which must be exactly `expected_length` bytes.
+
+    A file of the offload codec may arrive as it is stored, or already decompressed by the store; both are accepted.
+    Raises CorruptFragment when the file is damaged or holds less or more. At most `expected_length` bytes are
+    produced either way. The sum is not checked here.
+    """
+    if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+        if bytes(data[:2]) == _GZIP_MAGIC:
+            try:
+                return decompress(Codec.GZIP, data, expected_length)
+            except CorruptFragment:
+                if len(data) != expected_length:
+                    raise
+        codec = Codec.NONE
+    if codec is Codec.NONE:
+        _check_length(len(data), expected_length)
+        return bytes(data)
+    check_plausible(codec, len(data), expected_length)
+    if not data:
+        return b""
+    output = bytearray(expected_length)
+    _decompress_into(codec, data, output)
+    return bytes(output)
+
+
+def most_file_bytes(length: int) -> int:
+    """The most bytes that the file of a fragment of `length` may have, of whatever codec.
+
+    Compression may lengthen content a little. What is much longer is something else.
+    """
+    return length + (length >> 4) + _SPARE_BYTES
+
+
+def check_file_length(length: int, file_length: int) -> None:
+    """Raises CorruptFragment when a file is far longer than the `length` of its fragment."""
+    if file_length > most_file_bytes(length):
+        raise CorruptFragment("its file is far longer than its content. Restore it from a copy, or remove it.")
+
+
+def check_plausible(codec: Codec, file_length: int, expected_length: int) -> None:
+    """Raises CorruptFragment when a file of that length cannot hold that much content, whatever is in it."""
+    if expected_length > file_length * _MAX_RATIO[codec]:
+        raise CorruptFragment(
+            f"{file_length} bytes of {codec.name} cannot hold the {expected_length} bytes of content that the name says"
+        )
+
+
+def can_hold(codec: Codec, file_length: int, expected_length: int) -> bool:
+    """Whether a file of that length can hold exactly so much content, as far as its length alone tells."""
+    if codec is Codec.NONE:
+        return file_length == expected_length
+    if not file_length:
+        return False
+    return expected_length <= file_length * _MAX_RATIO[codec] and file_length <= most_file_bytes(expected_length)
+
+
+def decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
+    """As `decompress`, of content that must fill `output`. Both may be mapped files, which then take no memory."""
+    if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+        if bytes(data[:2]) == _GZIP_MAGIC:
+            try:
+                decompress_into(Codec.GZIP, data, output)
+            except CorruptFragment:
+                if len(data) != len(output):
+                    raise
+            else:
+                return
+        codec = Codec.NONE
+    if codec is Codec.NONE:
+        _check_length(len(data), len(output))
+        for start in range(0, len(data), _OUTPUT_BYTES):
+            output[start : start + _OUTPUT_BYTES] = data[start : start + _OUTPUT_BYTES]
+        return
+    _decompress_into(codec, data, output)
+
+
+def _decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
+    module: Any = {Codec.GZIP: cramjam.gzip, Codec.ZSTANDARD: cramjam.zstd, Codec.SNAPPY: cramjam.snappy}[codec]
+    try:
+        length = module.decompress_into(data, output)
+    except cramjam.DecompressionError as err:
+        if "write whole buffer" in str(err):
+            raise CorruptFragment(f"{codec.name} content is longer than the {len(output)} bytes expected") from err
+        raise CorruptFragment(f"{codec.name} content cannot be decompressed: {err}") from err
+    _check_length(length, len(output))
+
+
+class Decompressor:
+    """Decompresses the content of one fragment while its file arrives.
+
+    `feed` and `finish` yield pieces of content of at most 1 MiB. Zstandard is the exception that needs the whole
+    file before it yields anything. A file of the offload codec is taken as still compressed when it begins like gzip.
+    """
+
+    def __init__(self, codec: Codec, expected_length: int) -> None:
+        self.codec = codec
+        self.expected_length = expected_length
+        self._produced = 0
+        self._buffer = bytearray()
+        self._gzip: Any = None
+        self._plain = codec is Codec.NONE
+        self._undecided = codec is Codec.GZIP_OFFLOAD_DECOMPRESSION
+
+    def feed(self, data: Readable) -> Iterator[bytes]:
+        """Take in the next bytes of the file. Raises CorruptFragment."""
+        if self._undecided:
+            self._buffer += data
+            if len(self._buffer) < len(_GZIP_MAGIC):
+                return
+            self._undecided = False
+            self._plain = not self._buffer.startswith(_GZIP_MAGIC)
+            data, self._buffer = bytes(self._buffer), bytearray()
+        if self._plain:
+            for start in range(0, len(data), _OUTPUT_BYTES):
+                yield self._count(bytes(data[start : start + _OUTPUT_BYTES]))
+        elif self.codec is Codec.SNAPPY:
+            self._buffer += data
+            yield from self._snappy_chunks()
+        elif self.codec is Codec.ZSTANDARD:
+            self._buffer += data
+        else:
+            yield from self._gzip_members(bytes(data))
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield what is left. Raises CorruptFragment when the file ended too early or the length isn't as expected."""
+        if self._undecided:
+            self._undecided, self._plain = False, True
+            yield self._count(bytes(self._buffer))
+        elif self.codec is Codec.ZSTANDARD:
+            content = memoryview(decompress(self.codec, self._buffer, self.expected_length))
+            for start in range(0, len(content), _OUTPUT_BYTES):
+                yield self._count(bytes(content[start : start + _OUTPUT_BYTES]))
+        elif self._gzip is not None or (self._buffer and not self._plain):
+            raise CorruptFragment(f"{self.codec.name} content ends in the middle of a piece")
+        _check_length(self._produced, self.expected_length)
+
+    def _gzip_members(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._gzip is None:
+                self._gzip = zlib.decompressobj(_GZIP_WBITS)
+            try:
+                piece = self._gzip.decompress(data, _OUTPUT_BYTES)
+            except zlib.error as err:
+                raise CorruptFragment(f"{self.codec.name} content cannot be decompressed: {err}") from err
+            data = self._gzip.unconsumed_tail
+            if self._gzip.eof:
+                data, self._gzip = self._gzip.unused_data, None
+            if piece:
+                yield self._count(piece)
+
+    def _snappy_chunks(self) -> Iterator[bytes]:
+        # A chunk is one byte of type, three of length (little-endian), then that many bytes.
+        while len(self._buffer) >= _SNAPPY_HEADER_BYTES:
+            size = _SNAPPY_HEADER_BYTES + int.from_bytes(self._buffer[1:4], "little")
+            if len(self._buffer) < size:
+                return
+            chunk = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            output = bytearray(1 << 16)
+            try:
+                length = cramjam.snappy.decompress_into(_SNAPPY_IDENTIFIER + chunk, output)
+            except cramjam.DecompressionError as err:
+                raise CorruptFragment(f"{self.codec.name} content cannot be decompressed: {err}") from err
+            if length:
+                yield self._count(bytes(output[:length]))
+
+    def _count(self, piece: bytes) -> bytes:
+        self._produced += len(piece)
+        if self._produced > self.expected_length:
+            raise CorruptFragment(f"{self.codec.name} content is longer than the {self.expected_length} bytes expected")
+        return piece
+
+
+def iter_decompress(codec: Codec, chunks: Iterable[Readable], expected_length: int) -> Iterator[bytes]:
+    """Pieces of the content of a fragment whose file arrives in `chunks`. Raises CorruptFragment as `decompress`."""
+    decompressor = Decompressor(codec, expected_length)
+    for chunk in chunks:
+        yield from decompressor.feed(chunk)
+    yield from decompressor.finish()
+
+
+def _check_length(length: int, expected: int) -> None:
+    if length != expected:
+        raise CorruptFragment(f"content has {length} bytes where its name says {expected}")

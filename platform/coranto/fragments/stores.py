@@ -1,0 +1,484 @@
+"""Fragment stores: where fragments rest as plain files or objects.
+
+`open_store` gives the store of a URL (`coranto.fragments.store_urls`). Credentials come from where each service's own
+tools take them: the AWS environment variables, shared credentials file or instance role; Google's application default
+credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`. Where a
+service is reached otherwise than at its public address, `AWS_ENDPOINT_URL` (or `?endpoint=`), `GOOGLE_BASE_URL` or
+`AZURE_ENDPOINT` says where; without TLS when that begins with `http://`.
+
+A `file:///prefix/` store is rooted at the `file_root` it is opened with, so that one URL means one store on each
+machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason. Without a root there are
+no such stores: whoever may name a store would else have the whole file system.
+
+Errors of every service arrive as `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import math
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import obstore
+import structlog
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, InvalidInput
+from coranto.fragments import aws_profile
+from coranto.fragments.codecs import check_file_length, decompress
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.fragments.journal_folders import MARKER, MARKER_TEXT, Listing, Names, StoredFile, no_names, sort_out
+from coranto.fragments.store_endpoints import AllowedEndpoints, first_of_environment
+from coranto.fragments.store_errors import store_error
+from coranto.fragments.store_urls import StoreUrl, parse_store_url
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore
+
+_log = structlog.get_logger(__name__)
+
+_PARTIAL = ".partial-"
+_EXIT_SECONDS: Final = 0.05
+_MOST_SIGNED_SECONDS: Final = 7 * 24 * 60 * 60
+_STREAM_BYTES: Final = 1 << 20
+_IN_PLACE_BYTES: Final = 1 << 16  # Content up to this size is checked on the event loop itself.
+
+Content = bytes | AsyncIterable[bytes]
+
+
+class FragmentStore(ABC):
+    """Fragments of any number of journals below one URL.
+
+    Content goes in and comes out as it is stored, that is compressed by the fragment's codec; only `read`
+    decompresses. A store never looks at `Fragment.backing_store`. All calls can be cancelled; a cancelled `put`
+    leaves no fragment behind, though the service may keep parts of an upload for a while.
+    """
+
+    url: str
+
+    @abstractmethod
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        """Store a fragment's compressed file, whole or not at all; survives power loss on return.
+
+        An equally named fragment is replaced. Raises StoreError. What iterating over `content` raises is raised, too,
+        and then nothing has been stored under the fragment's name, nor replaced.
+        """
+
+    @abstractmethod
+    async def size(self, fragment: Fragment) -> int | None:
+        """Bytes of the fragment's file; None when there is none. Raises StoreError when the store cannot tell."""
+
+    async def exists(self, fragment: Fragment) -> bool:
+        """Whether there is a file of its name. Raises StoreError when the store cannot tell."""
+        return await self.size(fragment) is not None
+
+    @abstractmethod
+    def files(self, journal: str) -> AsyncIterator[StoredFile]:
+        """Every file below a journal's folder, whosever it is, in no order. Raises StoreError."""
+
+    @abstractmethod
+    async def mark(self, journal: str) -> None:
+        """Leave the marker in a journal's folder that says whose it is (`coranto.fragments.journal_folders`).
+
+        Raises StoreError.
+        """
+
+    async def listing(self, journal: str, names: Names = no_names) -> Listing:
+        """What the store holds below a journal's folder, told apart by `coranto.fragments.journal_folders`.
+
+        `names` tells the journals that exist, and is asked once all files are known. Files that are not named like
+        fragments are skipped with a log line. Raises StoreError.
+        """
+        files = [each async for each in self.files(journal)]
+        found = sort_out(journal, files, names(), backing_store=self.url)
+        for path, reason in found.unreadable:
+            # An upload in progress (or one that a crash ended) is no news.
+            unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
+            (_log.debug if unfinished else _log.warning)(
+                "skipped a file that is not a fragment", store=self.url, journal=journal, path=path, reason=reason
+            )
+        return found
+
+    async def list(self, journal: str, names: Names = no_names) -> AsyncIterator[Fragment]:
+        """As `listing`, but only the journal's fragments, with `backing_store`, `mod_time` and `file_bytes` set."""
+        for fragment in (await self.listing(journal, names)).fragments:
+            yield fragment
+
+    @abstractmethod
+    async def get(self, fragment: Fragment) -> bytes:
+        """The fragment's file as stored. Raises FragmentNotFound and StoreError.
+
+        Also CorruptFragment, for a file that is far longer than the fragment's content, of which no more is taken.
+        """
+
+    async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        """The fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
+        yield await self.get(fragment)
+
+    @abstractmethod
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        """A URL that whoever holds it may GET for `ttl_seconds`, without credentials.
+
+        May ask the service for credentials and thus block for a moment: prefer `sign_async` in an event loop.
+        Raises StoreError, and InvalidInput when the service does not sign for so long.
+        """
+
+    @abstractmethod
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        """As `sign`, without blocking the event loop."""
+
+    @abstractmethod
+    async def remove(self, fragment: Fragment) -> None:
+        """Remove a fragment; no error when it isn't there. Raises StoreError."""
+
+    async def read(self, fragment: Fragment) -> bytes:
+        """The fragment's uncompressed content, its length and SHA-1 verified.
+
+        Raises CorruptFragment, FragmentNotFound or StoreError.
+        """
+        data = await self.get(fragment)
+        if fragment.length <= _IN_PLACE_BYTES and len(data) <= _IN_PLACE_BYTES:
+            return verified_content(fragment, data, source=self.url)
+        return await asyncio.to_thread(verified_content, fragment, data, source=self.url)
+
+
+def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
+    """The content of a fragment whose file is `data`, read from `source` (for messages).
+
+    Raises CorruptFragment when it cannot be decompressed, or its length or SHA-1 is not what the name says.
+    """
+    try:
+        content = decompress(fragment.codec, data, fragment.length)
+    except CorruptFragment as err:
+        raise CorruptFragment(f"{fragment.content_path} in {source}: {err}") from err
+    if (actual := sum_of(content)) != fragment.sum:
+        raise CorruptFragment(
+            f"{fragment.content_path} in {source}: its content has the SHA-1 {actual.hex()}. "
+            "The file was changed or damaged: restore it from a copy, or remove it."
+        )
+    return content
+
+
+class ObjectStoreFragments(FragmentStore):
+    """Fragments in a cloud's object store."""
+
+    def __init__(self, url: StoreUrl, store: ObjectStore, *, write_store: ObjectStore | None = None) -> None:
+        """`write_store` is used to put, when writing needs headers that reading must not send."""
+        self.url = url.text
+        self._url = url
+        self._store = store
+        self._write_store = store if write_store is None else write_store
+
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        attributes: dict[str, str] = {}
+        if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+            attributes["Content-Encoding"] = "gzip"
+        if storage_class := self._url.options.get("storageClass"):
+            attributes["Storage-Class"] = storage_class
+        with self._errors("put", fragment.content_path):
+            await obstore.put_async(self._write_store, self._key(fragment), content, attributes=attributes or None)
+
+    async def size(self, fragment: Fragment) -> int | None:
+        try:
+            with self._errors("look up", fragment.content_path):
+                return (await obstore.head_async(self._store, self._key(fragment)))["size"]
+        except FragmentNotFound:
+            return None
+
+    async def files(self, journal: str) -> AsyncIterator[StoredFile]:
+        folder = self._url.key(journal + "/")
+        with self._errors("list", journal):
+            async for batch in obstore.list(self._store, folder):
+                for meta in batch:
+                    yield StoredFile(
+                        meta["path"].removeprefix(folder), int(meta["last_modified"].timestamp()), meta["size"]
+                    )
+
+    async def mark(self, journal: str) -> None:
+        path = f"{journal}/{MARKER}"
+        with self._errors("mark", journal):
+            await obstore.put_async(self._write_store, self._url.key(path), MARKER_TEXT)
+
+    async def get(self, fragment: Fragment) -> bytes:
+        with self._errors("get", fragment.content_path):
+            content = bytearray()
+            result = await obstore.get_async(self._store, self._key(fragment))
+            self._check_length(fragment, int(result.meta["size"]))
+            async for piece in result.stream(min_chunk_size=_STREAM_BYTES):
+                content += piece
+                self._check_length(fragment, len(content))
+            return bytes(content)
+
+    async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
+        with self._errors("get", fragment.content_path):
+            result = await obstore.get_async(self._store, self._key(fragment))
+            async for piece in result.stream(min_chunk_size=_STREAM_BYTES):
+                yield bytes(piece)
+
+    def _check_length(self, fragment: Fragment, length: int) -> None:
+        """A store that is not honest may send without end. Nothing but a fragment is taken from it."""
+        try:
+            check_file_length(fragment.length, length)
+        except CorruptFragment as err:
+            raise CorruptFragment(f"{fragment.content_path} in {self.url}: {err}") from err
+
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        with self._errors("sign", fragment.content_path):
+            return obstore.sign(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
+
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        with self._errors("sign", fragment.content_path):
+            return await obstore.sign_async(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
+
+    def _lifetime(self, ttl_seconds: float) -> timedelta:
+        """Services count whole seconds; two of them refuse URLs that outlive a week, one only when they are used."""
+        if ttl_seconds > _MOST_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
+            raise InvalidInput(
+                f"{ttl_seconds:.0f} s is longer than a URL of {self._url.scheme}:// can be good for, which is "
+                f"{_MOST_SIGNED_SECONDS} s (7 days)",
+                field="signatureTTL",
+            )
+        return timedelta(seconds=max(1, math.ceil(ttl_seconds)))
+
+    async def remove(self, fragment: Fragment) -> None:
+        with suppress(FragmentNotFound), self._errors("remove", fragment.content_path):
+            await obstore.delete_async(self._store, self._key(fragment))
+
+    def _signer(self) -> Any:
+        return self._store
+
+    def _key(self, fragment: Fragment) -> str:
+        return self._url.key(fragment.content_path)
+
+    @contextmanager
+    def _errors(self, action: str, subject: str) -> Iterator[None]:
+        """Turn errors of the service into ours."""
+        try:
+            yield
+        except CorantoError:
+            raise
+        except (BaseError, OSError, ValueError) as err:
+            raise store_error(action, subject, self.url, err) from err
+
+
+class FileFragments(ObjectStoreFragments):
+    """Fragments in folders of this machine, or of a file system that it mounts.
+
+    Writing is done here rather than by the object store library, which doesn't make files outlive a power loss.
+    """
+
+    def __init__(self, url: StoreUrl, root: Path) -> None:
+        super().__init__(url, LocalStore(prefix=root))
+        self._root = root
+
+    async def put(self, fragment: Fragment, content: Content) -> None:
+        if fragment.codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
+            raise InvalidInput(
+                f"{fragment.codec.name} needs a store that decompresses, and {self.url} doesn't; use GZIP",
+                field="compression_codec",
+            )
+        target = self._root / self._key(fragment)
+        with self._errors("put", fragment.content_path):
+            partial = await asyncio.to_thread(_create_partial, target)
+            try:
+                if isinstance(content, bytes):
+                    await asyncio.to_thread(_append, partial, content)
+                else:
+                    async for chunk in content:
+                        await asyncio.to_thread(_append, partial, chunk)
+                await asyncio.to_thread(_commit, partial, target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return "file:///" + quote(self._key(fragment), safe="/=+")
+
+    async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
+        return self.sign(fragment, ttl_seconds)
+
+
+def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> FragmentStore:
+    """The store of a URL. Nothing is read or written yet, so a store that cannot be reached is found out later.
+
+    `file_root` roots `file://` stores, which are refused without it. `endpoints` are the addresses that the URL may
+    name; None, for a URL that its user wrote, allows any.
+    Raises InvalidInput when the URL, its arguments or the credentials it needs are not as they must be.
+    """
+    parsed = parse_store_url(url)
+    if endpoints is not None:
+        endpoints.require(parsed)
+    _leave_gently()
+    try:
+        if parsed.scheme == "file":
+            root = _require_root(url, file_root)
+            root.mkdir(parents=True, exist_ok=True)
+            return FileFragments(parsed, root)
+        if parsed.scheme == "s3":
+            return _open_s3(parsed)
+        if parsed.scheme == "gs":
+            return ObjectStoreFragments(parsed, GCSStore(parsed.bucket))
+        return ObjectStoreFragments(parsed, _azure(parsed))
+    except (BaseError, OSError, ValueError) as err:
+        if isinstance(err, InvalidInput):
+            raise
+        raise InvalidInput(f"{url!r} cannot be opened: {_first_line(err)}", field="store") from err
+
+
+@functools.cache
+def _leave_gently() -> None:
+    """Have the process wait for a moment before it ends.
+
+    The library's threads tidy up after a call just when its result is there already. One that needs the interpreter
+    for that after it was shut down aborts the process.
+    """
+    atexit.register(time.sleep, _EXIT_SECONDS)
+
+
+def _open_s3(url: StoreUrl) -> FragmentStore:
+    profile = aws_profile.load(url.options.get("profile", ""), os.environ)
+    region = url.options.get("region") or profile.region
+    if not region:
+        raise InvalidInput(
+            f"no AWS region is known for {url.text!r}; add ?region=… to it or set AWS_REGION", field="store"
+        )
+    config: dict[str, Any] = {"region": region}
+    if profile.access_key_id:
+        config |= {"access_key_id": profile.access_key_id, "secret_access_key": profile.secret_access_key}
+        if profile.session_token:
+            config["session_token"] = profile.session_token
+    endpoint = url.options.get("endpoint") or first_of_environment()
+    if endpoint:
+        # An endpoint of one's own rarely has a host name per bucket.
+        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False, **_plain_if(endpoint)}
+    if sse := url.options.get("sse"):
+        config["server_side_encryption"] = sse
+    if key_id := url.options.get("sseKmsKeyId"):
+        config["sse_kms_key_id"] = key_id
+    store = S3Store(url.bucket, config=config)  # type: ignore[arg-type]  # one of many keys
+    if not (acl := url.options.get("acl")):
+        return ObjectStoreFragments(url, store)
+    # Only uploads carry the ACL: as a default header it would also be part of what signed URLs sign.
+    with_acl: ClientConfig = {"allow_http": endpoint.startswith("http://"), "default_headers": {"x-amz-acl": acl}}
+    write_store = S3Store(url.bucket, config=config, client_options=with_acl)  # type: ignore[arg-type]
+    return ObjectStoreFragments(url, store, write_store=write_store)
+
+
+def _azure(url: StoreUrl) -> AzureStore:
+    config: dict[str, Any] = _plain_if(_first_variable("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"))
+    if url.scheme == "azure":
+        account, key = _environment(url, "AZURE_ACCOUNT_NAME", "AZURE_ACCOUNT_KEY")
+        config |= {"account_name": account, "account_key": key}
+        return AzureStore(url.bucket, config=config)  # type: ignore[arg-type]  # as above
+    client_id, secret = _environment(url, "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
+    config |= {
+        "account_name": url.account,
+        "tenant_id": url.tenant,
+        "client_id": client_id,
+        "client_secret": secret,
+    }
+    return AzureStore(url.bucket, config=config)  # type: ignore[arg-type]  # as above
+
+
+def _plain_if(endpoint: str) -> dict[str, str]:
+    """Whoever names an endpoint without TLS means it. The library also wants to be told that it may.
+
+    As part of a store's configuration, since client options replace those that the environment gives.
+    """
+    return {"allow_http": "true"} if endpoint.startswith("http://") else {}
+
+
+def _first_variable(*names: str) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
+def _environment(url: StoreUrl, *names: str) -> list[str]:
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise InvalidInput(f"{url.text!r} needs the environment variables {' and '.join(missing)}", field="store")
+    return [os.environ[name] for name in names]
+
+
+MAX_OPEN_STORES: Final = 256
+
+
+class StoreRegistry:
+    """The stores in use, each opened once, but that the first goes where there are more than MAX_OPEN_STORES.
+
+    Their URLs are others': they come out of specs.
+    """
+
+    def __init__(self, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> None:
+        """`endpoints` are the addresses that URLs may name; by default what the environment allows."""
+        self.file_root = file_root
+        self._endpoints = endpoints if endpoints is not None else AllowedEndpoints()
+        self._stores: dict[str, FragmentStore] = {}
+
+    def get(self, url: str) -> FragmentStore:
+        """The store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
+        store = self._stores.get(url)
+        if store is None:
+            store = open_store(url, file_root=self.file_root, endpoints=self._endpoints)
+            while len(self._stores) >= MAX_OPEN_STORES:
+                self._stores.pop(next(iter(self._stores)), None)
+            self._stores[url] = store
+        return store
+
+    def check(self, url: str) -> None:
+        """Raises InvalidInput for a URL whose store may not be opened here, whatever its credentials."""
+        parsed = parse_store_url(url)
+        self._endpoints.require(parsed)
+        if parsed.scheme == "file":
+            _require_root(url, self.file_root)
+
+
+def _require_root(url: str, file_root: Path | None) -> Path:
+    if file_root is None:
+        raise InvalidInput(
+            f"{url!r} is below a folder of this machine, and nothing says which: give brokers --file-root, and "
+            "commands and jobs that read files themselves $CORANTO_FILE_ROOT",
+            field="store",
+        )
+    return file_root
+
+
+def _create_partial(target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The random part alone tells uploads apart; with the whole name added it could be too long for a file name.
+    descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=target.parent)
+    os.fchmod(descriptor, 0o644)
+    os.close(descriptor)
+    return Path(name)
+
+
+def _append(partial: Path, content: bytes) -> None:
+    with partial.open("ab") as file:
+        file.write(content)
+
+
+def _commit(partial: Path, target: Path) -> None:
+    """Give a complete file its name, after its content and before its name are on disk."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _first_line(err: Exception) -> str:
+    return str(err).strip().split("\n", 1)[0] or type(err).__name__

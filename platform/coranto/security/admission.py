@@ -1,0 +1,67 @@
+"""Admitting calls by their tokens: the capability that each RPC takes, and the claims that a call comes with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from coranto.effects import Clock
+from coranto.errors import CorantoError, Unauthenticated
+from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, Keys, bearer_of, require, verify
+
+UNRESTRICTED: Final = Claims(Capability.ALL)
+"""What callers may do where there are no keys, and what a server itself may."""
+
+
+class TokenExpired(CorantoError):
+    """A call was ended because its token has run out. The caller may go on with another token."""
+
+
+class Authorizer:
+    """Admits calls by their tokens."""
+
+    def __init__(self, keys: Keys | None, clock: Clock, rules: Mapping[str, Capability]) -> None:
+        """`rules` say what each method takes; one that they do not name cannot be served. Without keys everybody may do
+        everything."""
+        self._keys = keys
+        self._clock = clock
+        self._rules = rules
+
+    @property
+    def admits_all(self) -> bool:
+        """Whether everybody may do everything, under UNRESTRICTED claims."""
+        return self._keys is None
+
+    @asynccontextmanager
+    async def admitted(self, method: str, context: Any) -> AsyncIterator[Claims]:
+        """Serve a call under the claims that it comes with, for as long as they are valid.
+
+        Raises Unauthenticated, PermissionDenied and, when the claims run out before the call has been served,
+        TokenExpired: its work is cancelled then, as if the caller had gone away.
+        """
+        capability = self._rules[method]
+        if self._keys is None:
+            yield UNRESTRICTED
+            return
+        metadata = context.invocation_metadata() or ()
+        claims = self.claims_of(bearer_of(value for name, value in metadata if name == HEADER), capability)
+        left = claims.exp + LEEWAY_SECONDS - self._clock.now()
+        try:
+            async with asyncio.timeout(left if claims is not UNRESTRICTED else None) as timeout:
+                yield claims
+        except TimeoutError:
+            if timeout.expired():
+                raise TokenExpired("the call's token has expired; call again with another") from None
+            raise
+
+    def claims_of(self, token: str | None, capability: Capability) -> Claims:
+        """The claims of a request's token, which must have `capability`. Raises Unauthenticated, PermissionDenied."""
+        if self._keys is None or (token is None and self._keys.accept_missing):
+            return UNRESTRICTED
+        if token is None:
+            raise Unauthenticated("a token is needed: send the metadata `authorization: Bearer <token>`")
+        claims = verify(token, self._keys, self._clock.now())
+        require(claims, capability)
+        return claims

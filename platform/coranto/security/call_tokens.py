@@ -1,0 +1,44 @@
+"""A token for each call: for what it does, to what it does it, and no more."""
+
+from __future__ import annotations
+
+from coranto.effects import Clock
+from coranto.security.tokens import HEADER, TOKEN_SECONDS, Auth, Capability, Keys, claims_for, scope_of
+from coranto.wire import protocol_pb2 as pb
+
+Metadata = tuple[tuple[str, str], ...]
+
+_MAX_KEPT = 1024
+
+
+class CallTokens:
+    """Makes the metadata that authorizes calls; there is none (None) without `auth`."""
+
+    def __init__(self, auth: Auth | None, clock: Clock) -> None:
+        self.auth = auth
+        self._clock = clock
+        self._kept: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
+
+    def about(self, capability: Capability, journal: str) -> Metadata | None:
+        """For a call that is about one journal. Its token is used again for half of its life."""
+        if self.auth is None:
+            return None
+        if not isinstance(self.auth, Keys):
+            return self.over(capability, pb.LabelSelector())
+        now = self._clock.now()
+        made, metadata = self._kept.get((capability, journal), (now - TOKEN_SECONDS, None))
+        if not made <= now < made + TOKEN_SECONDS / 2:
+            metadata = self.over(capability, scope_of((journal,)))
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            self._kept[capability, journal] = now, metadata
+        return metadata
+
+    def over(
+        self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
+    ) -> Metadata | None:
+        """For a call that is about the journals that `selector` matches."""
+        if self.auth is None:
+            return None
+        claims = claims_for(capability, selector, self._clock.now(), seconds)
+        return ((HEADER, f"Bearer {self.auth.bearer(claims)}"),)

@@ -1,0 +1,171 @@
+"""Keys and certificates of whatever serves RPCs (brokers, consumers), out of its settings."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+import grpc
+import structlog
+
+from coranto.client.certificates import Reloaded, channel_credentials, check_usable, load, read_pem
+from coranto.client.config import ClientTls, is_loopback
+from coranto.errors import InvalidInput
+from coranto.security.tokens import Keys
+
+_log = structlog.get_logger(__name__)
+
+
+class Secret(Protocol):
+    """Text that does not show, such as pydantic's."""
+
+    def get_secret_value(self) -> str: ...
+
+
+class ServerSettings(Protocol):
+    """What a server's security comes from. Files are PEM."""
+
+    @property
+    def host(self) -> str:
+        """The address it listens on."""
+
+    @property
+    def auth_keys(self) -> Secret:
+        """Keys of tokens, base64 with commas; empty: no tokens."""
+
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_client_ca(self) -> Path | None:
+        """The authorities whose certificates clients and peers must show; None: they need show none."""
+
+    @property
+    def peer_cert(self) -> Path | None: ...
+    @property
+    def peer_key(self) -> Path | None: ...
+    @property
+    def peer_ca(self) -> Path | None: ...
+    @property
+    def etcd_ca(self) -> Path | None: ...
+    @property
+    def etcd_cert(self) -> Path | None: ...
+    @property
+    def etcd_key(self) -> Path | None: ...
+    @property
+    def serve_anyone_without_keys(self) -> bool:
+        """Whether everybody who reaches it is to be trusted."""
+
+
+def keys_of(settings: ServerSettings) -> Keys | None:
+    """The keys that tokens are verified with; None when there are none, and so no tokens. Raises InvalidInput."""
+    text = settings.auth_keys.get_secret_value()
+    return Keys.parse(text) if text.strip() else None
+
+
+def peer_tls(settings: ServerSettings) -> ClientTls:
+    """How to connect to peers. Where clients have to show certificates, ours is shown unless there is one for peers."""
+    cert, key = settings.peer_cert, settings.peer_key
+    if cert is None and key is None and settings.tls_client_ca is not None:
+        cert, key = settings.tls_cert, settings.tls_key
+    return ClientTls(settings.peer_ca, cert, key)
+
+
+def etcd_tls(settings: ServerSettings) -> ClientTls | None:
+    """How to connect to etcd; None where nothing is said of it."""
+    if settings.etcd_ca is None and settings.etcd_cert is None and settings.etcd_key is None:
+        return None
+    return ClientTls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
+
+
+def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
+    """Credentials to serve with; None when there is no certificate, and so no TLS.
+
+    Files are read again when they change, for the connections that are made from then on. Raises InvalidInput.
+    """
+    if settings.tls_cert is None or settings.tls_key is None:
+        if settings.tls_cert or settings.tls_key or settings.tls_client_ca:
+            raise InvalidInput("serving with TLS takes both tls_cert and tls_key", field="settings")
+        return None
+    channel_credentials(peer_tls(settings))  # Find out now, rather than at the first call to a peer.
+    files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    configurations = Reloaded(lambda: _configuration(*files), files)
+    used = configurations.get()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        before, used = used, configurations.get()
+        return used if used is not before else None
+
+    return grpc.dynamic_ssl_server_credentials(
+        used,
+        # The types deny it, but None stands for "no change".
+        cast(Callable[[], grpc.ServerCertificateConfiguration], changed),
+        require_client_authentication=settings.tls_client_ca is not None,
+    )
+
+
+def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """As `server_credentials`, for HTTP."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    contexts = Reloaded(lambda: _context(*files), files)
+
+    def take_up_changes(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
+        connection.context = contexts.get()
+
+    asked = contexts.get()
+    asked.sni_callback = take_up_changes
+    return asked
+
+
+def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
+    """Raise InvalidInput where tokens would be sent to this server in the clear, or where anybody may call it although
+    nobody said so.
+
+    `endpoint` is what it tells others, and `harm` what strangers could do, such as "change shards".
+    """
+    keys = keys_of(settings)
+    loopback = is_loopback(settings.host)
+    if keys is None:
+        if not loopback and settings.tls_client_ca is None:
+            if not settings.serve_anyone_without_keys:
+                raise InvalidInput(
+                    f"whoever can reach {settings.host} could {harm}: set auth_keys or tls_client_ca, or listen on "
+                    "127.0.0.1. If everybody there is to be trusted, say so by --serve-anyone-without-keys",
+                    field="host",
+                )
+            _log.warning(f"whoever can reach this process may {harm}: it has no keys", host=settings.host)
+        return
+    if keys.accept_missing:
+        _log.warning("requests without a token are accepted: remove AA== from the keys once every client sends one")
+    if settings.tls_cert is None and not loopback:
+        raise InvalidInput(
+            f"with keys, clients would send tokens to {settings.host} in the clear: set tls_cert and tls_key, or "
+            "listen on 127.0.0.1",
+            field="host",
+        )
+    url = urlsplit(endpoint)
+    if url.scheme == "http" and not is_loopback(url.hostname or ""):
+        raise InvalidInput(f"with keys, {endpoint} would have tokens sent in the clear: use https", field="advertise")
+
+
+def _configuration(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
+    pair = read_pem(key), read_pem(cert)
+    check_usable(client_ca, cert, key)
+    return grpc.ssl_server_certificate_configuration([pair], read_pem(client_ca) if client_ca is not None else None)
+
+
+def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    load(context, client_ca, cert, key)
+    if client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

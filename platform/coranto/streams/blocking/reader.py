@@ -1,0 +1,222 @@
+"""Read streams from code that blocks, such as scripts, Dagster assets and notebooks.
+
+Use each reader from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.client.loop import Blocking, Face, run_blocking
+from coranto.client.sync import SyncJournalClient
+from coranto.messages.framing import Framing
+from coranto.streams.blocking.generated.faces import (
+    GroupReaderFace,
+    ReaderGroupFace,
+    StateSynchronizerFace,
+    StreamReaderFace,
+)
+from coranto.streams.groups.group_reader import DEFAULT_BEAT, DEFAULT_TIMEOUT, GroupReader
+from coranto.streams.groups.reader_groups import ReaderGroup
+from coranto.streams.groups.state_synchronizer import (
+    DEFAULT_PATIENCE,
+    DEFAULT_SNAPSHOT_EVERY,
+    StateModel,
+    StateSynchronizer,
+)
+from coranto.streams.model.positions import StreamPosition
+from coranto.streams.reader.delivery import DEFAULT_READ_AHEAD, Event, StreamTransaction
+from coranto.streams.reader.stream_reader import StreamReader
+
+E = TypeVar("E")
+S = TypeVar("S")
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class _SyncReading(Face, Generic[E]):
+    """Iteration of blocking readers. `_timeout` bounds the wait for each event or transaction, in seconds."""
+
+    _timeout: float | None
+
+    @property
+    @abstractmethod
+    def _inner(self) -> StreamReader[E] | GroupReader[E]:
+        """The asynchronous reader."""
+
+    def __iter__(self) -> Iterator[Event[E]]:
+        return self
+
+    def __next__(self) -> Event[E]:
+        """The next event. Raises TimeoutError, with nothing taken, and what the asynchronous reader raises."""
+        event = run_blocking(_next(self._inner, self._timeout))
+        if event is None:
+            raise StopIteration
+        return event
+
+    def transactions(self) -> Iterator[StreamTransaction[E]]:
+        """The rest by transaction, each one whole. Raises as `next` does."""
+        while (transaction := self.next_transaction()) is not None:
+            yield transaction
+
+    def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, None at the end. Raises as `next` does."""
+        return run_blocking(_bounded(self._inner.next_transaction(), self._timeout))
+
+
+class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
+    """`StreamReader` for code that blocks: `with SyncStreamReader(client, "name") as reader:`."""
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        stream: str,
+        *,
+        format: Framing[E] | None = None,
+        begin: Mapping[int, int] | None = None,
+        end: Mapping[int, int] | None = None,
+        block: bool = False,
+        skip_truncated: bool = False,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        timeout: float | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._client = JournalClient.of(client.config)
+        self._reader: StreamReader[E] = StreamReader(
+            self._client,
+            stream,
+            format=format,
+            begin=begin,
+            end=end,
+            block=block,
+            skip_truncated=skip_truncated,
+            read_ahead=read_ahead,
+        )
+
+    @property
+    def _inner(self) -> StreamReader[E]:
+        return self._reader
+
+    def close(self) -> None:
+        async def close() -> None:
+            await self._reader.close()
+            await self._client.close()
+
+        run_blocking(close())
+
+
+class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
+    """`GroupReader` for code that blocks: `with group.reader("name") as reader:`."""
+
+    def __init__(self, reader: GroupReader[E], timeout: float | None) -> None:
+        self._reader = reader
+        self._timeout = timeout
+
+    @property
+    def _inner(self) -> GroupReader[E]:
+        return self._reader
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(consumed=kind is None)
+
+
+class SyncReaderGroup(ReaderGroupFace, Blocking):
+    """`ReaderGroup` for code that blocks. Close it when its readers are closed."""
+
+    def __init__(self, client: SyncJournalClient, stream: str, name: str) -> None:
+        self._client = JournalClient.of(client.config)
+        self._group = ReaderGroup(self._client, stream, name)
+
+    @property
+    def _inner(self) -> ReaderGroup:
+        return self._group
+
+    def close(self) -> None:
+        run_blocking(self._client.close())
+
+    def reader(
+        self,
+        reader: str | None = None,
+        *,
+        format: Framing[E] | None = None,
+        auto_commit: bool = True,
+        on_checkpoint: Callable[[str], object] | None = None,
+        beat: float = DEFAULT_BEAT,
+        miss_after: float = DEFAULT_TIMEOUT,
+        skip_truncated: bool = False,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        timeout: float | None = None,
+    ) -> SyncGroupReader[E]:
+        """As `ReaderGroup.reader`, whose `timeout` is `miss_after` here; `timeout` bounds the wait for each event.
+
+        `on_checkpoint` is called on another thread, while this one waits for the next event.
+        """
+
+        async def at_checkpoint(name: str) -> None:
+            if on_checkpoint is not None:
+                await asyncio.to_thread(on_checkpoint, name)
+
+        made = self._group.reader(
+            reader,
+            format=format,
+            auto_commit=auto_commit,
+            on_checkpoint=None if on_checkpoint is None else at_checkpoint,
+            beat=beat,
+            timeout=miss_after,
+            skip_truncated=skip_truncated,
+            read_ahead=read_ahead,
+        )
+        return SyncGroupReader(made, timeout)
+
+    def initiate_checkpoint(self, name: str, *, timeout: float | None = None) -> StreamPosition:
+        """As `ReaderGroup.initiate_checkpoint`; raises TimeoutError after `timeout` seconds, and it goes on."""
+        return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
+
+
+class SyncStateSynchronizer(StateSynchronizerFace[S, U], Blocking):
+    """`StateSynchronizer` for code that blocks. `update` calls its function on another thread than its caller's."""
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        journal: str,
+        model: StateModel[S, U],
+        *,
+        snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
+        patience: float = DEFAULT_PATIENCE,
+    ) -> None:
+        self._client = JournalClient.of(client.config)
+        self._synchronizer = StateSynchronizer(
+            self._client, journal, model, snapshot_every=snapshot_every, patience=patience
+        )
+
+    @property
+    def _inner(self) -> StateSynchronizer[S, U]:
+        return self._synchronizer
+
+    def close(self) -> None:
+        run_blocking(self._client.close())
+
+
+async def _bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    async with asyncio.timeout(timeout):
+        return await work
+
+
+async def _next(reader: StreamReader[E] | GroupReader[E], timeout: float | None) -> Event[E] | None:
+    try:
+        async with asyncio.timeout(timeout):
+            return await anext(reader)
+    except StopAsyncIteration:
+        return None

@@ -1,0 +1,207 @@
+"""Write streams from code that blocks, such as scripts, Dagster assets and Spark tasks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.client.handover import BoundedCalls
+from coranto.client.loop import Blocking, Face
+from coranto.client.sync import SyncJournalClient
+from coranto.streams.blocking.generated.faces import (
+    MultiKeyTransactionFace,
+    MultiKeyWriterFace,
+    StreamWriterFace,
+    TransactionFace,
+)
+from coranto.streams.model.events import EventFormat
+from coranto.streams.model.registers import Fence
+from coranto.streams.writer.metrics import WriterMetrics
+from coranto.streams.writer.multi_key.writer import MAX_MULTI_KEY_BYTES, MultiKeyTransaction, MultiKeyWriter
+from coranto.streams.writer.stream_writer import (
+    CLOSE_SECONDS,
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_IN_FLIGHT,
+    DEFAULT_PATIENCE,
+    DEFAULT_PENDING_BYTES,
+    DEFAULT_TIMEOUT,
+    MAX_TRANSACTION_BYTES,
+    StreamWriter,
+)
+from coranto.streams.writer.transactions import Transaction
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+MAX_PENDING_EVENTS: Final = 10_000
+"""A call waits while as many events are not settled."""
+
+
+class SyncStreamWriter(StreamWriterFace[E], Blocking):
+    """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. May be used by several threads.
+
+    Handing over an event waits for room only, not for the loop's thread.
+    """
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        stream: str,
+        *,
+        format: EventFormat[E] | None = None,
+        writer_id: str | None = None,
+        fresh: bool = False,
+        max_transaction_bytes: int = MAX_TRANSACTION_BYTES,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        pending_bytes: int = DEFAULT_PENDING_BYTES,
+        patience: float = DEFAULT_PATIENCE,
+        metrics: WriterMetrics | None = None,
+    ) -> None:
+        self._client = JournalClient.of(client.config)
+        self._writer: StreamWriter[E] = StreamWriter(
+            self._client,
+            stream,
+            format=format,
+            writer_id=writer_id,
+            fresh=fresh,
+            max_transaction_bytes=max_transaction_bytes,
+            in_flight=in_flight,
+            batch_bytes=batch_bytes,
+            pending_bytes=pending_bytes,
+            patience=patience,
+            metrics=metrics,
+        )
+        self._calls = BoundedCalls(MAX_PENDING_EVENTS)
+
+    @property
+    def _inner(self) -> StreamWriter[E]:
+        return self._writer
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    @property
+    def metrics(self) -> WriterMetrics:
+        return self._writer.metrics
+
+    def transaction(
+        self,
+        key: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        sequence: int | None = None,
+        expected_offset: int | None = None,
+        fence: Fence | None = None,
+    ) -> SyncTransaction[E]:
+        """A transaction: `with writer.transaction(key) as txn: txn.write(event)`."""
+
+        writer = self._writer
+        return SyncTransaction(
+            self._call(
+                lambda: writer.transaction(
+                    key, timeout=timeout, sequence=sequence, expected_offset=expected_offset, fence=fence
+                )
+            )
+        )
+
+    def flush(self) -> None:
+        """Return once everything that was written is durable; see `StreamWriter.flush`."""
+        self._run_after_calls(self._writer.flush)
+
+    def note_time(self, time: float) -> None:
+        """Note the time of the events written so far, in seconds since the epoch; see `StreamWriter.note_time`."""
+
+        async def note() -> None:
+            self._writer.note_time(time)
+
+        self._run_after_calls(note)
+
+    def close(self, deadline: float = CLOSE_SECONDS) -> None:
+        """Close the writer, giving what is under way `deadline` seconds; see `StreamWriter.close`."""
+
+        async def close() -> None:
+            await self._writer.close(deadline)
+            await self._client.close()
+
+        self._run_after_calls(close)
+
+
+class _Scope(Face):
+    """A transaction's `with` block: commits when it is left, or aborts when it raises."""
+
+    @property
+    @abstractmethod
+    def _inner(self) -> Transaction[Any] | MultiKeyTransaction[Any]:
+        """The asynchronous transaction."""
+
+    def __enter__(self) -> Self:
+        self._run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._run(self._inner.__aexit__(kind, error, None))
+
+
+class SyncTransaction(TransactionFace[E], _Scope):
+    """`Transaction` for code that blocks."""
+
+    def __init__(self, transaction: Transaction[E]) -> None:
+        self._transaction = transaction
+
+    @property
+    def _inner(self) -> Transaction[E]:
+        return self._transaction
+
+
+class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
+    """`MultiKeyWriter` for code that blocks: `with SyncMultiKeyWriter(client, "orders") as writer:`."""
+
+    def __init__(
+        self,
+        client: SyncJournalClient,
+        stream: str,
+        *,
+        format: EventFormat[E] | None = None,
+        max_transaction_bytes: int = MAX_MULTI_KEY_BYTES,
+        patience: float = DEFAULT_PATIENCE,
+    ) -> None:
+        self._client = JournalClient.of(client.config)
+        self._writer: MultiKeyWriter[E] = MultiKeyWriter(
+            self._client, stream, format=format, max_transaction_bytes=max_transaction_bytes, patience=patience
+        )
+
+    @property
+    def _inner(self) -> MultiKeyWriter[E]:
+        return self._writer
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> SyncMultiKeyTransaction[E]:
+        """A transaction: `with writer.transaction() as txn: txn.write(key, event)`."""
+        return SyncMultiKeyTransaction(self._call(lambda: self._writer.transaction(timeout=timeout)))
+
+    def close(self) -> None:
+        async def close() -> None:
+            await self._writer.close()
+            await self._client.close()
+
+        self._run(close())
+
+
+class SyncMultiKeyTransaction(MultiKeyTransactionFace[E], _Scope):
+    """`MultiKeyTransaction` for code that blocks."""
+
+    def __init__(self, transaction: MultiKeyTransaction[E]) -> None:
+        self._transaction = transaction
+
+    @property
+    def _inner(self) -> MultiKeyTransaction[E]:
+        return self._transaction

@@ -1,0 +1,144 @@
+"""`Autoscaler`: measures streams and scales them as their policies say.
+
+Any number of processes may run one; of two that decide the same, one wins. What is measured is kept by none of them: a
+new one begins by watching for as long as the policy's windows and cool-down are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.effects import Clock, SystemClock
+from coranto.errors import CorantoError, CorruptData, InvalidInput, StreamNotFound
+from coranto.messages.uuids import Flags
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.control.scaling import Change, Meter, Rates, ScalingPolicy, Unit, Windows, decide, parse_policy
+from coranto.streams.model.events import format_of
+from coranto.streams.model.stream import Segment, Stream
+
+DEFAULT_INTERVAL = 10.0
+_SAMPLE_BYTES = 1 << 16
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A stream that was scaled, and how."""
+
+    stream: Stream
+    changes: tuple[Change, ...]
+
+
+class Autoscaler:
+    """Scales streams by their load. Give it some by name, or none for all that have a policy."""
+
+    def __init__(
+        self,
+        client: JournalClient,
+        names: Iterable[str] = (),
+        *,
+        policy: ScalingPolicy | None = None,
+        windows: Windows | None = None,
+        clock: Clock | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        """`policy` goes before those that the streams have."""
+        self._client = client
+        self._names = tuple(names)
+        self._policy = policy
+        self._windows = windows or Windows()
+        self._clock: Clock = clock or SystemClock()
+        self._streams = streams or Streams(client, clock=self._clock)
+        self._meters: dict[str, Meter] = {}
+
+    async def run(self, interval: float = DEFAULT_INTERVAL) -> None:
+        """Measure and scale every `interval` seconds, until cancelled. What fails is logged and tried again."""
+        if not interval > 0:
+            raise InvalidInput(f"{interval:g} seconds is no interval", field="interval")
+        while True:
+            try:
+                with contextlib.suppress(StreamNotFound):
+                    await self.step()
+            except CorantoError as error:
+                _log.warning("streams were not measured; trying again", error=str(error))
+            await self._clock.sleep(interval)
+
+    async def step(self) -> list[Scaled]:
+        """Measure once, and scale what is due. Returns what was. Raises StreamNotFound for a name without a stream."""
+        found = await self._found()
+        self._meters = {each.name: self._meters.get(each.name) or Meter(self._windows) for each in found}
+        done = await asyncio.gather(*(self._look_after(stream) for stream in found))
+        return [each for each in done if each is not None]
+
+    async def _found(self) -> list[Stream]:
+        """The streams to look after. One that contradicts itself is left out, and told of."""
+        unsound: dict[str, CorruptData] = {}
+        found = []
+        for name in self._names:
+            try:
+                found.append(await self._streams.describe(name))
+            except CorruptData as error:
+                unsound[name] = error
+        if not self._names:
+            found += await self._streams.list(unsound)
+        for name, problem in unsound.items():
+            _log.warning("stream contradicts itself, and is not scaled", stream=name, error=str(problem))
+        return found
+
+    async def _look_after(self, stream: Stream) -> Scaled | None:
+        try:
+            policy = self._policy or (parse_policy(stream.scaling) if stream.scaling else None)
+            if policy is None or policy.unit is None or stream.is_sealed:
+                return None
+            if stream.unfinished():
+                stream = await self._streams.resume(stream.name)
+            changes = decide(stream, await self._rates(stream, policy.unit), policy, self._windows)
+            if not changes:
+                return None
+            scaled = await self._streams.scale(stream.name, changes)
+        except CorantoError as error:
+            _log.warning("stream was not scaled; trying again", stream=stream.name, error=str(error))
+            return None
+        _log.info("stream scaled", stream=stream.name, epoch=scaled.epoch, changes=[str(each) for each in changes])
+        return Scaled(scaled, tuple(changes))
+
+    async def _rates(self, stream: Stream, unit: Unit) -> Mapping[int, Rates]:
+        meter = self._meters[stream.name]
+        heads = await self._streams.heads(stream, stream.active())
+        meter.sample(self._clock.monotonic(), {number: float(head) for number, head in heads.items()})
+        rates = meter.rates()
+        if unit is Unit.BYTES:
+            return rates
+        busy = [number for number, found in rates.items() if any((found.short, found.middle, found.long, found.idle))]
+        sizes = await asyncio.gather(*(self._event_bytes(stream, stream.segments[number]) for number in busy))
+        return rates | {number: _divided(rates[number], size) for number, size in zip(busy, sizes, strict=True)}
+
+    async def _event_bytes(self, stream: Stream, segment: Segment) -> float:
+        """How many bytes of the journal an event takes, in a sample of its newest fragment."""
+        # A fragment begins with a message, wherever it is in the journal.
+        fragments = await self._client.fragments(segment.journal)
+        begin = max((each.fragment.begin for each in fragments), default=0)
+        end = min(begin + _SAMPLE_BYTES, await self._client.head(segment.journal))
+        if end <= begin:
+            return 1.0
+        format = format_of(stream.content_type)
+        decoder = format.decoder(segment.journal, begin)
+        events = 0
+        async for chunk in self._client.read(segment.journal, begin, end_offset=end):
+            events += sum(each.flags != Flags.ACK_TXN for each in decoder.feed(chunk.content, chunk.offset))
+        return (decoder.offset - begin) / max(events, 1)
+
+
+def _divided(rates: Rates, by: float) -> Rates:
+    def each(rate: float | None) -> float | None:
+        return None if rate is None else rate / by
+
+    return replace(
+        rates, short=each(rates.short), middle=each(rates.middle), long=each(rates.long), idle=each(rates.idle)
+    )

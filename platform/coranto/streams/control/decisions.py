@@ -1,0 +1,252 @@
+"""The decisions of a stream's multi-key transactions, and the gate that scaling closes for them.
+
+A multi-key transaction appends its events to several segments, where readers take none of them for committed until an
+acknowledgement follows in the same segment. All acknowledgements together stand in one record of the journal
+`<stream>/transactions`, appended before any of them: with that record the transaction is *decided*, and whoever finds
+it appends the acknowledgements again, which does no harm. So what decides is one append.
+
+The journal is JSON lines:
+
+====================================  ===============================================================================
+`{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64
+`{"void": txn}`                       it is not, unless it was decided further up
+`{"done": txn}`                       its acknowledgements are in their segments
+`{"settled": offset}`                 those of all transactions that were decided below the offset are
+`{"gate": state}`                     the gate was opened or closed
+====================================  ===============================================================================
+
+A segment must not be sealed between a decision and its acknowledgements. The journal's register `coranto.dev/gate` is
+a token, `open-…` or `closed-…`. A transaction reads it when it begins, before it looks which segments there are, and
+decides on the condition that it is still the same and open. Whoever changes the segments closes the gate first, has
+the acknowledgements of everything decided appended, and opens it with another token once the segments are sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coranto import labels
+from coranto.client.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.effects import Entropy
+from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
+from coranto.streams.control.batches import Batches
+from coranto.streams.groups.state_synchronizer import MAX_RECORD_BYTES
+from coranto.streams.model.stream import HELD_LABEL, transactions_journal
+from coranto.wire import protocol_pb2 as pb
+
+GATE_LABEL: Final = "coranto.dev/gate"
+SETTLED_LABEL: Final = "coranto.dev/settled"
+_OPEN, _CLOSED = "open-", "closed-"
+_TOKEN_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The gate as an append found it. `token` is None when nobody has opened it yet, or the registers were lost.
+
+    `settled` is an offset of the journal below which all decisions are carried out, and `end` where it ends.
+    """
+
+    token: str | None
+    settled: int
+    end: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.token is not None and self.token.startswith(_OPEN)
+
+    @classmethod
+    def of(cls, result: AppendResult) -> Gate:
+        return cls(
+            labels.value_of(result.registers, GATE_LABEL) or None,
+            int(labels.value_of(result.registers, SETTLED_LABEL) or "0"),
+            result.end,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decided transaction: by journal, the acknowledgements to append, and where its record begins."""
+
+    txn: str
+    acks: Mapping[str, bytes]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the journal says of [begin, end): decisions by transaction, in order, and which are carried out."""
+
+    decided: Mapping[str, Decided]
+    void: frozenset[str]
+    done: frozenset[str]
+
+    def undone(self) -> tuple[Decided, ...]:
+        return tuple(each for txn, each in self.decided.items() if txn not in self.done)
+
+
+def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
+    """What records (with the offsets at which they begin) come to. Raises CorruptData."""
+    decided: dict[str, Decided] = {}
+    void: set[str] = set()
+    done: set[str] = set()
+    for offset, record in records:
+        try:
+            if "decided" in record:
+                txn = str(record["decided"])
+                acks = {str(journal): base64.b64decode(ack, validate=True) for journal, ack in record["acks"].items()}
+                if txn not in void:
+                    decided.setdefault(txn, Decided(txn, acks, offset))
+            elif "void" in record:
+                txn = str(record["void"])
+                if txn not in decided:
+                    void.add(txn)
+            elif "done" in record:
+                done.add(str(record["done"]))
+        except (KeyError, AttributeError, TypeError, ValueError, binascii.Error) as error:
+            raise CorruptData(f"the record at offset {offset} is not one of a transaction: {error}") from error
+    return Recorded(decided, frozenset(void), frozenset(done))
+
+
+class Decisions:
+    """The journal of a stream's decisions. For many tasks at once."""
+
+    def __init__(self, client: JournalClient, stream: str, entropy: Entropy) -> None:
+        self._client = client
+        self._entropy = entropy
+        self._batches: tuple[str, Batches] | None = None  # Of the token that was given last.
+        self.journal = transactions_journal(stream)
+
+    # -- The gate --------------------------------------------------------------------------------------------------
+
+    async def gate(self) -> Gate:
+        """The gate, as of now. Raises JournalNotFound for a stream without multi-key transactions."""
+        return Gate.of(await self._client.append(self.journal, b"", retry_unknown=True))
+
+    async def close(self) -> Gate:
+        """Close the gate: what is decided from now on is not. The decisions to carry out are below `end`."""
+        state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
+        return Gate.of(await self._record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
+
+    async def open(self, before: str | None) -> bool:
+        """Open the gate that is in the state `before`; False when it is in another by now, whoever changed it."""
+        state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
+        selector = (
+            labels.label_selector(exclude={GATE_LABEL: ""})
+            if before is None
+            else labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: before})
+        )
+        try:
+            await self._record({"gate": state}, check=selector, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True)
+        except RegisterMismatch as error:
+            return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt without an answer.
+        return True
+
+    # -- Decisions -------------------------------------------------------------------------------------------------
+
+    async def decide(self, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
+        """Commit a transaction, if the gate is still as `token` says. Those that wait at once share an append.
+
+        `done` are earlier ones whose acknowledgements are in their segments. Raises RegisterMismatch when nothing was
+        decided, and AppendOutcomeUnknown when that is not known: then `settle` it.
+        """
+        in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
+        records: list[Mapping[str, object]] = [{"decided": txn, "acks": in_text}, *({"done": each} for each in done)]
+        if self._batches is None or self._batches[0] != token:
+            check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: token})
+            self._batches = token, Batches(lambda each: self._client.append(self.journal, each, check_registers=check))
+        await self._batches[1].append(b"".join(map(_line, records)))
+
+    async def settle(self, txn: str, begin: int) -> bool:
+        """Whether a transaction was decided that began when the journal ended at `begin`. If not, it never will be."""
+        end = (await self._record({"void": txn}, again=True)).end
+        return txn in (await self.read(begin, end)).decided
+
+    async def done(self, txns: Iterable[str]) -> None:
+        """Note that the acknowledgements of transactions are in their segments."""
+        content = b"".join(_line({"done": txn}) for txn in txns)
+        if content:
+            await self._client.append(self.journal, content, retry_unknown=True)
+
+    async def read(self, begin: int, end: int) -> Recorded:
+        """What the journal says in [begin, end), where `begin` is the beginning of a record. Raises CorruptData."""
+        return replay([record async for record in self._records(begin, end)])
+
+    async def finish(self, gate: Gate) -> int:
+        """Append the acknowledgements of all that was decided below `gate.end`. Returns of how many transactions.
+
+        Segments that were sealed or removed have theirs already, as whoever did that did this before.
+        """
+        if gate.settled >= gate.end:
+            return 0
+        undone = (await self.read(gate.settled, gate.end)).undone()
+        by_journal: dict[str, list[bytes]] = {}
+        for each in undone:
+            for journal, ack in each.acks.items():
+                by_journal.setdefault(journal, []).append(ack)
+        await asyncio.gather(*(self._acknowledge(journal, acks) for journal, acks in by_journal.items()))
+        settled = {SETTLED_LABEL: str(gate.end)}
+        # Registers that were lost and held anew since must not say that something is settled in what came later.
+        check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: gate.token or ""})
+        try:
+            await self._record({"settled": gate.end}, check=check, union=settled, again=True)
+        except RegisterMismatch:
+            return len(undone)  # Somebody else is at it; they find the same to do.
+        return len(undone)
+
+    async def _acknowledge(self, journal: str, acks: list[bytes]) -> None:
+        try:
+            await self._client.append(journal, acks, retry_unknown=True)
+        except (NotAllowed, JournalNotFound):
+            return
+
+    async def _record(
+        self,
+        record: Mapping[str, object],
+        *,
+        check: pb.LabelSelector | None = None,
+        union: Mapping[str, str] | None = None,
+        again: bool = False,
+    ) -> AppendResult:
+        return await self._client.append(
+            self.journal,
+            _line(record),
+            check_registers=check,
+            union_registers=labels.label_set(union) if union else None,
+            retry_unknown=again,
+        )
+
+    async def _records(self, begin: int, end: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+        if begin >= end:
+            return
+        rest, at = b"", begin
+        async for chunk in self._client.read(self.journal, begin, end_offset=end):
+            if chunk.offset != at + len(rest):  # Older decisions went by retention; they were carried out long ago.
+                rest, at = b"", chunk.offset
+            *lines, rest = (rest + chunk.content).split(b"\n")
+            for line in lines:
+                yield at, _parsed(line, at)
+                at += len(line) + 1
+            if len(rest) > MAX_RECORD_BYTES:
+                raise CorruptData(f"journal {self.journal}: what begins at {at} is no decision: it does not end")
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def _parsed(line: bytes, offset: int) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"the record at offset {offset} is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise CorruptData(f"the record at offset {offset} is {type(record).__name__}, not an object")
+    return record

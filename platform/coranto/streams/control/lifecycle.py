@@ -1,0 +1,536 @@
+"""Creating streams, changing their segments, and deleting them.
+
+Every change is one Apply on the condition that nothing changed since the stream was looked at, so of several at the
+same time one wins. What must follow it can be finished by any process (`Streams.resume`), as often as it likes:
+
+1. The gate of multi-key transactions is closed, and what they decided is carried out (`decisions.py`).
+2. The Apply makes the predecessors read-only and creates their successors. From here on the change has happened.
+3. An append of nothing to each predecessor, at a broker that knows of the Apply, tells its final offset: nothing can be
+   appended behind it (`docs/protocol.md`).
+4. A second Apply notes the final offsets, which readers wait for before they go on to the successors.
+5. The gate is opened.
+
+The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So a process that closed
+the gate and was then overtaken, or taken for dead, has its Apply refused. That journal has no retention: a decision
+that was not carried out yet counts however long nobody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from google.protobuf.duration_pb2 import Duration
+
+from coranto import labels
+from coranto.client.client import JournalClient
+from coranto.client.retry import Retry
+from coranto.client.values import JournalInfo, Listing
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import (
+    ApplyOutcomeUnknown,
+    CorruptData,
+    EtcdTransactionFailed,
+    IndexHasGreaterOffset,
+    InvalidInput,
+    JournalNotFound,
+    RegisterMismatch,
+    StreamChanged,
+    StreamExists,
+    StreamNotFound,
+)
+from coranto.names import nests
+from coranto.streams.control.decisions import Decisions
+from coranto.streams.control.scaling import MAX_CHANGES, Change, ScalingPolicy, format_policy, transition
+from coranto.streams.model.keys import KEY_SPACE, KeyRange
+from coranto.streams.model.registers import MAX_WRITERS
+from coranto.streams.model.stream import (
+    EPOCH_LABEL,
+    HELD_LABEL,
+    MAX_WRITERS_LABEL,
+    SCALING_LABEL,
+    STREAM_LABEL,
+    STREAM_PART_LABEL,
+    Segment,
+    Stream,
+    StreamCut,
+    decode,
+    decode_all,
+    decode_segment,
+    marks_journal,
+    ordered,
+    segment_journal,
+    segments_selector,
+    spec_of,
+    transactions_journal,
+    validate_stream,
+)
+from coranto.wire import protocol_pb2 as pb
+
+_OWN_LABELS = "coranto.dev/"
+_AT_ONCE = 16
+_ATTEMPTS = 20
+
+
+def default_template(*, replication: int = 1, stores: Sequence[str] = ("file:///",)) -> pb.JournalSpec:
+    """A spec for a stream's journals: fragments of 64 MiB, compressed with Zstandard, persisted to `stores`."""
+    spec = pb.JournalSpec(replication=replication)
+    spec.fragment.length = 1 << 26
+    spec.fragment.compression_codec = pb.ZSTANDARD
+    spec.fragment.stores.extend(stores)
+    spec.fragment.refresh_interval.CopyFrom(Duration(seconds=30))
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A stream at one revision, with the specs of its journals by name."""
+
+    stream: Stream
+    infos: Mapping[str, JournalInfo]
+
+    @property
+    def transactions(self) -> JournalInfo | None:
+        return self.infos.get(transactions_journal(self.stream.name))
+
+    def of(self, segment: Segment) -> JournalInfo:
+        return self.infos[segment.journal]
+
+
+class Streams:
+    """Streams of a cluster. For many tasks at once; several processes may do anything of this at the same time."""
+
+    def __init__(self, client: JournalClient, *, clock: Clock | None = None, entropy: Entropy = os.urandom) -> None:
+        self._client = client
+        self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
+
+    # -- Looking ---------------------------------------------------------------------------------------------------
+
+    async def describe(self, name: str) -> Stream:
+        """The stream as brokers know it. Raises StreamNotFound, and CorruptData when its labels make no sense."""
+        try:
+            return decode(await self._client.list(segments_selector(validate_stream(name))))
+        except StreamNotFound:
+            raise _not_found(name) from None
+
+    async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
+        """All streams, in the order of their names.
+
+        Raises CorruptData for one whose labels make no sense; or tells of it by `unsound`, and leaves it out. Anybody
+        who may apply a journal can give it labels of a stream.
+        """
+        listing = await self._client.list(labels.label_selector(include={STREAM_LABEL: ""}))
+        return decode_all(listing, unsound=unsound)
+
+    async def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
+        """The write heads of segments (all, unless given), by number. Those removed meanwhile are left out."""
+        found: dict[int, int] = {}
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(segment: Segment) -> None:
+            async with limit:
+                try:
+                    found[segment.number] = await self._client.head(segment.journal)
+                except JournalNotFound:
+                    return
+
+        await asyncio.gather(*map(look, stream.segments.values() if segments is None else segments))
+        return dict(sorted(found.items()))
+
+    async def _view(self, name: str) -> _View:
+        listing = await self._client.list(labels.label_selector(include=[("name:prefix", f"{validate_stream(name)}/")]))
+        mine = [info for info in listing.journals if _owner(info) == name]
+        try:
+            stream = decode(Listing(listing.header, tuple(mine)))
+        except StreamNotFound:
+            raise _not_found(name) from None
+        return _View(stream, {info.name: info for info in mine})
+
+    # -- Creating and deleting -------------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        name: str,
+        segments: int = 1,
+        *,
+        template: pb.JournalSpec | None = None,
+        content_type: str = labels.JSON_LINES,
+        policy: ScalingPolicy | None = None,
+        max_writers: int | None = None,
+    ) -> Stream:
+        """Create a stream of segments that share the key space evenly, and return it once it can be written to.
+
+        `template` is the spec that its journals have, but for names, flags and a stream's labels; `content_type` is
+        that of its event format. `policy` is noted for `coranto streams autoscale`, and `max_writers` is how many
+        writers a segment keeps in mind, MAX_WRITERS at most. Raises StreamExists, and InvalidInput.
+        """
+        validate_stream(name)
+        if not 1 <= segments <= MAX_CHANGES:
+            raise InvalidInput(
+                f"{segments} is not between 1 and {MAX_CHANGES}; scale it further later", field="segments"
+            )
+        if max_writers is not None and not 1 <= max_writers <= MAX_WRITERS:
+            raise InvalidInput(
+                f"{max_writers} writers cannot be kept in mind; give between 1 and {MAX_WRITERS}", field="max_writers"
+            )
+        spec = pb.JournalSpec()
+        spec.CopyFrom(template or default_template())
+        common = labels.with_value(spec.labels, labels.CONTENT_TYPE, content_type)
+        if policy is not None:
+            common = labels.with_value(common, SCALING_LABEL, format_policy(policy))
+        if max_writers is not None:
+            common = labels.with_value(common, MAX_WRITERS_LABEL, str(max_writers))
+        spec.labels.CopyFrom(common)
+        ranges = KeyRange.FULL.split(segments)
+        made = [Segment(number, 0, segment_journal(name, number), keys) for number, keys in enumerate(ranges)]
+        specs = [spec_of(name, segment, spec) for segment in made]
+        specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
+        specs.append(_part(name, marks_journal(name), spec))  # Marks are of use for as long as events are.
+        changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
+        revision = await self._change(changes)
+        if revision is None:
+            raise StreamExists(f"there is a stream {name}, or journals that it would have; choose another name")
+        stream = Stream(name, {each.number: each for each in made})
+        occupied = [number for number, head in (await self.heads(stream)).items() if head]
+        if occupied:
+            if revision:
+                undo = [pb.ApplyRequest.Change(delete=each.name, expect_mod_revision=revision) for each in specs]
+                await self._attempt(undo)
+            raise StreamExists(
+                f"there is content of an earlier stream {name} (segment {occupied[0]}) in the fragment stores: remove "
+                "it from them, or choose another name"
+            )
+        return await self.describe(name)
+
+    async def ensure_part(
+        self,
+        name: str,
+        journal: str,
+        *,
+        content_type: str = labels.JSON_LINES,
+        more: Mapping[str, str] | None = None,
+        for_good: bool = False,
+    ) -> None:
+        """Create a journal beside a stream's segments, with a spec like theirs, unless it is there already.
+
+        `more` are further labels. `for_good` has no retention remove its content, all of which may be needed. Raises
+        StreamNotFound, and InvalidInput when its name nests with another of the stream's journals.
+        """
+        for _ in range(_ATTEMPTS):
+            view = await self._view(name)
+            if journal in view.infos:
+                return
+            # Brokers refuse it, too, but for Gazette's.
+            if other := next((each for each in view.infos if nests(each, journal)), None):
+                raise InvalidInput(
+                    f"the journal {journal} would nest with {other}, and the folder of one within the other's in "
+                    "fragment stores; choose another name, without a '/'",
+                    field="name",
+                )
+            newest = max(view.stream.segments.values(), key=lambda each: each.number)
+            spec = _part(name, journal, view.of(newest).spec, {labels.CONTENT_TYPE: content_type, **(more or {})})
+            if for_good:
+                _for_good(spec)
+            if await self._attempt([pb.ApplyRequest.Change(upsert=spec)]):
+                return
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+
+    async def delete(self, name: str) -> None:
+        """Delete a stream's journals, whatever state they are in. What they have in fragment stores stays there.
+
+        Deleting it once more finishes what was interrupted. Raises StreamNotFound when nothing of it is there.
+        """
+        prefix = f"{validate_stream(name)}/"
+        gone = False
+        for _ in range(_ATTEMPTS):
+            listing = await self._client.list(labels.label_selector(include=[("name:prefix", prefix)]))
+            mine = [info for info in listing.journals if _owner(info) == name]
+            if not mine:
+                if not gone:
+                    raise _not_found(name)
+                return
+            gone = True
+            batch = [pb.ApplyRequest.Change(delete=info.name, expect_mod_revision=info.mod_revision) for info in mine]
+            await self._attempt(batch[:MAX_CHANGES])
+        raise StreamChanged(f"stream {name} changed {_ATTEMPTS} times while it was being deleted; delete it again")
+
+    # -- Changing segments -----------------------------------------------------------------------------------------
+
+    async def scale(self, name: str, changes: Sequence[Change]) -> Stream:
+        """Split and merge segments. Returns the stream once the predecessors are sealed.
+
+        Raises StreamChanged when somebody else changed the stream meanwhile, StreamSealed, StreamNotFound, and
+        InvalidInput. When it is interrupted, `resume` finishes what it had begun, or leaves the stream as it was.
+        """
+        view = await self._view(name)
+        planned = transition(view.stream, changes)
+        sealed = [_changed(view.of(each), replace(each, sealing=True), name) for each in planned.predecessors]
+        created = [
+            pb.ApplyRequest.Change(upsert=spec_of(name, each, _parent(view, each)), expect_mod_revision=0)
+            for each in planned.successors
+        ]
+        return await self._carry_out(view, [*sealed, *created], planned.epoch)
+
+    async def seal(self, name: str) -> Stream:
+        """Let a stream take no more events. Returns it once the final offsets of its segments are known.
+
+        Does nothing when that is so already. Raises StreamChanged and StreamNotFound.
+        """
+        while True:
+            view = await self._view(name)
+            active = view.stream.active()[:MAX_CHANGES]
+            if not active:
+                return await self.resume(name)
+            ended = [replace(each, sealing=True, end_of_stream=True) for each in active]
+            changes = [_changed(view.of(each), each, name) for each in ended]
+            await self._carry_out(view, changes, view.stream.epoch)
+
+    async def _carry_out(self, view: _View, changes: Sequence[pb.ApplyRequest.Change], epoch: int) -> Stream:
+        name = view.stream.name
+        decisions = Decisions(self._client, name, self._entropy)
+        token = None
+        if view.transactions is not None:
+            gate = await decisions.close()
+            token = gate.token
+            await decisions.finish(gate)
+            changes = [*changes, _touch(view.transactions, {EPOCH_LABEL: str(epoch)})]
+        if await self._change(changes) is None:
+            found = await self.resume(name)
+            raise StreamChanged(
+                f"somebody else changed stream {name} meanwhile, which is at epoch {found.epoch} now. Nothing of this "
+                "was applied: look at its segments, and ask again"
+            )
+        await self._finish(name)
+        if token is not None and not await decisions.open(token):
+            return await self.resume(name)
+        return await self.describe(name)
+
+    async def resume(self, name: str) -> Stream:
+        """Finish what processes began that changed the stream's segments, or wrote multi-key transactions. Idempotent.
+
+        A process that is still at it is not disturbed where it has happened already, and has its change refused where
+        it has not. Raises StreamNotFound; IndexHasGreaterOffset when a segment that is to be sealed was lost, so that
+        nobody knows its final offset (see `coranto journals reset-head`); StreamChanged when others never pause.
+        """
+        decisions = Decisions(self._client, name, self._entropy)
+        for _ in range(_ATTEMPTS):
+            view = await self._finish(name)
+            if view.transactions is None:
+                return view.stream
+            gate = await decisions.gate()
+            await decisions.finish(gate)
+            if gate.is_open or gate.token is None:
+                return view.stream
+            # Refuse the change of whoever closed the gate, unless it has happened.
+            if await self._attempt([_touch(view.transactions, {})]) and await decisions.open(gate.token):
+                return await self.describe(name)
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+
+    async def _finish(self, name: str) -> _View:
+        """Find out the final offsets of segments that are being sealed, and note them."""
+        for _ in range(_ATTEMPTS):
+            view = await self._view(name)
+            unfinished = view.stream.unfinished()[:MAX_CHANGES]
+            if not unfinished:
+                return view
+            limit = asyncio.Semaphore(_AT_ONCE)
+
+            async def ended(segment: Segment, revision: int, limit: asyncio.Semaphore = limit) -> Segment:
+                async with limit:
+                    return replace(segment, sealed_at=await self._final_offset(segment.journal, revision))
+
+            found = await asyncio.gather(*(ended(each, view.stream.revision) for each in unfinished))
+            await self._attempt([_changed(view.of(each), each, name) for each in found])
+        raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
+
+    async def _final_offset(self, journal: str, revision: int) -> int:
+        """Where a journal ends that is read-only since `revision`, once no append can commit any more."""
+        held = labels.label_selector(include={HELD_LABEL: ""})
+        try:
+            return await self._end(journal, revision, held)
+        except RegisterMismatch:
+            # No writer of streams was here, or its registers were lost, and then perhaps content with them.
+            end = await self._end(journal, revision)
+            if await self._client.head(journal) > end:
+                raise IndexHasGreaterOffset(f"sealing of {journal}") from None
+            return end
+
+    async def _end(self, journal: str, revision: int, check: pb.LabelSelector | None = None) -> int:
+        nothing = self._client.append(
+            journal, b"", check_registers=check, min_etcd_revision=revision, retry_unknown=True
+        )
+        return (await nothing).end
+
+    # -- Truncating ------------------------------------------------------------------------------------------------
+
+    async def truncate(self, name: str, cut: StreamCut) -> Stream:
+        """Let readers begin at a cut. What is before it is gone: segments wholly before it are deleted.
+
+        Truncation only moves on: where the stream begins behind the cut already, it stays. Fragments in stores are not
+        removed by this. Raises InvalidInput for a cut that is none of this stream, StreamChanged and StreamNotFound.
+        """
+        view = await self._view(name)
+        stream = view.stream
+        gone = check_cut(stream, cut)
+        heads = await self.heads(stream, [stream.segments[number] for number in cut])
+        for number, offset in cut.items():
+            sealed_at = stream.segments[number].sealed_at
+            end = heads.get(number, 0) if sealed_at is None else sealed_at
+            if not 0 <= offset <= end:
+                raise InvalidInput(f"offset {offset} is not in segment {number}, which ends at {end}", field="cut")
+        oldest = [stream.segments[number] for number in sorted(gone)]
+        changes = [
+            pb.ApplyRequest.Change(delete=each.journal, expect_mod_revision=each.mod_revision) for each in oldest
+        ]
+        for number, offset in sorted(cut.items()):
+            segment = stream.segments[number]
+            if offset > segment.begin:
+                changes.append(_changed(view.of(segment), replace(segment, begin=offset), name))
+        # Any number of them, from the oldest on, leaves a stream that begins somewhat earlier.
+        for begin in range(0, len(changes), MAX_CHANGES):
+            if await self._change(changes[begin : begin + MAX_CHANGES]) is None:
+                raise StreamChanged(f"somebody else changed stream {name} meanwhile; look at it, and truncate it again")
+        return await self.describe(name)
+
+    # -- Parts -----------------------------------------------------------------------------------------------------
+
+    async def _change(self, changes: Sequence[pb.ApplyRequest.Change]) -> int | None:
+        """Apply changes on the condition of their revisions, and return the revision of etcd that they made.
+
+        None for a conflict; 0 when they were applied by an attempt whose answer was lost, as far as can be seen.
+        Raises ApplyOutcomeUnknown when it cannot be seen.
+        """
+        retry = Retry(self._client.config.patience)
+        unknown: ApplyOutcomeUnknown | None = None
+        while True:
+            try:
+                return (await self._client.apply(changes)).etcd.revision
+            except EtcdTransactionFailed:
+                if unknown is None:
+                    return None
+                break
+            except ApplyOutcomeUnknown as error:
+                unknown = error
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None:
+                    break
+                await self._clock.sleep(delay)
+        names = [("name", change.delete or change.upsert.name) for change in changes]
+        present = {info.name: info for info in (await self._client.list(labels.label_selector(include=names))).journals}
+        if all(_looks_applied(change, present) for change in changes):
+            return 0
+        raise unknown
+
+    async def _attempt(self, changes: Sequence[pb.ApplyRequest.Change]) -> bool:
+        """Apply changes; False when they conflict, or may do. For those who look again."""
+        try:
+            await self._client.apply(changes)
+        except (EtcdTransactionFailed, ApplyOutcomeUnknown):
+            return False
+        return True
+
+
+def _looks_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
+    """Whether a journal is as a change makes it, or further changed since."""
+    if change.delete:
+        return change.delete not in present
+    found = present.get(change.upsert.name)
+    if found is None or not labels.value_of(change.upsert.labels, STREAM_LABEL):
+        return found is not None
+    wanted, is_now = decode_segment(JournalInfo(change.upsert, 0, 0, pb.Route())), decode_segment(found)
+    same = (wanted.epoch, wanted.range, wanted.predecessors) == (is_now.epoch, is_now.range, is_now.predecessors)
+    return same and is_now.sealing >= wanted.sealing and is_now.begin >= wanted.begin
+
+
+# --------------------------------------------------------------------------------------------------------------- specs
+
+
+def _not_found(name: str) -> StreamNotFound:
+    return StreamNotFound(f"there is no stream {name}: check the name, or create it (`coranto streams create`)")
+
+
+def _owner(info: JournalInfo) -> str:
+    """The stream that a journal is a segment or another part of; empty for none."""
+    return labels.value_of(info.spec.labels, STREAM_LABEL) or labels.value_of(info.spec.labels, STREAM_PART_LABEL)
+
+
+def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str, str] | None = None) -> pb.JournalSpec:
+    """The spec of a journal beside a stream's segments."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(template)
+    spec.name = journal
+    spec.flags = pb.JournalSpec.O_RDWR
+    spec.ClearField("suspend")
+    kept = [(each.name, each.value) for each in template.labels.labels if not each.name.startswith(_OWN_LABELS)]
+    spec.labels.CopyFrom(labels.label_set(kept))
+    for name, value in {labels.CONTENT_TYPE: labels.JSON_LINES, STREAM_PART_LABEL: stream, **(more or {})}.items():
+        spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))
+    return spec
+
+
+def _for_good(spec: pb.JournalSpec) -> pb.JournalSpec:
+    """The spec without a retention: all of the content may be needed, however old it is."""
+    spec.fragment.ClearField("retention")
+    return spec
+
+
+def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
+    """The spec that a new segment's is made from: that of its newest predecessor, which is awake."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
+    spec.ClearField("suspend")
+    return spec
+
+
+def _changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest.Change:
+    """The change of a segment's spec to say what `segment` does."""
+    return pb.ApplyRequest.Change(upsert=spec_of(stream, segment, info.spec), expect_mod_revision=info.mod_revision)
+
+
+def _touch(info: JournalInfo, changed: Mapping[str, str]) -> pb.ApplyRequest.Change:
+    """A change of labels, or of nothing but the revision, to the journal of decisions: these are kept for good."""
+    spec = pb.JournalSpec()
+    spec.CopyFrom(info.spec)
+    _for_good(spec)
+    for name, value in changed.items():
+        spec.labels.CopyFrom(labels.with_value(spec.labels, name, value))
+    return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)
+
+
+# ---------------------------------------------------------------------------------------------------------------- cuts
+
+
+def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
+    """The segments that are wholly before a cut. Raises InvalidInput when it is no cut of the stream."""
+    missing = sorted(cut.keys() - stream.segments.keys())
+    if missing:
+        raise InvalidInput(f"segment {missing[0]} is not in stream {stream.name}, or not any more", field="cut")
+    before = stream.ancestors(cut)
+    both = sorted(before & cut.keys())
+    problem = f"what succeeds segment {both[0]} is in it, too; name one of them" if both else _gap(stream, cut)
+    if problem:
+        raise InvalidInput(f"the segments {_listed(sorted(cut)) or '(none)'} are no cut: {problem}", field="cut")
+    return before
+
+
+def _gap(stream: Stream, cut: StreamCut) -> str:
+    """What is wrong with the key space of a cut, none of whose segments precedes another; empty for nothing."""
+    at = 0
+    for segment in (*ordered(stream.segments[number] for number in cut), None):
+        begin = KEY_SPACE if segment is None else segment.range.begin
+        if begin > at:
+            missing = KeyRange(at, begin)
+            others = [each.number for each in stream.last() if each.range.overlaps(missing)]
+            return f"it lacks the keys {missing}; name the segments that have them, such as {_listed(others)}"
+        if segment is not None:
+            if begin < at:
+                return f"segment {segment.number} has keys of another one in it; name one of them"
+            at = segment.range.end
+    return ""
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,310 @@
+"""How a stream's segments change: what is asked for becomes a transition, and loads become what is asked for. Pure.
+
+`transition` plans explicit splits and merges. `decide` applies a `ScalingPolicy` to what segments were measured to
+take in, with Pravega's rules: a segment is split when its rate over 2, 5 or 10 minutes is above 5, 2 or 1 times the
+target, and adjacent segments are merged when each of them was below the target over those windows and below half of it
+over 20 minutes. A segment that was observed for less than the cool-down (10 minutes) is left alone, so that what a
+change led to is seen before the next one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from coranto.errors import InvalidInput, StreamSealed
+from coranto.streams.model.keys import KeyRange
+from coranto.streams.model.stream import Segment, Stream, ordered, segment_journal
+
+MAX_CHANGES: Final = 120
+"""Segments that one transition touches at most: all of it is one transaction of etcd, which takes 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Replace an active segment by `into` ones of equal widths."""
+
+    segment: int
+    into: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Replace adjacent active segments, at least two, by one."""
+
+    segments: tuple[int, ...]
+
+
+Change: TypeAlias = Split | Merge
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A planned change: `predecessors` are to be sealed and `successors` to be created, all at once."""
+
+    epoch: int
+    predecessors: tuple[Segment, ...]
+    successors: tuple[Segment, ...]
+
+
+def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
+    """What splits and merges of different segments come to. Raises StreamSealed, and InvalidInput."""
+    if stream.is_sealed:
+        raise StreamSealed(f"stream {stream.name} is sealed: it does not scale any more")
+    if not changes:
+        raise InvalidInput("ask for at least one split or merge", field="changes")
+    active = {segment.number: segment for segment in stream.active()}
+    epoch, number = stream.epoch + 1, max(stream.segments) + 1
+    replaced: list[Segment] = []
+    successors: list[Segment] = []
+    for change in changes:
+        numbers = (change.segment,) if isinstance(change, Split) else change.segments
+        found = [_active(stream, active, each) for each in numbers]
+        if isinstance(change, Split):
+            if change.into < 2:
+                raise InvalidInput(f"segment {change.segment} cannot be split into {change.into}; ask for 2 or more")
+            if change.into >= MAX_CHANGES:
+                raise InvalidInput(
+                    f"segment {change.segment} cannot be split into {change.into} at once, only into less than "
+                    f"{MAX_CHANGES}; scale in several steps"
+                )
+            ranges = found[0].range.split(change.into)
+        else:
+            if len(set(numbers)) < 2:
+                raise InvalidInput(f"a merge needs two or more segments, not {_listed(numbers)}")
+            try:
+                ranges = (KeyRange.merge(each.range for each in found),)
+            except InvalidInput as error:
+                raise InvalidInput(f"segments {_listed(numbers)}: {error.message}; name neighbours") from None
+        for keys in ranges:
+            journal = segment_journal(stream.name, number)
+            successors.append(Segment(number, epoch, journal, keys, frozenset(numbers)))
+            number += 1
+        replaced += found
+    twice = {each.number for each in replaced if replaced.count(each) > 1}
+    if twice:
+        raise InvalidInput(
+            f"segment {_listed(sorted(twice))} is in more than one change; name each segment once", field="changes"
+        )
+    if len(replaced) + len(successors) > MAX_CHANGES:
+        raise InvalidInput(
+            f"{len(replaced)} replaced by {len(successors)} are more than the {MAX_CHANGES} segments that one "
+            "change may concern; scale in several steps",
+            field="changes",
+        )
+    return Transition(epoch, ordered(replaced), tuple(successors))
+
+
+def _active(stream: Stream, active: Mapping[int, Segment], number: int) -> Segment:
+    found = active.get(number)
+    if found is None:
+        state = "being sealed or sealed" if number in stream.segments else "not there"
+        raise InvalidInput(
+            f"segment {number} of {stream.name} is {state}; active are {_listed(sorted(active))}", field="changes"
+        )
+    return found
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# ----------------------------------------------------------------------------------------------------------- policies
+
+
+class Unit(enum.Enum):
+    """What a policy counts."""
+
+    BYTES = "bytes"
+    EVENTS = "events"
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Lengths of time in seconds. The defaults are Pravega's."""
+
+    short: float = 120
+    middle: float = 300
+    long: float = 600
+    idle: float = 1200
+    cool_down: float = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """How many segments a stream shall have: a fixed number of them, or as many as its load takes.
+
+    `target` is per segment and second. A segment is split into `factor` at most, and the stream keeps at least
+    `min_segments` and at most `max_segments`.
+    """
+
+    unit: Unit | None
+    target: float = 0
+    factor: int = 2
+    min_segments: int = 1
+    max_segments: int = 64
+
+    def __post_init__(self) -> None:
+        if self.unit is not None and not self.target > 0:
+            raise InvalidInput(f"{self.target:g} per second is no rate to scale by; give more than 0", field="target")
+        if self.factor < 2:
+            raise InvalidInput(f"{self.factor} parts are no split; give 2 or more", field="factor")
+        if not 1 <= self.min_segments <= self.max_segments:
+            raise InvalidInput(f"{self.min_segments} is not between 1 and {self.max_segments}", field="min_segments")
+
+    @classmethod
+    def fixed(cls, segments: int) -> ScalingPolicy:
+        """Nothing changes by itself."""
+        return cls(None, min_segments=segments, max_segments=max(segments, 1))
+
+    @classmethod
+    def by_bytes(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
+        """A segment shall take in `target` bytes per second, all that frames events included."""
+        return cls(Unit.BYTES, target, factor, min_segments, max_segments)
+
+    @classmethod
+    def by_events(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
+        """A segment shall take in `target` events per second."""
+        return cls(Unit.EVENTS, target, factor, min_segments, max_segments)
+
+
+def format_policy(policy: ScalingPolicy) -> str:
+    """The policy as the value of a label: `bytes/1e+06/2/1/64`, or `fixed/4`."""
+    if policy.unit is None:
+        return f"fixed/{policy.min_segments}"
+    return f"{policy.unit.value}/{policy.target!r}/{policy.factor}/{policy.min_segments}/{policy.max_segments}"
+
+
+def parse_policy(text: str) -> ScalingPolicy:
+    """The inverse of `format_policy`; what is left out at the end takes its default. Raises InvalidInput."""
+    kind, *values = text.split("/")
+    try:
+        if kind == "fixed" and len(values) == 1:
+            return ScalingPolicy.fixed(int(values[0]))
+        if 1 <= len(values) <= 4:
+            return ScalingPolicy(Unit(kind), float(values[0]), *map(int, values[1:]))
+    except InvalidInput:
+        raise
+    except ValueError:
+        pass
+    raise InvalidInput(
+        f"{text!r} is no scaling policy; write fixed/SEGMENTS, bytes/RATE or events/RATE, "
+        "and perhaps /FACTOR/MIN_SEGMENTS/MAX_SEGMENTS behind it",
+        field="policy",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- loads
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a segment took in per second, over each window; None while it was not observed for that long."""
+
+    short: float | None = None
+    middle: float | None = None
+    long: float | None = None
+    idle: float | None = None
+    observed: float = 0
+    """Seconds since it was first observed."""
+
+
+@dataclass
+class Meter:
+    """Keeps samples of how much segments hold, and tells their rates."""
+
+    windows: Windows = Windows()
+    _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def sample(self, now: float, totals: Mapping[int, float]) -> None:
+        """At `now` (seconds that do not go backwards) segments held so much in all. Others are forgotten."""
+        self._samples = {number: self._samples.get(number, []) for number in totals}
+        for number, total in totals.items():
+            samples = self._samples[number]
+            samples.append((now, total))
+            # One sample from before the longest window is kept, to tell what the window began with.
+            while len(samples) > 2 and samples[1][0] <= now - max(self.windows.idle, self.windows.cool_down):
+                samples.pop(0)
+
+    def rates(self) -> dict[int, Rates]:
+        """Of all segments in the last sample."""
+        windows = self.windows
+        return {
+            number: Rates(
+                _rate(samples, windows.short),
+                _rate(samples, windows.middle),
+                _rate(samples, windows.long),
+                _rate(samples, windows.idle),
+                samples[-1][0] - samples[0][0],
+            )
+            for number, samples in self._samples.items()
+        }
+
+
+def _rate(samples: Sequence[tuple[float, float]], window: float) -> float | None:
+    """The growth per second over the last `window` seconds; its beginning may lie between two samples."""
+    now, total = samples[-1]
+    begin = now - window
+    if samples[0][0] > begin:
+        return None
+    for (early, low), (late, high) in zip(reversed(samples[:-1]), reversed(samples[1:]), strict=True):
+        if early <= begin:
+            at_begin = low + (high - low) * (begin - early) / (late - early) if late > early else high
+            return (total - at_begin) / window
+    return None
+
+
+def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, windows: Windows) -> list[Change]:
+    """The changes that a policy asks for. `rates` are in its unit; segments without any are left alone."""
+    active = stream.active()
+    if policy.unit is None or not active:
+        return []
+    changes: list[Change] = []
+    count = len(active)
+    known = {
+        each.number: found
+        for each in active
+        if (found := rates.get(each.number)) is not None and found.observed >= windows.cool_down
+    }
+    hot = {number: over for number, found in known.items() if (over := _over(found, policy.target)) is not None}
+    # The hottest first, in case there is not room for all.
+    for number in sorted(hot, key=lambda each: (-hot[each], each)):
+        segment = stream.segments[number]
+        room = min(policy.max_segments - count + 1, segment.range.width, MAX_CHANGES // 2)
+        into = min(max(2, int(hot[number])), policy.factor, room)
+        if into >= 2 and sum(_size(change) for change in changes) + into + 1 <= MAX_CHANGES:
+            changes.append(Split(number, into))
+            count += into - 1
+    taken: set[int] = set()
+    for left, right in pairwise(active):
+        one, other = known.get(left.number), known.get(right.number)
+        if one is None or other is None or {left.number, right.number} & taken or count <= policy.min_segments:
+            continue
+        together = (one.long or 0) + (other.long or 0)
+        cold = _is_cold(one, policy.target) and _is_cold(other, policy.target) and together < policy.target
+        if cold and sum(_size(change) for change in changes) + 3 <= MAX_CHANGES:
+            changes.append(Merge((left.number, right.number)))
+            taken |= {left.number, right.number}
+            count -= 1
+    return changes
+
+
+def _over(rates: Rates, target: float) -> float | None:
+    """How many times the target a segment takes in, if that is reason to split it."""
+    for rate, limit in ((rates.short, 5), (rates.middle, 2), (rates.long, 1)):
+        if rate is not None and rate > limit * target:
+            return rate / target
+    return None
+
+
+def _is_cold(rates: Rates, target: float) -> bool:
+    within = (rates.short, rates.middle, rates.long)
+    below = all(rate is not None and rate < target for rate in within)
+    return below and rates.idle is not None and rates.idle < target / 2
+
+
+def _size(change: Change) -> int:
+    return 1 + change.into if isinstance(change, Split) else 1 + len(change.segments)

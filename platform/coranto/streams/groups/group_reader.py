@@ -1,0 +1,463 @@
+"""`GroupReader`: one reader of a group, in one process.
+
+Everything that changes what the reader may deliver happens between two transactions, in the task that asks for events:
+segments come and go there, and checkpoints are passed there. Beside it, one task listens for what others change in the
+group, and one gives signs of life and looks for those of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Final, Generic, Self, TypeAlias, TypeVar, cast
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.effects import Clock
+from coranto.errors import (
+    CorantoError,
+    InvalidInput,
+    ReaderOffline,
+    StreamTruncated,
+)
+from coranto.messages.framing import Framing
+from coranto.streams.control.watching import StreamWatch
+from coranto.streams.groups.group_state import (
+    Acquired,
+    CheckpointPassed,
+    Completed,
+    GroupState,
+    GroupUpdate,
+    Joined,
+    Left,
+    Positions,
+    Released,
+)
+from coranto.streams.groups.presence import Presence
+from coranto.streams.groups.state_synchronizer import StateSynchronizer
+from coranto.streams.model.events import format_of
+from coranto.streams.model.positions import SegmentPosition, StreamPosition
+from coranto.streams.model.stream import Stream
+from coranto.streams.model.watermarks import TimeWindow, TimeWindows
+from coranto.streams.reader.delivery import Event, SegmentPool, SegmentSource, StreamTransaction
+
+E = TypeVar("E")
+
+OnCheckpoint: TypeAlias = Callable[[str], Awaitable[None]]
+"""Called with a checkpoint's name when the reader is at its mark. It has passed once that returns."""
+
+DEFAULT_BEAT: Final = 5.0
+DEFAULT_TIMEOUT: Final = 20.0
+
+_log = structlog.get_logger(__name__)
+
+
+class GroupReader(Generic[E]):
+    """Use as `async with group.reader("name") as reader:`, by one task. Made by `ReaderGroup.reader`.
+
+    `async for event in reader` gives an event at a time, `async for transaction in reader.transactions()` whole
+    transactions; both wait for more, until the stream is sealed and read by the group (`is_finished`). A call that is
+    cancelled (by a time-out, say) has taken nothing; go on with another.
+
+    Without `auto_commit` they also end when it takes a commit to go on: because a segment is read to its end, and what
+    succeeds it must wait until that is consumed, or because a segment is to pass to another reader. Commit, and iterate
+    again.
+
+    Leaving the block gives the reader's segments to others. What was delivered counts as consumed then, unless the
+    block is left by an exception.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        group: StateSynchronizer[GroupState, GroupUpdate],
+        reader: str,
+        token: str,
+        *,
+        format: Framing[E] | None,
+        auto_commit: bool,
+        on_checkpoint: OnCheckpoint | None,
+        beat: float,
+        timeout: float,
+        skip_truncated: bool,
+        read_ahead: int,
+        clock: Clock,
+    ) -> None:
+        if not 0 < beat < timeout:
+            raise InvalidInput(
+                f"a reader that gives signs of life every {beat:g} s cannot be missed after {timeout:g} s: "
+                "give a time-out of several beats",
+                field="timeout",
+            )
+        self.id: Final = reader
+        self._token = token
+        self._client = client
+        self._group = group
+        self._format = format
+        self._auto_commit = auto_commit
+        self._on_checkpoint = on_checkpoint
+        self._beat = beat
+        self._timeout = timeout
+        self._skip_truncated = skip_truncated
+        self._read_ahead = read_ahead
+        self._clock = clock
+        self._pool: SegmentPool[E] = SegmentPool()
+        self._watch = StreamWatch(client, stream, clock, self._pool.woken.set)
+        self._windows = TimeWindows(client, stream)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: CorantoError | None = None
+        self._rest: deque[Event[E]] = deque()
+        self._committed: dict[int, SegmentPosition] = {}  # What `commit` said is consumed.
+        self._flushed: str | None = None  # The checkpoint that `on_checkpoint` has returned for.
+        self._attended: tuple[GroupState, Stream] | None = None
+        self._presence: Presence | None = None  # While it is open.
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close(consumed=kind is None)
+
+    async def open(self) -> None:
+        """Join the group, as entering the block does. A reader of the same id is replaced.
+
+        Raises StreamNotFound when there is no stream or no group, and what the client's calls raise.
+        """
+        await self._group.load()
+        stream = await self._watch.refresh()
+        if self._format is None:
+            self._format = cast(Framing[E], format_of(stream.content_type))
+        await self._group.update(lambda state: Joined(self.id, self._token))
+        self._presence = Presence(
+            self._group,
+            self.id,
+            self._token,
+            self._advances,
+            beat=self._beat,
+            timeout=self._timeout,
+            clock=self._clock,
+        )
+        self._watch.follow()
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live(self._presence))]
+
+    async def close(self, *, consumed: bool = True) -> None:
+        """Leave the group; others go on. With `consumed` that is behind what was delivered, if it is committed by
+        itself, otherwise behind what was consumed before."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        joined, self._presence, self._tasks = self._presence is not None, None, []
+        if consumed and self._auto_commit and not self._rest:
+            self._pool.settle()
+        if joined and self._failure is None:
+
+            def leave(state: GroupState) -> Left | None:
+                if not state.is_member(self.id, self._token):
+                    return None
+                return Left(self.id, self._token, self._advances(state))
+
+            try:
+                await self._group.update(leave)
+            except CorantoError as error:
+                _log.warning("a reader could not leave; it will be missed", reader=self.id, reason=str(error))
+        await self._pool.close()
+        await self._watch.close()
+
+    # -- Events ------------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Event[E]]:
+        return self
+
+    async def __anext__(self) -> Event[E]:
+        """The next event.
+
+        Raises ReaderOffline when the group does not count on this reader any more; StreamTruncated; CorruptMessage,
+        behind which reading can go on; what `on_checkpoint` raises, which is then called again by the next call; and
+        what the client's calls raise.
+        """
+        if not self._rest:
+            transaction = await self._next()
+            if transaction is None:
+                raise StopAsyncIteration
+            self._rest.extend(transaction.events)
+        return self._rest.popleft()
+
+    async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
+        """By transaction, each one whole: plain events are transactions of one event."""
+        while (transaction := await self.next_transaction()) is not None:
+            yield transaction
+
+    async def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, whole; None at the end of the stream. Raises as `anext` does."""
+        if self._rest:
+            raise InvalidInput("a transaction is being read event by event: read its other events first")
+        return await self._next()
+
+    async def commit(self) -> StreamPosition:
+        """Say that all that was delivered is consumed; it is not delivered again then. Returns the position.
+
+        Within a transaction that counts up to its beginning. Raises ReaderOffline: nothing was recorded, and others
+        deliver again what was delivered since the last time; AppendOutcomeUnknown.
+        """
+        presence = self._check()
+        if not self._rest:
+            self._pool.settle()
+        self._committed = self._pool.positions()
+        await presence.confirm()
+        position = StreamPosition(self._committed)
+        if not self._rest:
+            await self._attend(between=True)
+        return position
+
+    def position(self) -> StreamPosition:
+        """Where the reader is in its segments: behind what was delivered, but not within a transaction."""
+        positions = self._pool.positions()
+        if not self._rest:
+            positions.update((number, self._pool.sources[number].position) for number in positions)
+        return StreamPosition(positions)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the group has read the whole of a sealed stream, and all of it is consumed."""
+        frontier = self._group.state.frontier
+        return not frontier.open and not frontier.waiting
+
+    async def time_window(self) -> TimeWindow:
+        """Between which of the writers' times the reader is in its segments, from what they noted up to now."""
+        return await self._windows.at(self.position(), self._watch.stream)
+
+    # -- Between transactions ----------------------------------------------------------------------------------------
+
+    async def _next(self) -> StreamTransaction[E] | None:
+        """The next transaction; None at the end of the stream, or when it takes a commit to go on."""
+        self._pool.settle()  # Where events are consumed by `commit`, what that has said counts anyway.
+        while True:
+            presence = self._check()
+            await presence.check()
+            self._pool.woken.clear()
+            await self._attend()
+            if await self._complete():
+                continue
+            try:
+                transaction = await self._pool.take()
+            except StreamTruncated as error:
+                if not self._skip_truncated:
+                    raise
+                await self._skip(error)
+                continue
+            if transaction is not None:
+                return transaction
+            if self._pool.finished() and self._may_pass_on(between=False):
+                continue
+            if self.is_finished or self._awaits_commit():
+                return None
+            await self._pool.woken.wait()
+
+    def _check(self) -> Presence:
+        if self._presence is None:
+            raise InvalidInput(f"reader {self.id} is not open: use it in `async with`")
+        self._watch.check()
+        if self._failure is not None:
+            raise self._failure
+        return self._presence
+
+    async def _attend(self, *, between: bool = False) -> None:
+        """Do what the group's state asks for; `between` commits, too, of what is not committed by itself."""
+        while between or not self._is_attended():
+            state, stream = self._group.state, self._watch.stream
+            state.require(self.id, self._token)
+            await self._follow_ownership(state, stream)
+            if await self._pass_checkpoint(state):
+                continue
+            if between:
+                await self._complete(between=True)
+            if await self._balance(self._group.state, between):
+                continue
+            between = False
+            self._attended = state, stream
+
+    def _is_attended(self) -> bool:
+        if self._attended is None:
+            return False
+        state, stream = self._attended
+        return state is self._group.state and stream is self._watch.stream
+
+    async def _follow_ownership(self, state: GroupState, stream: Stream) -> None:
+        """Read what is owned, and only that; stop where segments are sealed."""
+        owned = state.owned_by(self.id)
+        for number in self._pool.sources.keys() - owned.keys():
+            self._pool.remove(number)
+            self._committed.pop(number, None)
+        for number, position in owned.items():
+            if number not in self._pool.sources:
+                await self._read(number, position)
+        for source in self._pool.sources.values():
+            segment = stream.segments.get(source.number)
+            if source.end is None and segment is not None and segment.sealed_at is not None:
+                source.limit(segment.sealed_at)
+
+    async def _read(self, number: int, position: SegmentPosition) -> None:
+        segment = self._watch.stream.segments.get(number)
+        if segment is None:
+            # Another process knows of more, or the segment is gone.
+            segments = self._watch.stream.segments
+            _, revision = await self._client.head_and_revision(segments[max(segments)].journal)
+            segment = (await self._watch.refresh(revision)).segments.get(number)
+            if segment is None:
+                error = StreamTruncated(f"segment {number} is gone, but was to be read from {position}", number)
+                if not self._skip_truncated:
+                    raise error
+                await self._skip(error)
+                return
+        assert self._format is not None
+        source = SegmentSource(
+            self._client,
+            segment,
+            self._format,
+            position,
+            end=None if segment.sealed_at is None else max(segment.sealed_at, position.offset),
+            wake=self._pool.wake,
+            read_ahead=self._read_ahead,
+            now=self._clock.now,
+        )
+        self._pool.add(source)
+        self._committed[number] = position
+
+    async def _pass_checkpoint(self, state: GroupState) -> bool:
+        name = state.to_pass(self.id)
+        if name is None:
+            return False
+        if self._on_checkpoint is not None and self._flushed != name:
+            await self._on_checkpoint(name)
+        self._flushed = name
+        # All that was delivered is before the mark, and with what was made of it.
+        self._committed = self._pool.positions()
+
+        def passed(now: GroupState) -> CheckpointPassed | None:
+            now.require(self.id, self._token)
+            if now.to_pass(self.id) != name:
+                return None
+            owned = now.owned_by(self.id)
+            positions = {number: self._committed.get(number, position) for number, position in owned.items()}
+            return CheckpointPassed(self.id, self._token, name, positions)
+
+        await self._group.update(passed)
+        return True
+
+    async def _complete(self, *, between: bool = False) -> bool:
+        """Complete segments that are consumed to their ends. Whether there was one."""
+        finished = self._pool.finished()
+        if not finished or not self._may_pass_on(between):
+            return False
+        for source in finished:
+            await self._completed(source.number, source.position.offset)
+        return bool(finished)
+
+    async def _completed(self, number: int, end: int) -> None:
+        stream = self._watch.stream
+
+        def completed(state: GroupState) -> Completed | None:
+            state.require(self.id, self._token)
+            if state.owners.get(number) != self.id:
+                return None  # An attempt that was cancelled has done it.
+            return Completed(self.id, self._token, state.frontier.completion(number, end, stream))
+
+        await self._group.update(completed)
+        if number in self._pool.sources:
+            self._pool.remove(number)
+        self._committed.pop(number, None)
+
+    async def _balance(self, state: GroupState, between: bool) -> bool:
+        """Take or give up segments for a fair share. Whether anything was."""
+        share = state.share(self.id)
+        if share > 0 and state.unowned() and state.to_pass(self.id) is None:
+
+            def acquire(now: GroupState) -> Acquired | None:
+                now.require(self.id, self._token)
+                wanted = now.unowned()[: max(0, now.share(self.id))]
+                if not wanted or now.to_pass(self.id) is not None:
+                    return None
+                return Acquired(self.id, self._token, tuple(wanted))
+
+            await self._group.update(acquire)
+            return True
+        if share < 0 and self._may_pass_on(between):
+
+            def release(now: GroupState) -> Released | None:
+                now.require(self.id, self._token)
+                here = [number for number in sorted(now.owned_by(self.id)) if number in self._pool.sources]
+                too_many = max(0, -now.share(self.id))
+                positions = {number: self._pool.position(number) for number in here[len(here) - too_many :]}
+                return Released(self.id, self._token, positions) if positions else None
+
+            await self._group.update(release)
+            return True
+        return False
+
+    async def _skip(self, error: StreamTruncated) -> None:
+        """Go on behind what is gone."""
+        _log.warning("what is gone is skipped", reader=self.id, reason=str(error))
+        number = error.segment
+        stream = await self._watch.refresh()
+        position = (
+            self._pool.remove(number) if number in self._pool.sources else self._group.state.frontier.open[number]
+        )
+        if number not in stream.segments:
+            await self._completed(number, position.offset)
+            return
+        behind = max(position.offset, error.available or 0, stream.segments[number].begin)
+        await self._read(number, SegmentPosition(behind))
+
+    def _may_pass_on(self, between: bool) -> bool:
+        """Whether segments may be given up and completed: what was delivered of them is consumed."""
+        if self._auto_commit or between:
+            return True
+        return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
+
+    def _awaits_commit(self) -> bool:
+        """Whether a commit is what would let things go on."""
+        behind = self._pool.finished() or self._group.state.share(self.id) < 0
+        return bool(behind) and not self._may_pass_on(between=False)
+
+    def _advances(self, state: GroupState) -> Positions:
+        """How far the reader's segments are consumed, where that is further than the group knows."""
+        found = {}
+        for number, known in state.owned_by(self.id).items():
+            if number in self._pool.sources:
+                position = self._pool.position(number) if self._auto_commit else self._committed[number]
+                if position.offset > known.offset:
+                    found[number] = position
+        return found
+
+    # -- Beside it ---------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Learn what others change."""
+        try:
+            async with contextlib.aclosing(self._group.states()) as states:
+                async for _ in states:
+                    self._pool.woken.set()
+        except CorantoError as error:
+            self._fail(error)
+
+    async def _live(self, presence: Presence) -> None:
+        """Stay in the group."""
+        try:
+            await presence.run()
+        except CorantoError as error:
+            self._fail(error)
+
+    def _fail(self, error: CorantoError) -> None:
+        if self._failure is None:
+            self._failure = error
+            if isinstance(error, ReaderOffline):
+                _log.warning("a reader is out of its group", reader=self.id)
+        self._pool.woken.set()

@@ -1,0 +1,386 @@
+"""The state of a reader group, and the updates that change it. Pure.
+
+A group shares the open segments of a stream between its readers. Its state is replicated by a log of updates
+(`coranto.streams.groups.state_synchronizer`): each update is decided on the newest state and applies to exactly that
+one, so that of two that contradict each other only one comes into the log, and the other is decided anew. What must
+always hold:
+
+* an open segment has at most one owner, which is a member;
+* positions only advance, and only owners advance them (or who takes a member out, in its place);
+* a segment opens once all its predecessors are complete;
+* a member is known by its id and a token that is its own. A later member of the same id takes its place. What a former
+  member still wants to change is refused with ReaderOffline, however late.
+
+Checkpoints
+-----------
+
+A checkpoint is a place in the stream such that each reader met a mark between the events before it and those after.
+When it begins, the members are listed in `remaining`; each one passes it between two transactions, and names where it
+stands in its segments. Until then it acquires no segment, so what it reads before its mark is what it owned when the
+checkpoint began. Whatever it gives up before its mark (it releases or completes a segment, leaves, or is taken for
+dead) counts with the position it was given up at, and can only be acquired by readers that are past the mark. Hence the
+positions make up a consistent cut whatever happens in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, PlainSerializer
+
+from coranto.errors import CheckpointRefused, InvalidInput, ReaderOffline
+from coranto.streams.model.frontier import Completion, Frontier
+from coranto.streams.model.positions import SegmentPosition, StreamPosition
+
+MAX_OUTSTANDING: Final = 3
+"""Checkpoints that may be under way at a time."""
+KEPT_CHECKPOINTS: Final = 8
+"""Complete checkpoints that a group remembers."""
+
+Positions: TypeAlias = Mapping[int, SegmentPosition]
+# In one order, so that the same state is the same bytes in each process.
+Names: TypeAlias = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A reader of the group. `beat` counts its signs of life."""
+
+    token: str
+    beat: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint: complete once no reader `remaining` has to pass it."""
+
+    name: str
+    remaining: Names
+    positions: Positions
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.remaining
+
+    @property
+    def position(self) -> StreamPosition:
+        return StreamPosition(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """See the module.
+
+    `identity` is random, of whoever created the group. `generation` counts resets; `released` is up to where the
+    group's users need nothing any more.
+    """
+
+    frontier: Frontier = field(default_factory=Frontier)
+    identity: str = ""
+    generation: int = 0
+    members: Mapping[str, Member] = field(default_factory=dict)
+    owners: Mapping[int, str] = field(default_factory=dict)
+    checkpoints: tuple[Checkpoint, ...] = ()
+    released: Mapping[int, int] | None = None
+
+    def owned_by(self, reader: str) -> Positions:
+        """The segments of a reader, and where it began or last said that it was."""
+        return {number: self.frontier.open[number] for number, owner in self.owners.items() if owner == reader}
+
+    def unowned(self) -> list[int]:
+        return [number for number in sorted(self.frontier.open) if number not in self.owners]
+
+    def to_pass(self, reader: str) -> str | None:
+        """The checkpoint that a reader has to pass next."""
+        return next((each.name for each in self.checkpoints if reader in each.remaining), None)
+
+    def checkpoint(self, name: str) -> Checkpoint | None:
+        return next((each for each in self.checkpoints if each.name == name), None)
+
+    @property
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The complete one that began last."""
+        return next((each for each in reversed(self.checkpoints) if each.is_complete), None)
+
+    @property
+    def released_cut(self) -> Mapping[int, int] | None:
+        """What precedes it the group needs no more: as its users said, otherwise as of the last checkpoint."""
+        if self.released is not None:
+            return self.released
+        last = self.last_checkpoint
+        return last.position if last is not None else None
+
+    def is_member(self, reader: str, token: str) -> bool:
+        member = self.members.get(reader)
+        return member is not None and member.token == token
+
+    def require(self, reader: str, token: str) -> None:
+        """Raises ReaderOffline unless the reader is a member with this token."""
+        if not self.is_member(reader, token):
+            raise ReaderOffline(
+                f"reader {reader} is not a member of its group (any more): it was silent for too long, another reader "
+                "took its name, or the group was reset. What it delivered since it last said how far it is will be "
+                "delivered again; make another reader to go on"
+            )
+
+    def share(self, reader: str) -> int:
+        """How many segments more (or, when negative, fewer) the reader should own for the group to be balanced.
+
+        Shares differ by at most one. Whenever segments are without an owner some reader's is positive; when there are
+        none and shares are not balanced, some reader's is negative.
+        """
+        if reader not in self.members:
+            return 0
+        counts = dict.fromkeys(self.members, 0)
+        for owner in self.owners.values():
+            counts[owner] += 1
+        least, larger = divmod(len(self.frontier.open), len(counts))
+        mine = counts[reader]
+        if mine < least:
+            return least - mine
+        if mine > least + 1:
+            return least + 1 - mine
+        with_more = sum(count > least for count in counts.values())
+        if mine == least:
+            return 1 if with_more < larger else 0
+        # Of those that have one more, as many as are too many have to give it up; who is decided by their names.
+        holders = sorted(name for name, count in counts.items() if count > least)
+        return -1 if reader in holders[larger:] else 0
+
+    # -- Steps that updates are made of ------------------------------------------------------------------------------
+
+    def _advanced(self, reader: str, positions: Positions) -> GroupState:
+        for number in positions:
+            if self.owners.get(number) != reader:
+                raise ReaderOffline(
+                    f"segment {number} is not (any more) owned by reader {reader}: it cannot advance it"
+                )
+        return replace(self, frontier=self.frontier.advanced(positions)) if positions else self
+
+    def _recorded(self, reader: str, positions: Positions) -> GroupState:
+        """With positions that count for the checkpoints that the reader has yet to pass."""
+        if not any(reader in each.remaining for each in self.checkpoints):
+            return self
+        return replace(
+            self,
+            checkpoints=tuple(
+                replace(each, positions={**each.positions, **positions}) if reader in each.remaining else each
+                for each in self.checkpoints
+            ),
+        )
+
+    def _without_owner(self, numbers: Iterable[int]) -> GroupState:
+        gone = set(numbers)
+        return replace(self, owners={each: owner for each, owner in self.owners.items() if each not in gone})
+
+    def _passed(self, reader: str, name: str | None) -> GroupState:
+        """With the reader through a checkpoint, or through all of them; the oldest complete ones are forgotten."""
+        checkpoints = [
+            replace(each, remaining=each.remaining - {reader}) if name in (None, each.name) else each
+            for each in self.checkpoints
+        ]
+        return replace(self, checkpoints=_kept(checkpoints))
+
+
+def _kept(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+    listed = tuple(checkpoints)
+    complete = [each for each in listed if each.is_complete]
+    forgotten = {each.name for each in complete[: max(0, len(complete) - KEPT_CHECKPOINTS)]}
+    return tuple(each for each in listed if each.name not in forgotten)
+
+
+# ------------------------------------------------------------------------------------------------------------- updates
+#
+# `apply` raises InvalidInput or ReaderOffline where the update does not follow from the state.
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A reader becomes a member. One of the same id is replaced, as if it had been taken for dead."""
+
+    reader: str
+    token: str
+    kind: Literal["joined"] = "joined"
+
+    def apply(self, state: GroupState) -> GroupState:
+        former = state.members.get(self.reader)
+        if former is not None:
+            state = Left(self.reader, former.token).apply(state)
+        return replace(state, members={**state.members, self.reader: Member(self.token)})
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A reader is no member any more: it left, or others take it for dead. Its segments are without an owner.
+
+    `positions` is how far it had come in those of its segments where more is known than it said before.
+    """
+
+    reader: str
+    token: str
+    positions: Positions = field(default_factory=dict)
+    kind: Literal["left"] = "left"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        state = state._advanced(self.reader, self.positions)
+        owned = state.owned_by(self.reader)
+        state = state._recorded(self.reader, owned)._without_owner(owned)._passed(self.reader, None)
+        return replace(state, members={id_: each for id_, each in state.members.items() if id_ != self.reader})
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A reader lives, and has come this far."""
+
+    reader: str
+    token: str
+    positions: Positions = field(default_factory=dict)
+    kind: Literal["beat"] = "beat"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        member = Member(self.token, state.members[self.reader].beat + 1)
+        return replace(state._advanced(self.reader, self.positions), members={**state.members, self.reader: member})
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A reader takes segments that have no owner."""
+
+    reader: str
+    token: str
+    segments: tuple[int, ...]
+    kind: Literal["acquired"] = "acquired"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        if state.to_pass(self.reader) is not None:
+            raise InvalidInput(f"reader {self.reader} must pass checkpoint {state.to_pass(self.reader)} first")
+        taken = {each for each in self.segments if each not in state.frontier.open or each in state.owners}
+        if taken:
+            raise InvalidInput(f"segments {sorted(taken)} are not there to be acquired by reader {self.reader}")
+        return replace(state, owners={**state.owners, **dict.fromkeys(self.segments, self.reader)})
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A reader gives up segments, for others to go on with from these positions."""
+
+    reader: str
+    token: str
+    positions: Positions
+    kind: Literal["released"] = "released"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        state = state._advanced(self.reader, self.positions)
+        return state._recorded(self.reader, self.positions)._without_owner(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A reader has read a segment to its end."""
+
+    reader: str
+    token: str
+    completion: Completion
+    kind: Literal["completed"] = "completed"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        number = self.completion.number
+        end = SegmentPosition(max(self.completion.end, state.frontier.open[number].offset), complete=True)
+        state = state._advanced(self.reader, {number: end})
+        state = state._recorded(self.reader, {number: end})._without_owner([number])
+        return replace(state, frontier=state.frontier.completed(self.completion))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBegun:
+    name: str
+    kind: Literal["checkpoint-begun"] = "checkpoint-begun"
+
+    def apply(self, state: GroupState) -> GroupState:
+        if state.checkpoint(self.name) is not None:
+            raise CheckpointRefused(f"there is a checkpoint {self.name} already: give this one another name")
+        outstanding = [each.name for each in state.checkpoints if not each.is_complete]
+        if len(outstanding) >= MAX_OUTSTANDING:
+            raise CheckpointRefused(f"checkpoints {', '.join(outstanding)} are under way: wait for one of them")
+        # What members own counts when they pass. What nobody owns is acquired behind the mark only.
+        settled = {n: at for n, at in state.frontier.position.segments.items() if n not in state.owners}
+        begun = Checkpoint(self.name, frozenset(state.members), settled)
+        return replace(state, checkpoints=_kept([*state.checkpoints, begun]))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPassed:
+    """A reader passes the checkpoint that is its next; `positions` are those of all its segments."""
+
+    reader: str
+    token: str
+    name: str
+    positions: Positions
+    kind: Literal["checkpoint-passed"] = "checkpoint-passed"
+
+    def apply(self, state: GroupState) -> GroupState:
+        state.require(self.reader, self.token)
+        if state.to_pass(self.reader) != self.name:
+            raise InvalidInput(f"reader {self.reader} has to pass {state.to_pass(self.reader)}, not {self.name}")
+        if self.positions.keys() != state.owned_by(self.reader).keys():
+            raise InvalidInput(f"reader {self.reader} must say where it is in each of its segments, and no other")
+        state = state._advanced(self.reader, self.positions)
+        checkpoints = tuple(
+            replace(each, positions={**each.positions, **self.positions}) if each.name == self.name else each
+            for each in state.checkpoints
+        )
+        return replace(state, checkpoints=checkpoints)._passed(self.reader, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Reading starts again from a place; all readers are out of the group, and checkpoints under way are dropped."""
+
+    frontier: Frontier
+    kind: Literal["reset"] = "reset"
+
+    def apply(self, state: GroupState) -> GroupState:
+        complete = tuple(each for each in state.checkpoints if each.is_complete)
+        return GroupState(
+            self.frontier, state.identity, state.generation + 1, checkpoints=complete, released=state.released
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CutReleased:
+    """The group's users need nothing before this cut any more."""
+
+    cut: Mapping[int, int]
+    kind: Literal["cut-released"] = "cut-released"
+
+    def apply(self, state: GroupState) -> GroupState:
+        return replace(state, released=dict(self.cut))
+
+
+GroupUpdate: TypeAlias = Annotated[
+    Joined | Left | Beat | Acquired | Released | Completed | CheckpointBegun | CheckpointPassed | Reset | CutReleased,
+    Field(discriminator="kind"),
+]
+
+
+class Liveness:
+    """Which members are silent for too long, as one observer sees it by its own clock: no two clocks are compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Member, float]] = {}
+
+    def silent(self, state: GroupState, now: float, timeout: float) -> list[tuple[str, str]]:
+        """Ids and tokens of the members without a sign of life for `timeout` seconds. `now` is a monotonic reading."""
+        seen = {}
+        for reader, member in state.members.items():
+            known = self._seen.get(reader)
+            seen[reader] = known if known is not None and known[0] == member else (member, now)
+        self._seen = seen
+        return [(reader, member.token) for reader, (member, since) in seen.items() if now - since >= timeout]

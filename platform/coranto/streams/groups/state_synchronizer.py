@@ -1,0 +1,376 @@
+"""`StateSynchronizer`: a value that many processes share and change, kept in a journal.
+
+Each change is an update, decided on the state that a process knows and appended on the condition that nobody has
+changed the state since. If somebody has, nothing is appended; the process reads what is new and decides again. So all
+processes apply the same updates in the same order, and each update to the very state it was decided on.
+
+The condition is a register, `coranto.dev/revision`: the token of the last record. Tokens are random and never used
+again, so an append whose answer was lost can be repeated: only one of the attempts can succeed, and an old one that
+arrives late finds another token. Should the brokers lose the registers, a record that says so (with the state as it is
+in the journal) makes new ones, and whatever was decided before is refused.
+
+The journal has one JSON object a line: `{"revision": token, "after": token, "update": …}`, or with `"state"` in place
+of `"update"` a snapshot. Whoever comes later reads from the last snapshot on; where that begins is the label
+`coranto.dev/snapshot` of the journal's spec. What stands before it may be removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+import structlog
+from pydantic import TypeAdapter
+
+from coranto import labels
+from coranto.client.client import JournalClient
+from coranto.client.retry import Retry
+from coranto.client.values import Chunk
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    ApplyOutcomeUnknown,
+    CorantoError,
+    CorruptData,
+    EtcdTransactionFailed,
+    InvalidInput,
+    JournalNotFound,
+    OffsetJump,
+    OffsetNotYetAvailable,
+    PermissionDenied,
+    RegisterMismatch,
+    StreamNotFound,
+)
+from coranto.streams.model.stream import (
+    HELD_LABEL,
+)
+from coranto.wire import protocol_pb2 as pb
+
+S = TypeVar("S")
+U = TypeVar("U")
+
+REVISION_LABEL: Final = "coranto.dev/revision"
+SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
+DEFAULT_SNAPSHOT_EVERY: Final = 256
+"""Updates after which a snapshot is written."""
+DEFAULT_PATIENCE: Final = 60.0
+"""Seconds for which a call goes on trying."""
+MAX_RECORD_BYTES: Final = 64 << 20
+"""What goes on for longer without a newline is no record, lest whoever may append fill the memory of all members."""
+
+_log = structlog.get_logger(__name__)
+
+
+class StateModel(Protocol[S, U]):
+    """What a state is and how updates change it."""
+
+    @property
+    def states(self) -> TypeAdapter[S]: ...
+
+    @property
+    def updates(self) -> TypeAdapter[U]: ...
+
+    def apply(self, state: S, update: U) -> S:
+        """The state after an update. Raises a CorantoError when the update does not follow from the state."""
+        ...
+
+
+class _Fold(Generic[S, U]):
+    """The state that the records up to an offset make up."""
+
+    __slots__ = ("journal", "model", "offset", "revision", "since_snapshot", "state")
+
+    def __init__(self, journal: str, model: StateModel[S, U], offset: int) -> None:
+        self.journal = journal
+        self.model = model
+        self.offset = offset
+        self.revision = ""  # The token of the last record; empty before the first.
+        self.since_snapshot = 0
+        self.state: S | None = None
+
+    def take(self, line: bytes, begin: int, end: int) -> None:
+        """Take in a record, unless it was taken in before: several tasks may be reading. Raises CorruptData."""
+        if begin != self.offset:
+            return
+        try:
+            record = json.loads(line)
+            revision, after = record["revision"], record["after"]
+            if "state" in record:
+                self.state = self.model.states.validate_python(record["state"])
+                self.since_snapshot = 0
+            elif self.state is None or after != self.revision:
+                raise ValueError(f"it follows {after!r}, but {self.revision!r} is before it")
+            else:
+                self.state = self.model.apply(self.state, self.model.updates.validate_python(record["update"]))
+                self.since_snapshot += 1
+        except (ValueError, KeyError, TypeError, RecursionError, CorantoError) as error:
+            raise CorruptData(f"journal {self.journal} at offset {begin}: no record of its state: {error}") from error
+        self.revision, self.offset = revision, end
+
+    async def read(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[None]:
+        """Take in the records of content that begins where a record does; yields after each chunk with new ones."""
+        partial, begin = b"", -1
+        async for chunk in chunks:
+            begin = chunk.offset if begin < 0 else begin
+            lines = (partial + chunk.content).split(b"\n")
+            partial = lines.pop()
+            if len(partial) > MAX_RECORD_BYTES:
+                raise CorruptData(f"journal {self.journal}: what begins at {begin} is no record: it does not end")
+            before = self.revision
+            for line in lines:
+                end = begin + len(line) + 1
+                self.take(line, begin, end)
+                begin = end
+            if self.revision != before:
+                yield
+
+
+class StateSynchronizer(Generic[S, U]):
+    """The state in `journal`, as this process knows it. On one event loop; for many tasks at once.
+
+    Call `initialize` or `load` first. `snapshot_every` is how many updates may follow a snapshot until the next one.
+    `patience`, in seconds, bounds how long an update whose answer was lost is tried again.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        journal: str,
+        model: StateModel[S, U],
+        *,
+        snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
+        patience: float = DEFAULT_PATIENCE,
+        clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        if snapshot_every < 1:
+            raise InvalidInput(f"a snapshot every {snapshot_every} updates is not possible", field="snapshot_every")
+        self.journal = journal
+        self._client = client
+        self._model = model
+        self._snapshot_every = snapshot_every
+        self._patience = patience
+        self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._fold: _Fold[S, U] = _Fold(journal, model, 0)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._fold.state is not None
+
+    @property
+    def state(self) -> S:
+        """The newest state that this process knows; others may have changed it. Raises InvalidInput before `load`."""
+        if self._fold.state is None:
+            raise InvalidInput(f"the state in {self.journal} is not loaded: initialize() or load() it first")
+        return self._fold.state
+
+    async def initialize(self, state: S) -> S:
+        """Begin with `state`, unless the journal has one already. Returns what it has then. Any number may do it."""
+        async with self._lock:
+            await self._load()
+            while self._fold.state is None:
+                record = self._record("state", self._model.states.dump_python(state, mode="json"))
+                # Registers that are not held yet let everything pass, but after the first of all appends they are.
+                await self._append(*record, labels.label_selector(exclude=[(HELD_LABEL, "")]))
+            return self._fold.state
+
+    async def load(self) -> S:
+        """Read the state. Raises JournalNotFound, and StreamNotFound when the journal has no state yet."""
+        async with self._lock:
+            await self._load()
+            if self._fold.state is None:
+                raise StreamNotFound(f"journal {self.journal} has no state yet: initialize it first")
+            return self._fold.state
+
+    async def fetch(self) -> S:
+        """The state with all that was changed before this call."""
+        async with self._lock:
+            await self._fetch()
+            return self.state
+
+    async def update(self, decide: Callable[[S], U | None]) -> S:
+        """Have `decide` say, on the newest state, what is to be changed, and change it. Returns the state after that.
+
+        `decide` is called again whenever somebody else was faster, and must have no effects. None changes nothing. What
+        it raises is raised here, once it was raised on the newest state. Raises AppendOutcomeUnknown when answers were
+        lost for `patience` seconds, and after a cancellation nothing is known: the update may then yet be applied, but
+        only to the state that it was decided on. Otherwise what `JournalClient.append` raises.
+        """
+        async with self._lock:
+            while True:
+                try:
+                    update = decide(self.state)
+                    if update is None:
+                        return self.state
+                    self._model.apply(self.state, update)
+                except CorantoError:
+                    before = self._fold.revision
+                    await self._fetch()
+                    if self._fold.revision == before:
+                        raise
+                    continue
+                token, content = self._record("update", self._model.updates.dump_python(update, mode="json"))
+                if await self._append(token, content, self._unchanged()):
+                    break
+            if self._fold.since_snapshot >= self._snapshot_every:
+                await self._snapshot()
+            return self.state
+
+    async def states(self) -> AsyncGenerator[S]:
+        """The state now and after each change from here on, by whomever, unless several come at once. For ever."""
+        seen: str | None = None
+        while True:
+            async with self._lock:
+                fold = self._fold
+            pump = asyncio.ensure_future(self._pump(fold))
+            try:
+                while self._fold is fold and not pump.done():
+                    if seen != fold.revision:
+                        seen = fold.revision
+                        yield self.state
+                        continue
+                    self._changed.clear()
+                    changed = asyncio.ensure_future(self._changed.wait())
+                    await asyncio.wait([pump, changed], return_when=asyncio.FIRST_COMPLETED)
+                    changed.cancel()
+                if pump.done():
+                    try:
+                        await pump
+                    except OffsetJump:
+                        async with self._lock:
+                            await self._load()
+            finally:
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
+
+    async def compact(self) -> None:
+        """Write a snapshot now, so that what stands before it is not needed any more."""
+        async with self._lock:
+            await self._snapshot()
+
+    # -- Reading -----------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Read from the last snapshot on."""
+        known = -1
+        while True:
+            mark = await self._mark()
+            fold: _Fold[S, U] = _Fold(self.journal, self._model, mark)
+            try:
+                await self._read_on(fold)
+                break
+            except (OffsetJump, OffsetNotYetAvailable) as error:
+                # Below an old mark content may be gone; look for the new one.
+                if mark == known:
+                    raise CorruptData(
+                        f"the state in {self.journal} cannot be read from its snapshot at {mark}: {error}"
+                    ) from error
+                known = mark
+        self._fold = fold
+        self._changed.set()
+
+    async def _mark(self) -> int:
+        found = (await self._client.list(labels.label_selector(include=[(labels.NAME, self.journal)]))).journals
+        if not found:
+            raise JournalNotFound(self.journal)
+        value = labels.value_of(found[0].spec.labels, SNAPSHOT_LABEL, "0")
+        if not value.isdecimal():
+            raise CorruptData(f"journal {self.journal}: {SNAPSHOT_LABEL}={value} is no offset")
+        return int(value)
+
+    async def _fetch(self) -> None:
+        """Read what is new; from a snapshot on when this process is too far behind, or the brokers lost content."""
+        try:
+            await self._read_on(self._fold)
+        except (OffsetJump, OffsetNotYetAvailable):
+            await self._load()
+        self._changed.set()
+
+    async def _read_on(self, fold: _Fold[S, U]) -> None:
+        """Take in all records up to the present head, as the primary knows it."""
+        head = await self._client.head(self.journal)
+        if head < fold.offset:
+            raise OffsetNotYetAvailable(f"state in {self.journal}: known up to {fold.offset}, but it ends at {head}")
+        if head > fold.offset:
+            chunks = self._client.read(self.journal, fold.offset, end_offset=head, fail_on_jump=True)
+            async with contextlib.aclosing(chunks):
+                async for _ in fold.read(chunks):
+                    pass
+
+    async def _pump(self, fold: _Fold[S, U]) -> None:
+        """Take in what others append, for as long as the fold is in use."""
+        chunks = self._client.read(self.journal, fold.offset, block=True, fail_on_jump=True)
+        async with contextlib.aclosing(chunks):
+            async for _ in fold.read(chunks):
+                self._changed.set()
+
+    # -- Writing -----------------------------------------------------------------------------------------------------
+
+    def _record(self, kind: str, value: object) -> tuple[str, bytes]:
+        token = self._entropy(12).hex()
+        record = {"revision": token, "after": self._fold.revision, kind: value}
+        return token, json.dumps(record, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+    def _unchanged(self) -> pb.LabelSelector:
+        return labels.label_selector(include=[(HELD_LABEL, ""), (REVISION_LABEL, self._fold.revision)])
+
+    async def _append(self, token: str, content: bytes, check: pb.LabelSelector) -> bool:
+        """Append a record and take it in. False when the check fails, after what is new was read."""
+        union = labels.label_set([(HELD_LABEL, "true"), (REVISION_LABEL, token)])
+        retry = Retry(self._patience)
+        while True:
+            try:
+                result = await self._client.append(self.journal, content, check_registers=check, union_registers=union)
+            except RegisterMismatch as error:
+                lost = not labels.values_of(error.registers, HELD_LABEL)
+                await self._fetch()
+                if self._fold.revision == token:
+                    return True  # By an attempt whose answer was lost.
+                if lost:
+                    await self._restore()
+                return False
+            except AppendOutcomeUnknown:
+                # Repeated with the same token: at most one attempt finds the registers as they were.
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None:
+                    raise
+                await self._clock.sleep(delay)
+                continue
+            self._fold.take(content[:-1], result.begin, result.end)
+            self._changed.set()
+            if self._fold.offset < result.end:
+                await self._fetch()
+            return True
+
+    async def _restore(self) -> None:
+        """Make registers again after the brokers lost them: nothing that was decided before can be applied then."""
+        if self._fold.state is None:
+            return
+        _log.warning("the registers were lost and are made anew", journal=self.journal, offset=self._fold.offset)
+        token, content = self._record("state", self._model.states.dump_python(self._fold.state, mode="json"))
+        await self._append(token, content, labels.label_selector(exclude=[(HELD_LABEL, "")]))
+
+    async def _snapshot(self) -> None:
+        token, content = self._record("state", self._model.states.dump_python(self.state, mode="json"))
+        if not await self._append(token, content, self._unchanged()):
+            return  # Whoever was faster, or the next update, will see to it.
+        begin = self._fold.offset - len(content)
+        listing = await self._client.list(labels.label_selector(include=[(labels.NAME, self.journal)]))
+        for info in listing.journals:
+            spec = pb.JournalSpec()
+            spec.CopyFrom(info.spec)
+            if int(labels.value_of(spec.labels, SNAPSHOT_LABEL, "0")) >= begin:
+                continue
+            spec.labels.CopyFrom(labels.with_value(spec.labels, SNAPSHOT_LABEL, str(begin)))
+            try:
+                await self._client.apply([pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)])
+            except (EtcdTransactionFailed, ApplyOutcomeUnknown, PermissionDenied) as error:
+                # The old mark serves too; it only makes those who come later read more.
+                _log.warning("the place of a snapshot was not noted", journal=self.journal, reason=str(error))

@@ -1,0 +1,184 @@
+"""Pictures of a stream's segments: a table, a map of the keys over time, and both for notebooks.
+
+The map says which segment had which keys from which change of the stream's segments (epoch) on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Final, Protocol
+
+from coranto.streams.model.keys import KEY_SPACE, KeyRange
+from coranto.telemetry import amount
+
+COLUMNS: Final = ("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS")
+"""What `segment_row` tells."""
+
+_EPOCH_WIDTH: Final = 72
+_HEIGHT: Final = 240
+_TEXT_HEIGHT: Final = 12
+_ACTIVE, _ENDED = "#7fbf9f", "#d8d8d8"
+
+
+class Segment(Protocol):
+    """The part of `coranto.streams.model.stream.Segment` that is drawn."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def journal(self) -> str: ...
+    @property
+    def range(self) -> KeyRange: ...
+    @property
+    def predecessors(self) -> frozenset[int]: ...
+    @property
+    def sealing(self) -> bool: ...
+    @property
+    def sealed_at(self) -> int | None: ...
+    @property
+    def begin(self) -> int: ...
+
+
+class Stream(Protocol):
+    """The part of `coranto.streams.model.stream.Stream` that is drawn."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def is_sealed(self) -> bool: ...
+    @property
+    def segments(self) -> Mapping[int, Segment]: ...
+    def active(self) -> Sequence[Segment]: ...
+    def successors(self, number: int) -> Sequence[Segment]: ...
+
+
+def segment_row(stream: Stream, segment: Segment, heads: Mapping[int, int]) -> tuple[str, ...]:
+    """One segment as texts, in the order of `COLUMNS`. `heads` are the ends of active segments, as far as known."""
+    end = segment.sealed_at if segment.sealed_at is not None else heads.get(segment.number)
+    return (
+        str(segment.number),
+        str(segment.epoch),
+        str(segment.range),
+        str(segment.begin),
+        "-" if end is None else f"{end} ({amount(end - segment.begin, 'bytes')})",
+        _state(stream, segment),
+        _listed(segment.predecessors) or "-",
+    )
+
+
+def _state(stream: Stream, segment: Segment) -> str:
+    if not segment.sealing:
+        return "active"
+    if segment.sealed_at is None:
+        return "being sealed"
+    after = _listed(each.number for each in stream.successors(segment.number))
+    return f"succeeded by {after}" if after else "sealed"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    """Numbers in order, long runs of them cut short: `1, 4 to 9`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = (f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMap:
+    """Which segment had which keys: for each range, its segment's number in each of the epochs.
+
+    None where that segment is truncated away.
+    """
+
+    epochs: tuple[int, ...]
+    rows: tuple[tuple[KeyRange, tuple[int | None, ...]], ...]
+
+
+def key_map(stream: Stream, *, epochs: int | None = None) -> KeyMap:
+    """The map of a stream: all epochs in which segments came that are left, or so many of the last."""
+    segments = sorted(stream.segments.values(), key=lambda each: each.epoch)
+    seen = tuple(sorted({each.epoch for each in segments}))[-epochs if epochs else None :]
+    # Segments that ended before what is shown would only cut the ranges up.
+    shown = [each for each in segments if each.epoch >= seen[0] or _ends(stream, each) > seen[0]]
+    edges = sorted({edge for each in shown for edge in (each.range.begin, each.range.end)})
+    rows = []
+    for begin, end in pairwise(edges):
+        holders = [each for each in shown if each.range.contains(begin)]
+        numbers = (next((each.number for each in reversed(holders) if each.epoch <= epoch), None) for epoch in seen)
+        rows.append((KeyRange(begin, end), tuple(numbers)))
+    return KeyMap(seen, tuple(rows))
+
+
+def _ends(stream: Stream, segment: Segment) -> int:
+    """The epoch in which a segment is succeeded; one that is still to come when nothing succeeds it."""
+    return min((each.epoch for each in stream.successors(segment.number)), default=stream.epoch + 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- notebooks
+
+
+def stream_html(stream: Stream) -> str:
+    """The map and the table of a stream, for `_repr_html_`."""
+    count = len(stream.active())
+    told = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
+    rows = [segment_row(stream, each, {}) for each in stream.segments.values()]
+    title = f"<b>{escape(stream.name)}</b>, {told}, epoch {stream.epoch}"
+    table = html_table([name.lower() for name in COLUMNS], rows)
+    return f'<div style="overflow-x: auto">{title}<br/>{_svg(stream)}{table}</div>'
+
+
+def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A plain table, everything in it escaped."""
+    head = _cells("th", columns)
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(tag: str, texts: Iterable[object]) -> str:
+    return "".join(f"<{tag}>{escape(str(text))}</{tag}>" for text in texts)
+
+
+def _svg(stream: Stream) -> str:
+    """Segments as boxes: to the right go the epochs, downwards the keys."""
+    epochs = sorted({each.epoch for each in stream.segments.values()})
+    at = {epoch: number for number, epoch in enumerate(epochs)}
+    boxes = "".join(_box(stream, each, at, len(epochs)) for each in stream.segments.values())
+    labels = "".join(
+        f'<text x="{number * _EPOCH_WIDTH + 2}" y="{_HEIGHT + _TEXT_HEIGHT}">epoch {epoch}</text>'
+        for number, epoch in enumerate(epochs)
+    )
+    size = f'width="{len(epochs) * _EPOCH_WIDTH}" height="{_HEIGHT + _TEXT_HEIGHT + 4}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11" fill="currentColor">{boxes}{labels}</svg>'
+
+
+def _box(stream: Stream, segment: Segment, at: Mapping[int, int], columns: int) -> str:
+    x = at[segment.epoch] * _EPOCH_WIDTH
+    width = at.get(_ends(stream, segment), columns) * _EPOCH_WIDTH - x
+    y, height = (_HEIGHT * part / KEY_SPACE for part in (segment.range.begin, segment.range.width))
+    place = f'x="{x}" y="{y:.1f}" width="{width}" height="{height:.1f}"'
+    fill = _ENDED if segment.sealing else _ACTIVE
+    title = escape(f"{segment.journal}: keys {segment.range}, {_state(stream, segment)}")
+    label = (
+        f'<text x="{x + width / 2}" y="{y + height / 2 + 4:.1f}" text-anchor="middle" fill="black">'
+        f"{segment.number}</text>"
+        if height >= _TEXT_HEIGHT
+        else ""
+    )
+    return f'<g><title>{title}</title><rect {place} fill="{fill}" stroke="black"/>{label}</g>'
+
+
+def position_html(segments: Sequence[tuple[int, int, int, bool]]) -> str:
+    """A position: segment, offset, number of open transactions, and whether the segment is read to its end."""
+    rows = [(number, offset, pending or "-", "yes" if whole else "-") for number, offset, pending, whole in segments]
+    return html_table(("segment", "offset", "open transactions", "read to its end"), rows)

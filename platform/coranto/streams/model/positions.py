@@ -1,0 +1,125 @@
+"""How far a reader has come in a segment, and in a stream.
+
+A plain offset is not enough where a transaction over several keys is open: its first messages are before the offset
+and its acknowledgement behind. A `SegmentPosition` also names those messages, so that going on from it neither loses
+nor doubles an event. A `StreamPosition` is that for each segment. It serves wherever a `StreamCut` does: as one, it
+shows the offsets from which on content is still needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from coranto.errors import CorruptData, InvalidInput
+from coranto.messages.checkpoints import ProducerState, Source
+from coranto.messages.uuids import ProducerId
+from coranto.streams.model.pictures import position_html
+
+_PRODUCER: Final = re.compile("[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessages:
+    """Messages of an open transaction, read but not delivered: those of `producer` (hexadecimal) with clocks above
+    `last_ack`, from offset `begin` on."""
+
+    producer: str
+    last_ack: int
+    begin: int
+
+    def __post_init__(self) -> None:
+        if not _PRODUCER.fullmatch(self.producer) or self.last_ack < 0:
+            raise InvalidInput(f"{self!r} are no messages: a producer is 12 hexadecimal digits, no clock is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPosition:
+    """Everything below `offset` is read and, where committed, delivered, but for what is `pending`.
+
+    `complete` says that the segment is sealed and `offset` its final one.
+    """
+
+    offset: int
+    pending: tuple[PendingMessages, ...] = ()
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or any(not 0 <= each.begin < self.offset for each in self.pending):
+            raise InvalidInput(f"{self!r} is no position: offsets are not negative, and what is pending is below them")
+
+    @property
+    def needed_from(self) -> int:
+        """The offset from which on content is needed to go on from here."""
+        return min([each.begin for each in self.pending], default=self.offset)
+
+    def source(self) -> Source:
+        """The position as what a sequencer starts from."""
+        producers = {
+            ProducerId(bytes.fromhex(each.producer)): ProducerState(each.last_ack, each.begin) for each in self.pending
+        }
+        return Source(self.offset, producers)
+
+
+class StreamPosition(Mapping[int, int]):
+    """How far a reader has come in each segment that it reads, by segment number. Immutable.
+
+    As a mapping it is the `StreamCut` of the offsets that are needed to go on: safe to truncate at.
+    """
+
+    __slots__ = ("segments",)
+
+    def __init__(self, segments: Mapping[int, SegmentPosition]) -> None:
+        self.segments: Final[Mapping[int, SegmentPosition]] = dict(sorted(segments.items()))
+        """The exact positions."""
+
+    @classmethod
+    def of(cls, cut: Mapping[int, int]) -> StreamPosition:
+        """The position that a cut stands for; a position is returned as it is. Raises InvalidInput."""
+        if isinstance(cut, StreamPosition):
+            return cut
+        return cls({number: SegmentPosition(offset) for number, offset in cut.items()})
+
+    def to_json(self) -> str:
+        """The position as text, to be kept with what was made of the events before it."""
+        return _SEGMENTS.dump_json(dict(self.segments), exclude_defaults=True).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StreamPosition:
+        """The position that `to_json` wrote. Raises CorruptData."""
+        try:
+            return cls(_SEGMENTS.validate_json(text))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = "".join(f" at {part!r}" for part in first["loc"][:1])
+            raise CorruptData(f"{text[:200]!r} is no position in a stream{place}: {first['msg']}") from error
+
+    def __getitem__(self, number: int) -> int:
+        return self.segments[number].needed_from
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.segments)
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StreamPosition):
+            return self.segments == other.segments
+        return Mapping.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"StreamPosition.from_json({self.to_json()!r})"
+
+    def _repr_html_(self) -> str:
+        rows = [(number, at.offset, len(at.pending), at.complete) for number, at in self.segments.items()]
+        return position_html(rows)
+
+
+_SEGMENTS: Final = TypeAdapter(dict[int, SegmentPosition])

@@ -1,0 +1,371 @@
+"""What readers of streams hand out, and the merging of segments into one sequence of transactions.
+
+`SegmentSource` turns a segment's journal into whole committed transactions. It reads content ahead, some of it, and
+decides what is committed only when asked for the next transaction; so where it stands is always just behind what it
+has handed out. `SegmentPool` takes from several of them in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.client.values import Chunk
+from coranto.errors import CorantoError, CorruptMessage, InvalidInput, JournalNotFound, OffsetJump, StreamTruncated
+from coranto.messages.framing import Envelope, Framing
+from coranto.messages.pruning import Pruning
+from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.skew import SkewWatch
+from coranto.messages.uuids import Flags, ProducerId, clock_to_ns
+from coranto.streams.model.positions import PendingMessages, SegmentPosition
+from coranto.streams.model.stream import Segment
+
+E = TypeVar("E")
+
+DEFAULT_READ_AHEAD: Final = 1 << 20
+"""Bytes that are read ahead of each segment, about."""
+
+_PRUNE_EVERY = 1 << 16  # Messages after which producers that fell silent are forgotten.
+_FIRST_PRUNE = 1 << 10  # Sooner at first, for it tells of clocks that are far off.
+_IN_A_ROW = 64  # Transactions taken from one segment before the next one has its turn.
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Generic[E]):
+    """An event as it stands in its segment."""
+
+    segment: int
+    envelope: Envelope[E]
+
+    @property
+    def data(self) -> E:
+        """The event itself, decoded at each call. Raises CorruptMessage."""
+        return self.envelope.message
+
+    @property
+    def journal(self) -> str:
+        return self.envelope.journal
+
+    @property
+    def begin(self) -> int:
+        """Offset of its first byte in the journal."""
+        return self.envelope.begin
+
+    @property
+    def end(self) -> int:
+        """Offset behind its last byte."""
+        return self.envelope.end
+
+    @property
+    def uuid(self) -> str:
+        return self.envelope.uuid
+
+    @property
+    def clock(self) -> int:
+        """The clock of its UUID, which orders the events of one writer."""
+        return self.envelope.clock
+
+    @property
+    def time(self) -> float:
+        """When it was written by its writer's clock, in seconds since the Unix epoch."""
+        return clock_to_ns(self.envelope.clock) / 1e9
+
+
+class StreamTransaction(NamedTuple, Generic[E]):
+    """Events of one segment that were committed together; a plain event is a transaction by itself.
+
+    `end` is the offset behind what committed it, which stands behind the last event unless that is a plain one.
+    """
+
+    segment: int
+    journal: str
+    producer: ProducerId
+    clock: int
+    end: int
+    events: tuple[Event[E], ...]
+    """In the order in which they were written; never empty."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of the first event."""
+        return self.events[0].begin
+
+
+class SegmentSource(Generic[E]):
+    """The committed transactions of one segment from a position on. Close it in the end.
+
+    `end` is the offset to stop at, if it is known yet (see `limit`); until then more is waited for. `wake` is called
+    whenever `take` may have more to say. `now` is the reader's clock, in seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        segment: Segment,
+        framing: Framing[E],
+        position: SegmentPosition,
+        *,
+        end: int | None,
+        wake: Callable[[int], None],
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        ring_size: int = DEFAULT_RING_SIZE,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.number: Final = segment.number
+        self.journal: Final = segment.journal
+        self._client = client
+        self._framing = framing
+        self._wake = wake
+        self._read_ahead = read_ahead
+        self._now = now
+        self._end = end
+        self._sequencer: Sequencer[E] = Sequencer({self.journal: position.source()}, ring_size)
+        self._pending = {ProducerId(bytes.fromhex(each.producer)): each for each in position.pending}
+        self._decoder = framing.decoder(self.journal, position.offset)
+        self._decoded: Iterator[Envelope[E]] = iter(())
+        self._committing: ProducerId | None = None
+        self._until_prune = _FIRST_PRUNE
+        self._skew = SkewWatch(self.journal, position.source())
+        # What is read ahead.
+        self._chunks: deque[Chunk] = deque()
+        self._buffered = 0
+        self._fetched = position.offset
+        self._room = asyncio.Event()
+        self._failure: CorantoError | None = None
+        self._fetching = asyncio.ensure_future(self._fetch())
+
+    @property
+    def position(self) -> SegmentPosition:
+        """Behind the transactions that were taken, and before any other."""
+        return SegmentPosition(self._offset, tuple(self._pending.values()))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all up to the end was taken."""
+        return self._end is not None and self._offset >= self._end
+
+    @property
+    def end(self) -> int | None:
+        return self._end
+
+    @property
+    def _offset(self) -> int:
+        return self._sequencer.read_through(self.journal)
+
+    def limit(self, end: int) -> None:
+        """Say where to stop, when that was not known before."""
+        if self._end is not None:
+            return
+        self._end = end
+        self._fetching.cancel()
+        self._fetching = asyncio.ensure_future(self._fetch())
+        self._wake(self.number)
+
+    def close(self) -> asyncio.Task[None]:
+        """Stop reading. Returns the task that then ends."""
+        self._fetching.cancel()
+        return self._fetching
+
+    async def take(self) -> StreamTransaction[E] | None:
+        """The next transaction, or None when it is not there yet. A cancelled call takes nothing.
+
+        Raises StreamTruncated when what comes next is gone; CorruptMessage, behind which reading can go on; what the
+        client's reads raise.
+        """
+        while True:
+            if self._sequencer.replay_range is None:
+                envelope = self._next_envelope()
+                if envelope is None:
+                    return None
+                self._queue(envelope)
+            messages = await self._replayed() if self._sequencer.replay_range is not None else []
+            last = None
+            while (committed := self._sequencer.step()) is not None:
+                last = committed
+                if committed.flags != Flags.ACK_TXN or committed.clock == 0:
+                    messages.append(committed)
+            if last is not None and last.clock:
+                self._pending.pop(last.producer, None)
+            if messages and last is not None:
+                events = tuple(Event(self.number, message) for message in messages)
+                return StreamTransaction(self.number, self.journal, last.producer, last.clock, last.end, events)
+
+    def _next_envelope(self) -> Envelope[E] | None:
+        while True:
+            try:
+                envelope = next(self._decoded, None)
+            except CorruptMessage:
+                self._decoded = self._decoder.feed(b"")  # Go on behind it.
+                raise
+            if envelope is not None:
+                return envelope
+            if not self._chunks:
+                break
+            chunk = self._chunks.popleft()
+            self._buffered -= len(chunk.content)
+            self._room.set()
+            self._decoded = self._decoder.feed(chunk.content, chunk.offset)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._fetching = asyncio.ensure_future(self._fetch())  # Who asks again wants it tried again.
+            if isinstance(failure, OffsetJump | JournalNotFound):
+                raise StreamTruncated(
+                    f"segment {self.number} cannot be read from offset {self._fetched}: {failure}",
+                    self.number,
+                    failure.actual if isinstance(failure, OffsetJump) else None,
+                ) from failure
+            raise failure
+        if self._end is not None and self._fetched >= self._end > self._offset and self._decoder.finish() is not None:
+            raise InvalidInput(f"offset {self._end} of segment {self.number} is within an event, so it is no cut")
+        return None
+
+    def _queue(self, envelope: Envelope[E]) -> None:
+        outcome = self._sequencer.queue(envelope)
+        producer = envelope.producer
+        if outcome is Outcome.CONTINUE_BEGIN:
+            self._pending[producer] = PendingMessages(producer.hex(), envelope.clock - 1, envelope.begin)
+        elif outcome in (Outcome.ACK_ROLLBACK, Outcome.ACK_RESET):
+            self._pending.pop(producer, None)
+        self._committing = producer
+        self._until_prune -= 1
+        if self._until_prune <= 0 and not self._sequencer.is_delivering:
+            self._until_prune = _PRUNE_EVERY
+            now = self._now()
+            source = self._sequencer.checkpoint(Pruning(now))[self.journal]
+            self._skew.look(source, now)
+            self._pending = {each: known for each, known in self._pending.items() if each in source.producers}
+
+    async def _replayed(self) -> list[Envelope[E]]:
+        """Messages that are committed now, and that memory does not hold any more."""
+        wanted = self._sequencer.replay_range
+        assert wanted is not None
+        decoder = self._framing.decoder(self.journal, wanted.begin)
+        found: list[Envelope[E]] = []
+        chunks = self._client.read(self.journal, wanted.begin, end_offset=wanted.end, fail_on_jump=True)
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    decoded = decoder.feed(chunk.content, chunk.offset)
+                    found.extend(each for each in decoded if each.producer == self._committing)
+        except OffsetJump as error:
+            raise StreamTruncated(
+                f"segment {self.number}: a transaction that began at offset {wanted.begin} was truncated: {error}",
+                self.number,
+                error.actual,
+            ) from error
+        # Only now, for a call that is cancelled leaves everything as it was.
+        committed = [each for each in found if self._sequencer.replay(each)]
+        self._sequencer.end_replay()
+        return committed
+
+    async def _fetch(self) -> None:
+        try:
+            while self._end is None or self._fetched < self._end:
+                chunks = self._client.read(
+                    self.journal, self._fetched, end_offset=self._end or 0, block=True, fail_on_jump=True
+                )
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        self._chunks.append(chunk)
+                        self._buffered += len(chunk.content)
+                        self._fetched = chunk.end
+                        self._wake(self.number)
+                        while self._buffered >= self._read_ahead:
+                            self._room.clear()
+                            await self._room.wait()
+        except CorantoError as error:
+            self._failure = error
+        self._wake(self.number)
+
+
+class SegmentPool(Generic[E]):
+    """Takes transactions from segments in turn, and knows which one is being consumed.
+
+    What `take` returned is the *current* transaction until `settle`: positions do not cover it.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[int, SegmentSource[E]] = {}
+        self._closing: list[asyncio.Task[None]] = []
+        self.woken = asyncio.Event()
+        self._ready: dict[int, None] = {}  # In the order of their turns.
+        self._ended: dict[int, None] = {}
+        self._in_a_row = 0
+        self._current: tuple[int, SegmentPosition] | None = None
+
+    def add(self, source: SegmentSource[E]) -> None:
+        self.sources[source.number] = source
+        self.wake(source.number)
+
+    def remove(self, number: int) -> SegmentPosition:
+        """Take a segment out, whatever is current of it. Returns how far it is consumed."""
+        position = self.position(number)
+        self._ready.pop(number, None)
+        self._ended.pop(number, None)
+        if self._current is not None and self._current[0] == number:
+            self._current = None
+        self._closing = [task for task in self._closing if not task.done()]
+        self._closing.append(self.sources.pop(number).close())
+        return position
+
+    async def close(self) -> None:
+        for number in list(self.sources):
+            self.remove(number)
+        closing, self._closing = self._closing, []
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    def wake(self, number: int) -> None:
+        self._ready[number] = None
+        self.woken.set()
+
+    def settle(self) -> None:
+        """The current transaction is consumed."""
+        self._current = None
+
+    def position(self, number: int) -> SegmentPosition:
+        """How far a segment is consumed."""
+        if self._current is not None and self._current[0] == number:
+            return self._current[1]
+        return self.sources[number].position
+
+    def positions(self) -> dict[int, SegmentPosition]:
+        return {number: self.position(number) for number in self.sources}
+
+    def finished(self) -> list[SegmentSource[E]]:
+        """The segments that are consumed to their ends, as far as `take` has found."""
+        if not self._ended:
+            return []
+        current = self._current[0] if self._current is not None else None
+        return [self.sources[number] for number in self._ended if number != current]
+
+    async def take(self) -> StreamTransaction[E] | None:
+        """The next transaction of any segment; None when none is there yet. Raises as `SegmentSource.take`."""
+        while self._ready:
+            number = next(iter(self._ready))
+            source = self.sources.get(number)
+            if source is None:
+                del self._ready[number]
+                continue
+            before = source.position
+            # It is out of turn only once it has said that there is nothing: a call may be cancelled.
+            transaction = await source.take()
+            if transaction is None:
+                self._ready.pop(number, None)
+                self._in_a_row = 0
+                if source.is_finished:
+                    self._ended[number] = None
+                continue
+            self._current = number, before
+            self._in_a_row += 1
+            if self._in_a_row >= _IN_A_ROW:
+                self._in_a_row = 0
+                del self._ready[number]
+                self._ready[number] = None
+            return transaction
+        return None

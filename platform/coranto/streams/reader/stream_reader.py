@@ -1,0 +1,299 @@
+"""`StreamReader`: reads a stream in one process.
+
+It reads all segments that may be read, some of each in turn, and takes up a segment once all its predecessors were
+read to their ends. So the events of each routing key come in the order in which they were written, across splits and
+merges; those of different keys in no particular order. Only what is committed is read, each event once.
+
+To go on later, keep `position()` together with what was made of the events, and begin there: then nothing is left out
+and nothing read twice. `coranto.streams.groups.reader_groups` shares a stream between processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.effects import Clock, SystemClock
+from coranto.errors import InvalidInput, JournalNotFound, StreamTruncated
+from coranto.messages.framing import Framing
+from coranto.streams.control.watching import StreamWatch
+from coranto.streams.model.events import format_of
+from coranto.streams.model.frontier import Frontier, ancestors, frontier_at, graph_of
+from coranto.streams.model.positions import SegmentPosition, StreamPosition
+from coranto.streams.model.stream import Segment, Stream
+from coranto.streams.model.watermarks import TimeWindow, TimeWindows
+from coranto.streams.reader.delivery import DEFAULT_READ_AHEAD, Event, SegmentPool, SegmentSource, StreamTransaction
+
+E = TypeVar("E")
+
+_log = structlog.get_logger(__name__)
+
+
+class StreamReader(Generic[E]):
+    """Reads the events of a stream. Use as `async with StreamReader(client, "name") as reader:`, by one task.
+
+    `async for event in reader` gives an event at a time, `async for transaction in reader.transactions()` whole
+    transactions. A call that is cancelled (by a time-out, say) has taken nothing; go on with another.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        *,
+        format: Framing[E] | None = None,
+        begin: Mapping[int, int] | None = None,
+        end: Mapping[int, int] | None = None,
+        block: bool = False,
+        skip_truncated: bool = False,
+        read_ahead: int = DEFAULT_READ_AHEAD,
+        clock: Clock | None = None,
+    ) -> None:
+        """`format` says what events are; by default the stream's content type does (JSON objects, or bytes).
+
+        `begin` is a `position()`, or a `StreamCut`; without one reading begins where the stream does.
+
+        From a plain cut, transactions over several keys that were open there are read in part or not at all; from a
+        position they are read wholly.
+
+        Reading ends at `end` (exclusive), waiting for it if need be. Without it, reading ends at what was committed
+        before it began, and with `block` only when the stream is sealed and read.
+
+        Where content is gone StreamTruncated is raised; with `skip_truncated` reading goes on behind it instead.
+        `read_ahead` is in bytes, for each segment.
+        """
+        self._client = client
+        self._format = format
+        self._begin = None if begin is None else StreamPosition.of(begin)
+        self._end = None if end is None else dict(end)
+        self._block = block
+        self._skip_truncated = skip_truncated
+        self._read_ahead = read_ahead
+        self._pool: SegmentPool[E] = SegmentPool()
+        self._clock: Clock = clock or SystemClock()
+        self._watch = StreamWatch(client, stream, self._clock, self._pool.woken.set)
+        self._windows = TimeWindows(client, stream)
+        self._frontier: Frontier | None = None
+        self._seen: Stream | None = None  # The newest one that sources were told of.
+        self._opened: deque[int] = deque()  # Open segments that are not being read yet.
+        self._began: dict[int, int] = {}  # Where the stream begins by its metadata; retention may have removed more.
+        self._done: dict[int, SegmentPosition] = {}  # Open segments that are read as far as they are to be.
+        self._rest: deque[Event[E]] = deque()  # Of the transaction that is being handed out event by event.
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading. `position` stays."""
+        self._done.update(self._pool.positions())
+        await self._pool.close()
+        await self._watch.close()
+
+    def __aiter__(self) -> AsyncIterator[Event[E]]:
+        return self
+
+    async def __anext__(self) -> Event[E]:
+        """The next event.
+
+        Raises StreamNotFound; StreamTruncated; CorruptMessage, behind which reading can go on; what the client's reads
+        raise.
+        """
+        if not self._rest:
+            transaction = await self._next()
+            if transaction is None:
+                raise StopAsyncIteration
+            self._rest.extend(transaction.events)
+        event = self._rest.popleft()
+        if not self._rest:
+            self._pool.settle()
+        return event
+
+    async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
+        """The rest, by transaction, each one whole: plain events are transactions of one event."""
+        while (transaction := await self.next_transaction()) is not None:
+            yield transaction
+
+    async def next_transaction(self) -> StreamTransaction[E] | None:
+        """The next transaction, whole; None at the end. Raises as `anext` does."""
+        if self._rest:
+            raise InvalidInput("a transaction is being read event by event: read its other events first")
+        transaction = await self._next()
+        self._pool.settle()
+        return transaction
+
+    def position(self) -> StreamPosition:
+        """Where to go on: behind what was handed out, and before all else.
+
+        Never within a transaction: while not all its events were handed out, before it. It can be kept as text (see
+        `StreamPosition`), and serves as a `StreamCut` too.
+        """
+        if self._frontier is None:
+            return self._begin if self._begin is not None else StreamPosition({})
+        return self._frontier.advanced({**self._done, **self._pool.positions()}).position
+
+    async def time_window(self) -> TimeWindow:
+        """Between which of the writers' times the reader is, from what they noted up to now (see `watermarks`)."""
+        if self._frontier is None:
+            await self._open()
+        return await self._windows.at(self.position(), self._watch.stream)
+
+    def cut(self) -> Mapping[int, int]:
+        """`position()`, for what takes a `StreamCut`."""
+        return self.position()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    async def _next(self) -> StreamTransaction[E] | None:
+        # A call may be cancelled wherever it waits; what it did until then stands.
+        if self._frontier is None:
+            await self._open()
+        while True:
+            self._watch.check()
+            self._pool.woken.clear()
+            try:
+                while self._opened:
+                    await self._read_segment(self._opened[0])
+                    self._opened.popleft()
+                if self._move_on():
+                    continue
+                transaction = await self._pool.take()
+            except StreamTruncated as error:
+                if not self._skip_truncated and self._began.pop(error.segment, -1) != self._offset_of(error.segment):
+                    raise
+                await self._skip(error)
+                continue
+            if transaction is not None:
+                return transaction
+            if self._pool.finished():
+                continue
+            if not self._pool.sources:
+                return None
+            await self._pool.woken.wait()
+
+    async def _open(self) -> None:
+        stream = await self._watch.refresh()
+        if self._end is not None and not self._end.keys() <= stream.segments.keys():
+            _, revision = await self._client.head_and_revision(stream.heads()[0].journal)
+            stream = await self._watch.refresh(revision)
+            if unknown := self._end.keys() - stream.segments.keys():
+                raise InvalidInput(f"the stream has no segment {min(unknown)} to read up to", field="end")
+        if self._block or self._end is not None:
+            self._watch.follow()
+        if self._format is None:
+            self._format = cast(Framing[E], format_of(stream.content_type))
+        self._frontier = frontier_at(stream, self._begin, skip_truncated=self._skip_truncated)
+        if self._begin is None:
+            self._began = {number: at.offset for number, at in self._frontier.open.items()}
+        self._opened.extend(self._frontier.open)
+
+    def _move_on(self) -> bool:
+        """Take up what can be read now. False when nothing has changed."""
+        segments, moved = self._watch.stream.segments, False
+        if self._seen is not self._watch.stream:
+            self._seen = self._watch.stream
+            for source in self._pool.sources.values():
+                segment = segments.get(source.number)
+                if source.end is None and segment is not None and segment.sealed_at is not None:
+                    source.limit(segment.sealed_at)
+        for source in self._pool.finished():
+            moved = True
+            position = self._pool.remove(source.number)
+            self._done[source.number] = position
+            segment = segments.get(source.number)
+            if segment is not None and segment.sealed_at == position.offset and not self._ends_in(source.number):
+                self._complete(source.number, position.offset)
+        return moved
+
+    def _complete(self, number: int, end: int) -> None:
+        """A segment is read to its end: go on to what that opens."""
+        assert self._frontier is not None
+        completion = self._frontier.completion(number, end, self._watch.stream)
+        self._done.pop(number, None)
+        self._frontier = self._frontier.completed(completion)
+        self._opened.extend(completion.opened)
+
+    async def _skip(self, error: StreamTruncated) -> None:
+        """Go on behind what is gone."""
+        _log.info("what is gone is skipped", reason=str(error))
+        number = error.segment
+        stream = await self._watch.refresh()
+        assert self._frontier is not None
+        if number in self._pool.sources:
+            self._done[number] = self._pool.remove(number)
+        at = self._done.pop(number, self._frontier.open[number])
+        if number in self._opened:
+            self._opened.remove(number)
+        if number not in stream.segments:
+            self._complete(number, at.offset)
+            return
+        behind = max(at.offset, error.available or 0, stream.segments[number].begin)
+        self._frontier = self._frontier.advanced({number: SegmentPosition(behind)})
+        self._opened.append(number)
+
+    def _offset_of(self, number: int) -> int:
+        """Up to where an open segment is read."""
+        if number in self._pool.sources:
+            return self._pool.position(number).offset
+        assert self._frontier is not None
+        return self._frontier.open[number].offset
+
+    def _ends_in(self, number: int) -> bool:
+        """Whether what follows a segment is not to be read."""
+        return self._end is not None and number in self._end
+
+    async def _read_segment(self, number: int) -> None:
+        """Read an open segment, as far as it is to be read."""
+        assert self._frontier is not None
+        assert self._format is not None
+        segment = self._watch.stream.segments.get(number)
+        if segment is None:
+            raise StreamTruncated(f"segment {number} is gone", number)
+        end = await self._bound(segment)
+        self._seen = None
+        position = self._frontier.open[number]
+        if end is not None and end < position.offset:
+            end = position.offset  # Nothing is left of what is to be read.
+        source = SegmentSource(
+            self._client,
+            segment,
+            self._format,
+            position,
+            end=end,
+            wake=self._pool.wake,
+            read_ahead=self._read_ahead,
+            now=self._clock.now,
+        )
+        self._pool.add(source)
+
+    async def _bound(self, segment: Segment) -> int | None:
+        """Where to stop reading a segment; None while that is to be learnt."""
+        if self._end is not None:
+            if segment.number in self._end:
+                return self._end[segment.number]
+            if segment.number not in ancestors(graph_of(self._watch.stream), self._end):
+                return 0
+            return segment.sealed_at
+        if segment.sealed_at is not None or self._block:
+            return segment.sealed_at
+        # What was committed before now is below the head, or in successors that the primary must have heard of.
+        try:
+            head, revision = await self._client.head_and_revision(segment.journal)
+        except JournalNotFound as error:
+            raise StreamTruncated(f"segment {segment.number} is gone: {error}", segment.number) from error
+        stream: Stream = self._watch.stream
+        if stream.revision < revision:
+            stream = await self._watch.refresh(revision)
+        now = stream.segments.get(segment.number, segment)
+        if now.sealing and now.sealed_at is None:
+            self._watch.follow()  # Whoever seals it will tell its end.
+        return now.sealed_at if now.sealing else head

@@ -1,0 +1,47 @@
+"""Raising a fence in a segment, whoever else raises it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from coranto.errors import NotAllowed, RegisterMismatch
+from coranto.messages.uuids import Flags, build_uuid
+from coranto.streams.model import registers as rules
+from coranto.streams.model.registers import Fence
+from coranto.streams.writer.handshake import contact, hold
+from coranto.streams.writer.segment_writer import SegmentWriter
+from coranto.streams.writer.shared import Shared
+
+
+async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awaitable[SegmentWriter]]) -> None:
+    """Return once the fence is raised in a segment.
+
+    `writer_of` is the writer of the segment as it is now, after contact with that.
+    """
+    while True:
+        writer = await writer_of()
+        journal = writer.segment.journal
+        registers, head = await contact(shared, journal)
+        if not registers.held:
+            await hold(shared, journal, head)
+            continue
+        if registers.token_of(fence.name) == fence.token:
+            return  # The answer was lost.
+        uuid = build_uuid(rules.NOOP_PRODUCER, shared.ticks.tick(), Flags.ACK_TXN)
+        conditions = rules.raise_fence(registers, fence)
+        try:
+            await shared.client.append(
+                journal,
+                shared.events.acknowledgement(uuid),
+                check_registers=conditions.check,
+                union_registers=conditions.union,
+                retry_unknown=True,
+                patience=shared.patience,
+            )
+        except RegisterMismatch:
+            continue  # Another one was raised, ours was and the answer lost, or the registers were lost.
+        except NotAllowed:
+            writer.leave()
+            await writer.idle()
+            continue
+        return

@@ -1,0 +1,55 @@
+"""The first contact with a segment: what its registers hold, restored if they were lost."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.errors import RegisterMismatch
+from coranto.messages.framing import Framing
+from coranto.messages.uuids import Clock, Flags, build_uuid
+from coranto.streams.model import registers as rules
+from coranto.streams.model.registers import Registers
+from coranto.streams.writer.shared import Shared
+
+_log = structlog.get_logger(__name__)
+
+
+async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
+    """A segment's registers and its head. Unless it has no content, the registers are held.
+
+    One append of nothing, unless all brokers that had the registers are gone. Raises JournalNotFound, NotAllowed when
+    they are gone of a sealed segment, and errors of the client.
+    """
+    while True:
+        result = await shared.barrier(journal)
+        registers, head = Registers.of(result.registers), result.end
+        if registers.held or head == 0:
+            return registers, head
+        await hold(shared, journal, head)
+        _log.warning("the registers of a segment were lost, and are held anew", journal=journal, head=head)
+
+
+async def hold(shared: Shared, journal: str, head: int) -> None:
+    """Hold registers that nobody holds, of a journal that ends at `head`: where there is content, they were lost."""
+    await hold_registers(shared.client, journal, head, shared.events, shared.ticks, shared.patience)
+
+
+async def hold_registers(
+    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: Clock, patience: float
+) -> None:
+    """As `hold`, for whoever shares nothing with segment writers."""
+    noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))
+    conditions = rules.restore(head) if head else rules.hold()
+    with contextlib.suppress(RegisterMismatch):  # Somebody else holds them.
+        await client.append(
+            journal,
+            noop,
+            check_registers=conditions.check,
+            union_registers=conditions.union,
+            retry_unknown=True,
+            patience=patience,
+        )

@@ -1,0 +1,76 @@
+"""Finding where something of a writer stands in a segment, when no answer told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.errors import CorantoError, CorruptMessage
+from coranto.messages.framing import Envelope
+from coranto.messages.reading import AsyncReadUncommitted
+from coranto.messages.uuids import Flags, ProducerId
+from coranto.streams.model.events import EventFormat, TransactionEnd
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+async def find_append(
+    client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, first_clock: int, begin: int
+) -> int | None:
+    """The offset of a message by its producer and clock, looked for from `begin`, where a message begins, to the head.
+
+    None when it is not there, or the journal cannot be read.
+    """
+    return await _found(
+        client,
+        journal,
+        events,
+        begin,
+        lambda message: message.begin if (message.producer, message.clock) == (producer, first_clock) else None,
+    )
+
+
+async def find_transaction(
+    client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, end: TransactionEnd, begin: int
+) -> tuple[int, int] | None:
+    """The bytes [begin, end) of a transaction, by what its end says, looked for from `begin` to the head.
+
+    None when it is not there, or the journal cannot be read.
+    """
+    started = -1
+
+    def match(message: Envelope[E]) -> tuple[int, int] | None:
+        nonlocal started
+        if message.producer != producer:
+            started = -1  # A transaction is contiguous.
+        elif message.flags == Flags.CONTINUE_TXN:
+            started = message.begin if started < 0 else started
+        else:
+            if events.end_of(message) == end:
+                return (message.begin if started < 0 else started), message.end
+            started = -1
+        return None
+
+    return await _found(client, journal, events, begin, match)
+
+
+async def _found(
+    client: JournalClient,
+    journal: str,
+    events: EventFormat[E],
+    begin: int,
+    match: Callable[[Envelope[E]], T | None],
+) -> T | None:
+    try:
+        async with contextlib.aclosing(client.read(journal, begin)) as chunks:
+            passed_over: list[CorruptMessage] = []
+            async for message in AsyncReadUncommitted(events, journal, chunks, begin, on_corrupt=passed_over.append):
+                found = match(message)
+                if found is not None:
+                    return found
+    except CorantoError:
+        return None  # Whoever asks says that the place is not known.
+    return None

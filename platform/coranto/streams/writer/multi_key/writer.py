@@ -1,0 +1,476 @@
+"""Transactions on several routing keys, for those who need more than one.
+
+What a transaction on one key gets for one append takes more here, since several segments must agree:
+
+1. The events go to each segment as CONTINUE_TXN, under a producer id of the transaction's own: one append per segment,
+   at the same time. Readers see them, and take none for committed.
+2. The decision, with the acknowledgements of all segments, goes to `<stream>/transactions`: one append, on the
+   condition that the stream's segments have not changed since the transaction looked (`decisions.py`). With it the
+   transaction is committed, whatever happens to this process.
+3. The acknowledgements go to the segments, at the same time again, and readers have the events.
+
+So a transaction over n segments costs 2n + 1 appends in three steps, one after the other. Transactions of one writer
+that are under way at once share them. The events are contiguous in no segment, and readers of different segments meet
+them at different times; but everyone meets all of them or none.
+
+The producer id is new for each transaction, because acknowledgements may be appended again at any time (by whoever
+recovers the stream), and an acknowledgement that comes again must not end another transaction. Events are never
+appended again under it: a reader that has gone on from behind the transaction would take them for new ones, and an
+acknowledgement that comes again for their end. When the answer to an append of events is lost, all is begun anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
+
+import structlog
+
+from coranto.client.client import JournalClient
+from coranto.client.retry import Retry
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import (
+    AppendOutcomeUnknown,
+    CommitUnknown,
+    CorantoError,
+    InvalidInput,
+    JournalNotFound,
+    MaxTransactionSizeExceeded,
+    NotAllowed,
+    RegisterMismatch,
+    StreamSealed,
+    TransactionStateError,
+    TransactionTimeout,
+    Unavailable,
+)
+from coranto.messages.uuids import Clock as UuidClock
+from coranto.messages.uuids import Flags, ProducerId, build_uuid, new_producer_id
+from coranto.streams.control.batches import Batches, Place
+from coranto.streams.control.decisions import Decisions
+from coranto.streams.control.lifecycle import Streams
+from coranto.streams.model.events import EventFormat, format_of
+from coranto.streams.model.keys import key_hash
+from coranto.streams.model.registers import Registers
+from coranto.streams.model.stream import Segment, Stream, validate_stream
+from coranto.streams.writer.handshake import hold_registers
+from coranto.streams.writer.transactions import TABLE, Action, Call, TransactionState
+
+E = TypeVar("E")
+
+MAX_MULTI_KEY_BYTES: Final = 16 << 20
+DEFAULT_TIMEOUT: Final = 30.0
+DEFAULT_PATIENCE: Final = 60.0
+_GATE_SECONDS: Final = 5.0
+"""For how long a closed gate is waited at before whoever closed it is taken for dead."""
+_POLL_SECONDS: Final = 0.05
+_SETTLE_EVERY: Final = 256
+"""Transactions of a writer after which it notes how far everything is carried out, so that recovery reads little."""
+
+_log = structlog.get_logger(__name__)
+
+
+class MultiKeyPosition(NamedTuple):
+    """Where a transaction's events of one segment stand: within [begin, end) of its journal."""
+
+    segment: int
+    journal: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class MultiKeyResult:
+    """A committed transaction: where its events are, by segment.
+
+    `visible` is false when an acknowledgement could not be appended within the writer's patience: the transaction is
+    committed all the same, and readers will have the rest of it once the stream is resumed, or written to by another.
+    """
+
+    txn: str
+    positions: tuple[MultiKeyPosition, ...]
+    visible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a transaction rests on: the gate, looked at first, and the segments as they were then or later."""
+
+    token: str
+    stream: Stream
+    begin: int
+    """Where the journal of decisions ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a transaction has for one segment: the events, and what commits them or drops them."""
+
+    segment: Segment
+    content: bytes
+    ack: bytes
+    drop: bytes
+
+
+class _Again(Exception):
+    """Nothing was decided, and all is to be begun anew. The cause is why."""
+
+
+class _Stale(_Again):
+    """The stream's segments changed since the transaction looked at them."""
+
+
+class MultiKeyWriter(Generic[E]):
+    """Writes transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
+
+    For many tasks at once: their transactions go side by side, each wholly or not at all, in no particular order.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        *,
+        format: EventFormat[E] | None = None,
+        max_transaction_bytes: int = MAX_MULTI_KEY_BYTES,
+        patience: float = DEFAULT_PATIENCE,
+        clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        """`format` says what events are; by default the stream's content type does. `patience` is in seconds."""
+        if max_transaction_bytes < 1:
+            raise InvalidInput("the limit of transactions must be positive", field="max_transaction_bytes")
+        self.stream = validate_stream(stream)
+        self.max_transaction_bytes = max_transaction_bytes
+        self._client = client
+        self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
+        self._patience = patience
+        self._format = format
+        self._streams = Streams(client, clock=self._clock, entropy=entropy)
+        self._decisions = Decisions(client, stream, entropy)
+        self._ticks = UuidClock(lambda: int(self._clock.now() * 1e9))
+        self._look: _Look | None = None
+        self._held: set[str] = set()
+        self._batches: dict[str, Batches] = {}
+        self._done: list[str] = []
+        self._committed = 0
+        self._closed = False
+
+    async def __aenter__(self) -> MultiKeyWriter[E]:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Finish what other writers decided and did not carry out. Raises StreamNotFound."""
+        stream = await self._streams.describe(self.stream)
+        if self._format is None:
+            self._format = cast("EventFormat[E]", format_of(stream.content_type))
+        await self._decisions.finish(await self._decisions.gate())
+
+    async def close(self) -> None:
+        """Note what is carried out. Transactions that are open stay so, and can be committed no more."""
+        self._closed = True
+        done, self._done = self._done, []
+        await self._decisions.done(done)
+
+    def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
+        """A transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
+
+        It is aborted when it is open for more than `timeout` seconds.
+        """
+        if not timeout > 0:
+            raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
+        return MultiKeyTransaction(self, self._clock, timeout)
+
+    # -- For transactions ----------------------------------------------------------------------------------------------
+
+    def encode(self, event: E, size: int) -> bytes:
+        """The bytes of an event that is to join `size` bytes. Raises InvalidInput and MaxTransactionSizeExceeded."""
+        if self._format is None:
+            raise InvalidInput("the writer is not open yet: use it as `async with MultiKeyWriter(…) as writer:`")
+        encoded = self._format.encode(event)
+        if size + len(encoded) > self.max_transaction_bytes:
+            raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
+        return encoded
+
+    async def commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+        """Commit events, each with its key's place. Begun anew, as a whole, when segments change meanwhile."""
+        if self._closed:
+            raise InvalidInput("the writer is closed")
+        retry = Retry(self._patience)
+        while True:
+            txn = self._entropy(12).hex()
+            look = await self._looked()
+            try:
+                return await self._attempt(txn, look, events)
+            except _Again as error:
+                if self._look is look and isinstance(error, _Stale):
+                    self._look = None
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None and not isinstance(error, _Stale):
+                    raise Unavailable(
+                        f"a transaction on stream {self.stream} was not committed: {error.__cause__}"
+                    ) from error.__cause__
+                if delay is None:
+                    raise TransactionTimeout(
+                        f"stream {self.stream} was being changed for all of {self._patience:g} s; nothing was committed"
+                    ) from None
+                await self._clock.sleep(delay)
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    async def _looked(self) -> _Look:
+        """What to rest on: what was looked at last, until something turns out to have changed."""
+        if self._look is not None:
+            return self._look
+        gate = await self._decisions.gate()
+        since = self._clock.monotonic()
+        while not gate.is_open:
+            if gate.token is None:
+                await self._decisions.open(None)
+            elif self._clock.monotonic() - since < _GATE_SECONDS:
+                await self._clock.sleep(_POLL_SECONDS)
+            else:
+                _log.warning("a change of the stream's segments was left unfinished", stream=self.stream)
+                await self._streams.resume(self.stream)
+                since = self._clock.monotonic()
+            gate = await self._decisions.gate()
+        assert gate.token is not None
+        stream = await self._streams.describe(self.stream)
+        there = {segment.journal for segment in stream.segments.values()}
+        self._held &= there
+        self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
+        self._look = _Look(gate.token, stream, gate.end)
+        return self._look
+
+    async def _attempt(self, txn: str, look: _Look, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
+        parts = self._parts(look.stream, events)
+        outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
+        failures = [each for each in outcomes if isinstance(each, BaseException)]
+        if failures:
+            await self._roll_back(parts)
+            raise _worst(failures)
+        done, self._done = self._done, []
+        try:
+            await self._decisions.decide(txn, {each.segment.journal: each.ack for each in parts}, look.token, done)
+        except AppendOutcomeUnknown as error:
+            self._done += done
+            if not await self._settled(txn, look.begin, error):
+                await self._roll_back(parts)
+                raise _Stale from None
+        except CorantoError as error:
+            self._done += done
+            await self._roll_back(parts)
+            raise _Stale if isinstance(error, RegisterMismatch) else error from None
+        acknowledged = await asyncio.gather(*map(self._acknowledge, parts))
+        positions = [each for each in outcomes if isinstance(each, MultiKeyPosition)]
+        if all(acknowledged):
+            self._done.append(txn)
+        self._committed += 1
+        if self._committed % _SETTLE_EVERY == 0:
+            await self._decisions.finish(await self._decisions.gate())
+        return MultiKeyResult(txn, tuple(positions), all(acknowledged))
+
+    def _parts(self, stream: Stream, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
+        """The events by segment, stamped. Those of a segment keep their order."""
+        by_segment: dict[int, list[bytes]] = {}
+        for place, encoded in events:
+            segment = stream.segment_at(place)
+            if segment is None:
+                raise StreamSealed(f"stream {self.stream} is sealed: it takes no more events")
+            by_segment.setdefault(segment.number, []).append(encoded)
+        producer = new_producer_id(self._entropy)
+        return [self._part(stream.segments[number], producer, each) for number, each in sorted(by_segment.items())]
+
+    def _part(self, segment: Segment, producer: ProducerId, events: Sequence[bytes]) -> _Part:
+        format: Any = self._format
+        first = self._ticks.tick()
+        clocks = [first, *(self._ticks.tick() for _ in events[1:])]
+        content = b"".join(
+            format.stamp(event, build_uuid(producer, clock, Flags.CONTINUE_TXN))
+            for event, clock in zip(events, clocks, strict=True)
+        )
+        last = self._ticks.tick()
+        ack = format.acknowledgement(build_uuid(producer, last, Flags.ACK_TXN))
+        # What is pending is dropped by the first, and what an append in doubt brings later is a duplicate by the other.
+        drop = format.acknowledgement(build_uuid(producer, first - 1, Flags.ACK_TXN)) + ack
+        return _Part(segment, content, ack, drop)
+
+    async def _append(self, part: _Part) -> MultiKeyPosition:
+        journal = part.segment.journal
+        await self._hold(journal)
+        return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
+
+    async def _send(self, journal: str, content: bytes) -> Place:
+        """Append messages with UUIDs, together with those of other transactions that wait, once."""
+        batches = self._batches.get(journal)
+        if batches is None:
+            append = self._client.append
+            batches = self._batches[journal] = Batches(lambda each: append(journal, each, patience=self._patience))
+        return await batches.append(content)
+
+    async def _send_again(self, journal: str, content: bytes) -> None:
+        """Append what may stand there any number of times: acknowledgements."""
+        retry = Retry(self._patience)
+        while True:
+            try:
+                await self._send(journal, content)
+                return
+            except AppendOutcomeUnknown:
+                delay = retry.failed(self._clock.monotonic())
+                if delay is None:
+                    raise
+                await self._clock.sleep(delay)
+
+    async def _hold(self, journal: str) -> None:
+        """Hold the registers of a segment without content, so that other writers do not take them for lost."""
+        if journal in self._held:
+            return
+        found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
+        if not Registers.of(found.registers).held and found.end == 0:
+            format: Any = self._format
+            await hold_registers(self._client, journal, 0, format, self._ticks, self._patience)
+        self._held.add(journal)
+
+    async def _settled(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
+        """Whether a transaction was decided, once it is made sure that it is not decided later."""
+        try:
+            return await self._decisions.settle(txn, begin)
+        except CorantoError as problem:
+            raise CommitUnknown(
+                f"a transaction on stream {self.stream} may be committed or not: {error} Nothing told since: {problem}"
+            ) from error
+
+    async def _acknowledge(self, part: _Part) -> bool:
+        """Let readers have the events of a segment. False when that could not be done."""
+        try:
+            await self._send_again(part.segment.journal, part.ack)
+        except (NotAllowed, JournalNotFound):
+            return True  # Whoever sealed the segment did this before.
+        except CorantoError as error:
+            _log.warning("a committed transaction is not visible yet", stream=self.stream, error=str(error))
+            return False
+        return True
+
+    async def _roll_back(self, parts: Sequence[_Part]) -> None:
+        """Have readers drop events that were not decided. What fails is left to readers, who wait for nothing of it."""
+
+        async def drop(part: _Part) -> None:
+            with contextlib.suppress(CorantoError):
+                await self._send_again(part.segment.journal, part.drop)
+
+        await asyncio.gather(*map(drop, parts))
+
+
+def _worst(failures: Sequence[BaseException]) -> BaseException:
+    """What to raise when events could not be appended, so that nothing is committed."""
+    for each in failures:
+        if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown):
+            return each
+    for each in failures:
+        if isinstance(each, AppendOutcomeUnknown):
+            again = _Again()
+            again.__cause__ = each
+            return again
+    return _Stale()
+
+
+class MultiKeyTransaction(Generic[E]):
+    """A transaction on several keys. Its states are those of `coranto.streams.writer.transactions.Transaction`."""
+
+    def __init__(self, writer: MultiKeyWriter[E], clock: Clock, timeout: float) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._timeout = timeout
+        self._deadline = clock.monotonic() + timeout
+        self._state = TransactionState.OPEN
+        self._events: list[tuple[int, bytes]] = []
+        self._size = 0
+        self._places: dict[str, int] = {}
+        self._task: asyncio.Task[MultiKeyResult] | None = None
+
+    async def __aenter__(self) -> MultiKeyTransaction[E]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._apply(Call.RAISE)
+            return
+        action = self._apply(Call.EXIT)
+        if action in (Action.BEGIN, Action.JOIN):
+            await self._outcome(action)
+
+    @property
+    def state(self) -> TransactionState:
+        self._expire()
+        return self._state
+
+    def write(self, key: str, event: E) -> None:
+        """Add an event. Nothing is sent.
+
+        Raises InvalidInput for what is no event, MaxTransactionSizeExceeded, which leaves the transaction as it was,
+        TransactionTimeout, and TransactionStateError when it is not open.
+        """
+        if self._apply(Call.WRITE) is Action.TAKE:
+            encoded = self._writer.encode(event, self._size)
+            place = self._places.get(key)
+            if place is None:
+                place = self._places[key] = key_hash(key)
+            self._events.append((place, encoded))
+            self._size += len(encoded)
+
+    async def commit(self) -> MultiKeyResult:
+        """Commit, and return where the events stand. They are durable then, and unless said otherwise, readable.
+
+        Cancelling it recalls nothing: a later `commit` tells the outcome. Raises StreamSealed, TransactionTimeout,
+        WriteError, of which `outcome` says whether the transaction may be committed, and errors of the client.
+        """
+        return await self._outcome(self._apply(Call.COMMIT))
+
+    def abort(self) -> None:
+        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        self._apply(Call.ABORT)
+
+    def _expire(self) -> None:
+        if self._state is TransactionState.OPEN and self._clock.monotonic() >= self._deadline:
+            self._state, _ = TABLE[self._state, Call.EXPIRE]
+            self._events.clear()
+
+    def _apply(self, call: Call) -> Action:
+        self._expire()
+        self._state, action = TABLE[self._state, call]
+        if action is Action.REFUSE:
+            raise TransactionStateError(f"{call.value}: the transaction is {self._state.value}")
+        if action is Action.TOO_LATE:
+            raise TransactionTimeout(f"the transaction was open for more than {self._timeout:g} s, and was aborted")
+        if action is Action.DISCARD:
+            self._events.clear()
+        return action
+
+    async def _outcome(self, action: Action) -> MultiKeyResult:
+        if action is Action.BEGIN:
+            self._task = asyncio.create_task(self._committed())
+        assert self._task is not None
+        return await asyncio.shield(self._task)
+
+    async def _committed(self) -> MultiKeyResult:
+        events, self._events = self._events, []
+        try:
+            result = await self._writer.commit(events) if events else MultiKeyResult("", ())
+        except BaseException:
+            self._state, _ = TABLE[self._state, Call.FAIL]
+            raise
+        self._state, _ = TABLE[self._state, Call.SUCCEED]
+        return result

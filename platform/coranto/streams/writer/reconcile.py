@@ -1,0 +1,284 @@
+"""What a writer knows of a segment, and how it settles what became of its appends.
+
+`Settling` is the part of a `SegmentWriter` that judges: from answers, and from the segment's registers when answers are
+missing, it tells which units are durable, which failed, and which are to be sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from coranto.client.retry import Retry
+from coranto.errors import (
+    CorantoError,
+    PositionUnknown,
+    PreconditionFailed,
+    WriterExpired,
+    WriterFenced,
+)
+from coranto.messages.uuids import clock_to_ns
+from coranto.streams.model import registers as rules
+from coranto.streams.model.events import TransactionEnd
+from coranto.streams.model.lineage import Lineage
+from coranto.streams.model.registers import Entry, Fence, Registers, Standing
+from coranto.streams.model.stream import Segment
+from coranto.streams.writer.failures import failure_of
+from coranto.streams.writer.handshake import contact
+from coranto.streams.writer.locating import find_append, find_transaction
+from coranto.streams.writer.shared import Shared
+from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, Unit
+
+
+class Settling:
+    """See the module."""
+
+    def __init__(self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]]) -> None:
+        """`before` are the segments before this one for a place in the key space, the latest first."""
+        self.segment = segment
+        self._before = before
+        self._shared = shared
+        self._retry = Retry(shared.patience)
+        self._queue: deque[Unit] = deque()
+        self._again: deque[Attempt] = deque()  # Before the queue: attempts that have to be sent again.
+        self._in_flight: deque[Attempt] = deque()
+        self._registers: Registers | None = None  # Those to enter by; None before the first contact.
+        self._entry: Entry | None = None  # As in the registers, once all that is in flight is settled.
+        self._taken_from: int | None = None
+        self._entered = False  # An entry of our session was there.
+        self._lineage = Lineage()
+        self._end = 0  # An offset at or before where our next append begins, and where a message begins.
+
+    @property
+    def oldest(self) -> float:
+        """The order of the first unit that is neither durable nor failed; infinite without one."""
+        firsts = [attempts[0].units[0] for attempts in (self._in_flight, self._again) if attempts]
+        return min([unit.order for unit in [*firsts, *([self._queue[0]] if self._queue else [])]], default=math.inf)
+
+    # -- Durable ----------------------------------------------------------------------------------------------
+
+    def _applied(self, attempt: Attempt) -> None:
+        assert attempt.result is not None
+        self._retry.progressed()
+        self._entry = attempt.after
+        self._entered = True
+        if self._registers is not None and not self._registers.held:
+            self._registers = Registers.of(attempt.result.registers)
+        self._end = attempt.result.end
+        revision = attempt.result.header.etcd.revision
+        self._succeed(attempt, attempt.result.begin, revision)
+
+    def _succeed(self, attempt: Attempt, begin: int, revision: int) -> None:
+        """Its units are durable, the first one at `begin`; -1 when that is not known."""
+        shared, segment = self._shared, self.segment
+        for unit, sequence in zip(attempt.units, attempt.sequences, strict=True):
+            end = begin + unit.size if begin >= 0 else -1
+            if not unit.is_transaction:
+                shared.succeed(unit, EventPosition(segment.number, segment.journal, begin, end))
+            elif begin >= 0:
+                shared.succeed(
+                    unit, CommitResult(segment.journal, segment.number, begin, end, unit.place, revision, sequence)
+                )
+            else:
+                shared.fail(unit, self._no_position(sequence))
+            begin = end
+
+    def _deduplicate(self, unit: Unit) -> None:
+        """An earlier attempt at it is durable."""
+        segment = self.segment
+        if unit.is_transaction:
+            self._shared.find(unit, self._find(unit))
+        else:
+            self._shared.succeed(unit, EventPosition(segment.number, segment.journal, -1, -1, deduplicated=True))
+
+    async def _find(self, unit: Unit) -> None:
+        """Where an earlier attempt at a transaction stands, here or in a segment before."""
+        shared = self._shared
+        assert unit.sequence is not None
+        wanted = TransactionEnd(shared.identity.writer, unit.sequence)
+        is_last = self._entry is not None and self._entry.sequence == unit.sequence
+        hint = self._entry.hint if self._entry is not None and is_last else 0
+        places = [(self.segment, max(self.segment.begin, hint))]
+        places += [(segment, segment.begin) for segment in self._before(unit.place)]
+        for segment, begin in places:
+            found = await find_transaction(
+                shared.client, segment.journal, shared.events, shared.identity.producer, wanted, begin
+            )
+            if found is not None:
+                result = CommitResult(segment.journal, segment.number, *found, unit.place, -1, unit.sequence, True)
+                shared.succeed(unit, result)
+                return
+        shared.fail(unit, self._no_position(unit.sequence))
+
+    def _no_position(self, sequence: int) -> PositionUnknown:
+        return PositionUnknown(
+            f"{self.segment.journal}: transaction {sequence} of writer {self._shared.identity.writer} is durable, as "
+            "its registers say, but was not found in its content: that was truncated away or cannot be read, or this "
+            "was never the sequence of a transaction"
+        )
+
+    # -- From the registers --------------------------------------------------------------------------------------------
+
+    async def _settle_all(self) -> None:
+        """Wait for what is in flight; what others say is applied, is. The rest is to be sent again."""
+        attempts = list(self._in_flight)
+        if attempts:
+            await asyncio.wait([attempt.task for attempt in attempts if attempt.task is not None])
+        last = max((number for number, attempt in enumerate(attempts) if attempt.result is not None), default=-1)
+        for attempt in attempts[: last + 1]:
+            # An append that was applied rests on all before it.
+            await self._known_applied(attempt)
+            self._in_flight.popleft()
+        self._again = deque([*self._in_flight, *self._again])
+        self._in_flight.clear()
+
+    async def _known_applied(self, attempt: Attempt) -> None:
+        if attempt.result is not None:
+            self._applied(attempt)
+            return
+        self._retry.progressed()
+        self._entry, self._entered = attempt.after, True
+        shared = self._shared
+        begin = await find_append(
+            shared.client,
+            self.segment.journal,
+            shared.events,
+            shared.identity.producer,
+            attempt.first_clock,
+            self._end,
+        )
+        self._succeed(attempt, -1 if begin is None else begin, -1)
+
+    async def _judge(self, registers: Registers, head: int) -> None:
+        """Settle what the registers say is applied, and see to it that the rest can go on."""
+        identity = self._shared.identity
+        stand = rules.standing(registers, head, identity, self._taken_from)
+        if stand is Standing.LOST:
+            registers, head = await contact(self._shared, self.segment.journal)
+            stand = rules.standing(registers, head, identity, self._taken_from)
+        self._registers = registers
+        entry = registers.entries.get(identity.label)
+        if stand is Standing.OURS:
+            assert entry is not None
+            await self._settle_through(entry)
+        elif stand is Standing.TAKEN_OVER:
+            # It has appended more since. What was planned is done for, and planned anew.
+            assert entry is not None
+            if entry != self._entry:
+                self._adopt_entry(entry)
+                self._queue.extendleft(reversed(self._plans()))
+                self._again.clear()
+        elif stand is Standing.FOREIGN:
+            self._fenced()
+        elif stand is Standing.FORGOTTEN:
+            self._forgotten()
+        else:
+            self._entry = None
+        self._check_fences(registers)
+
+    async def _settle_through(self, entry: Entry) -> None:
+        """The entry is of our session: what it covers is applied, and the rest is not."""
+        while self._again and self._again[0].clock <= entry.clock:
+            await self._known_applied(self._again.popleft())
+        if not self._entered or self._entry is None or entry.clock > self._entry.clock:
+            # It is of an attempt that was given up, and came through after all.
+            self._entry, self._entered = entry, True
+
+    def _fenced(self) -> NoReturn:
+        """The entry is of another process, which goes on under this writer's id."""
+        self._shared.dead = WriterFenced(
+            f"another process writes under the writer id {self._shared.identity.writer} now: {self.segment.journal} "
+            "has its session. Stop this one"
+        )
+        raise self._shared.dead
+
+    def _forgotten(self) -> None:
+        """There is no entry any more."""
+        identity = self._shared.identity
+        entered, self._entered, self._entry = self._entered, False, None
+        doubtful = any(attempt.doubtful for attempt in self._again)
+        what = f"writer {identity.writer} is not known to {self.segment.journal} any more"
+        if identity.stable and (entered or not self._shared.fresh):
+            self._shared.dead = WriterExpired(what)
+            raise self._shared.dead
+        if doubtful:
+            raise WriterExpired(what)
+
+    def _check_fences(self, registers: Registers) -> None:
+        """A fence that does not hold now never will."""
+        fence = self._again[0].units[0].fence if self._again else None
+        if fence is not None and registers.token_of(fence.name) != fence.token:
+            self._refuse_fence(self._again.popleft(), fence, registers)
+
+    def _refuse_fence(self, attempt: Attempt, fence: Fence, registers: Registers) -> None:
+        actual = registers.token_of(fence.name)
+        self._refuse(
+            attempt,
+            PreconditionFailed(
+                f"fence {fence.name} of {self.segment.journal} "
+                f"{'was raised by another' if actual else 'is not raised here'}; nothing was written",
+                actual,
+            ),
+        )
+
+    async def _settle_sealed(self, registers: Registers, head: int) -> None:
+        """As `_judge`, for a segment whose registers change no more."""
+        identity = self._shared.identity
+        stand = rules.standing(registers, head, identity, self._taken_from)
+        if stand is Standing.OURS:
+            await self._settle_through(registers.entries[identity.label])
+        elif stand is Standing.FOREIGN and self._registers is not None:
+            self._fenced()
+        elif stand is Standing.FORGOTTEN:
+            self._forgotten()
+        if stand is not Standing.LOST:
+            for attempt in self._again:
+                attempt.doubtful = False  # It was not applied, and cannot be any more.
+
+    def _adopt_entry(self, entry: Entry) -> None:
+        """Go on from an entry of a session before ours."""
+        self._entry = entry
+        self._shared.ticks.update(clock_to_ns(entry.clock))
+
+    # -- Failing -------------------------------------------------------------------------------------------------------
+
+    def _plans(self) -> list[Unit]:
+        return [unit for attempt in self._again for unit in attempt.units]
+
+    def _taken_back(self) -> list[Attempt]:
+        attempts = [*self._in_flight, *self._again]
+        for attempt in self._in_flight:
+            attempt.doubtful |= not attempt.is_answered
+        self._in_flight.clear()
+        self._again.clear()
+        return attempts
+
+    def _refuse(self, attempt: Attempt, error: CorantoError) -> None:
+        """It failed by its own condition, which concerns nothing else."""
+        for unit in attempt.units:
+            self._shared.fail(unit, error)
+
+    def _fail_from(self, error: CorantoError, attempts: Sequence[Attempt]) -> None:
+        """Fail attempts and all that is queued: the first with the error, what may be durable as unknown."""
+        self._retry.progressed()  # What comes next is tried for as long again.
+        failed = [(unit, attempt.doubtful) for attempt in attempts for unit in attempt.units]
+        failed += [(unit, False) for unit in self._queue]
+        self._queue.clear()
+        for number, (unit, doubtful) in enumerate(failed):
+            self._shared.fail(unit, failure_of(error, doubtful=doubtful, first=number == 0))
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _planned(self) -> int:
+        """The sequence of the last unit that is in flight, or else durable."""
+        if self._in_flight:
+            return self._in_flight[-1].after.sequence
+        return self._entry.sequence if self._entry is not None else -1
+
+    def _durable(self, place: int) -> int:
+        own = self._entry.sequence if self._entry is not None else -1
+        return max(own, self._lineage.sequence_of(place))

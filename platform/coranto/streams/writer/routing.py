@@ -1,0 +1,142 @@
+"""Which segment writer a key's events go to, while segments are sealed and succeeded.
+
+A key goes to the active segment that has it, except that a segment which was written to here keeps its keys until it
+has been left: until all that is durable there is known to be, and the rest has been handed to its successors. A
+successor is written to only once all before it, of those written to here, were left. So each key stays in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from coranto.client.retry import Retry
+from coranto.errors import CorantoError, JournalNotFound, NotAllowed, StreamSealed, WriteError
+from coranto.streams.model.frontier import ancestors, graph_of
+from coranto.streams.model.lineage import Lineage, trace
+from coranto.streams.model.registers import DEFAULT_MAX_WRITERS, Registers
+from coranto.streams.model.stream import Segment, Stream, decode, segments_selector
+from coranto.streams.writer.segment_writer import SegmentWriter
+from coranto.streams.writer.shared import Shared
+from coranto.streams.writer.units import Unit
+
+
+class Routing:
+    """The segment writers of one stream writer."""
+
+    def __init__(self, shared: Shared, name: str, stream: Stream) -> None:
+        self._shared = shared
+        self._name = name
+        self._stream = stream
+        self._live: dict[int, SegmentWriter] = {}
+        self._superseded: list[SegmentWriter] = []  # Of segments that are not active any more, the oldest first.
+        self._left = asyncio.Event()
+        self._sealed: dict[int, Registers] = {}
+        """The registers of sealed segments, which change no more."""
+
+    @property
+    def stream(self) -> Stream:
+        return self._stream
+
+    @property
+    def writers(self) -> list[SegmentWriter]:
+        return list(self._live.values())
+
+    def route(self, place: int) -> SegmentWriter:
+        """The writer for a place in the key space. Raises StreamSealed."""
+        for writer in self._superseded:
+            if writer.segment.range.contains(place):
+                return writer
+        segment = self._stream.segment_at(place)
+        if segment is None:
+            raise StreamSealed(f"stream {self._name} is sealed: it takes no more events")
+        if segment.number not in self._live:
+            most = self._stream.max_writers or DEFAULT_MAX_WRITERS
+            self._live[segment.number] = SegmentWriter(self._shared, self, segment, most)
+        return self._live[segment.number]
+
+    async def refresh(self) -> None:
+        """Look at the stream again. Raises StreamNotFound."""
+        stream = decode(await self._shared.client.list(segments_selector(self._name)))
+        if stream.revision < self._stream.revision:
+            return  # Of a broker that lags behind.
+        self._stream = stream
+        active = {segment.number for segment in stream.active()}
+        known = {writer.segment.number for writer in self._superseded}
+        for number, writer in self._live.items():
+            if number not in active and number not in known:
+                self._superseded.append(writer)
+                writer.leave()
+        self._superseded.sort(key=lambda writer: writer.segment.number)
+        # Of segments that were truncated away nobody asks any more.
+        self._sealed = {number: known for number, known in self._sealed.items() if number in stream.segments}
+        self._shared.ends = {number: end for number, end in self._shared.ends.items() if number in stream.segments}
+
+    async def cancel(self, error: WriteError) -> None:
+        while waiting := [writer for writer in self.writers if not writer.is_closed]:
+            for writer in waiting:  # Meanwhile one may hand over to others.
+                await writer.cancel(error)
+
+    # -- For segment writers -------------------------------------------------------------------------------------------
+
+    async def unblocked(self, writer: SegmentWriter) -> None:
+        while any(
+            number < writer.segment.number and other.segment.range.overlaps(writer.segment.range)
+            for number, other in self._live.items()
+        ):
+            self._left.clear()
+            await self._left.wait()
+
+    async def lineage(self, writer: SegmentWriter, has_entry: bool) -> Lineage:
+        label = self._shared.identity.label
+        return await trace(self._stream, writer.segment, label, has_entry, self._registers_of)
+
+    def before(self, segment: Segment, place: int) -> Sequence[Segment]:
+        segments = self._stream.segments
+        earlier = sorted(ancestors(graph_of(self._stream), [segment.number]) & segments.keys(), reverse=True)
+        return [segments[number] for number in earlier if segments[number].range.contains(place)]
+
+    async def left(self, writer: SegmentWriter) -> Segment | None:
+        retry = Retry(self._shared.patience)
+        while True:
+            await self.refresh()
+            segment = self._stream.segments.get(writer.segment.number)
+            if segment is None or segment.sealing:
+                return segment
+            delay = retry.failed(self._shared.clock.monotonic())
+            if delay is None:
+                raise NotAllowed(f"append to {segment.journal}", detail="though it is not listed as being sealed")
+            await self._shared.clock.sleep(delay)
+
+    def take_over(self, writer: SegmentWriter, units: Iterable[Unit], registers: Registers | None) -> None:
+        number = writer.segment.number
+        self._live.pop(number, None)
+        self._superseded = [each for each in self._superseded if each is not writer]
+        if registers is not None:
+            self._sealed[number] = registers
+        adopted: dict[SegmentWriter, list[Unit]] = {}
+        for unit in units:
+            try:
+                adopted.setdefault(self.route(unit.place), []).append(unit)
+            except CorantoError as error:
+                self._shared.fail(unit, error)
+        for successor, theirs in adopted.items():
+            successor.adopt(theirs)
+        self._left.set()
+
+    async def _registers_of(self, segment: Segment) -> tuple[Registers, int] | None:
+        if (known := self._sealed.get(segment.number)) is not None:
+            return known, 0
+        try:
+            result = await self._shared.barrier(segment.journal, segment.mod_revision)
+        except JournalNotFound:
+            return None
+        registers = Registers.of(result.registers)
+        if registers.held:
+            self._sealed[segment.number] = registers
+            return registers, result.end
+        # A broker that took the segment over when those that had its registers were gone has nothing of it by itself,
+        # and tells 0. What was sealed, or is stored, tells that there is content, so that registers were lost.
+        if segment.sealed_at is not None:
+            return registers, segment.sealed_at
+        return registers, max(result.end, await self._shared.client.head(segment.journal))

@@ -1,0 +1,118 @@
+"""What the segment writers of one stream writer share."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from coranto.client.client import JournalClient
+from coranto.client.values import AppendResult
+from coranto.effects import Clock
+from coranto.errors import CorantoError, PositionUnknown, WriteError
+from coranto.labels import HELD, label_selector
+from coranto.messages.uuids import Clock as UuidClock
+from coranto.streams.model.events import EventFormat
+from coranto.streams.model.registers import Identity
+from coranto.streams.writer.stamping import Stamper, stamper_of
+from coranto.streams.writer.tally import Tally
+from coranto.streams.writer.units import CommitResult, EventPosition, Unit
+
+
+@dataclass(slots=True)
+class Shared:
+    """See the module. Durations are seconds."""
+
+    client: JournalClient
+    identity: Identity
+    events: EventFormat[Any]
+    clock: Clock
+    ticks: UuidClock
+    tally: Tally
+    in_flight: int
+    batch_bytes: int
+    patience: float
+    fresh: bool
+    sequence: int = -1
+    """The largest sequence that was used."""
+    dead: WriteError | None = None
+    """Why nothing more can be appended under this writer's id."""
+    failure: CorantoError | None = None
+    """Why the first plain event failed since `flush` looked."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Where what was written last ends in each segment, by number."""
+    pending_bytes: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a unit was settled."""
+    stamper: Stamper = field(init=False)
+    _finding: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
+
+    def taken(self, unit: Unit) -> None:
+        """A unit was given to the writer."""
+        self.pending_bytes += unit.size
+
+    def succeed(self, unit: Unit, result: EventPosition | CommitResult) -> None:
+        self._settle(unit)
+        if result.end > self.ends.get(result.segment, 0):
+            self.ends[result.segment] = result.end
+        self.tally.succeeded(unit, result)
+        if not unit.done.done():
+            unit.done.set_result(result)  # type: ignore[arg-type]
+
+    def fail(self, unit: Unit, error: CorantoError) -> None:
+        self._settle(unit)
+        self.tally.failed(unit, error)
+        if not unit.is_transaction:
+            self.failure = self.failure or error
+        if not unit.done.done():
+            unit.done.set_exception(error)
+            unit.done.exception()  # A caller may leave failures to `flush`; that is no exception nobody looked at.
+
+    def _settle(self, unit: Unit) -> None:
+        self.pending_bytes -= unit.size
+        self.settled.set()
+
+    def find(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
+        """Have work settle a unit that is not in any segment writer any more."""
+        task = asyncio.create_task(work)
+        self._finding[task] = unit
+        task.add_done_callback(self._found)
+
+    def _found(self, task: asyncio.Task[None]) -> None:
+        del self._finding[task]
+        self.settled.set()
+
+    @property
+    def oldest_found(self) -> float:
+        """The order of the first unit that work was begun for and is not done with; infinite without one."""
+        return min((unit.order for unit in self._finding.values()), default=math.inf)
+
+    async def close(self) -> None:
+        """End that work. Its units are durable, but nobody will know where."""
+        finding = dict(self._finding)
+        for task in finding:
+            task.cancel()
+        await asyncio.gather(*finding, return_exceptions=True)
+        for unit in finding.values():
+            if not unit.done.done():
+                self.fail(unit, PositionUnknown("the writer was closed before it was found where this stands"))
+
+    async def barrier(self, journal: str, min_revision: int = 0, *, held: bool = False) -> AppendResult:
+        """A journal's registers and head, behind all that was appended before.
+
+        With `held` it raises RegisterMismatch when there are no registers, and IndexHasGreaterOffset when that is not
+        known, as they may be lost, of journals that take no more, too.
+        """
+        return await self.client.append(
+            journal,
+            b"",
+            check_registers=label_selector(include={HELD: ""}) if held else None,
+            retry_unknown=True,
+            patience=self.patience,
+            min_etcd_revision=min_revision,
+        )

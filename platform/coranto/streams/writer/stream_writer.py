@@ -1,0 +1,456 @@
+"""`StreamWriter`: events and transactions on one routing key, each durable once.
+
+What is given to a writer is taken in at once and appended in the background: in order for each routing key, and each
+exactly once, whatever happens to connections, brokers and segments meanwhile. With a `writer_id` and sequences of the
+user's own that holds across processes, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
+
+from coranto.client.client import JournalClient
+from coranto.effects import Clock, Entropy, SystemClock
+from coranto.errors import (
+    CorantoError,
+    InvalidInput,
+    JournalNotFound,
+    MaxTransactionSizeExceeded,
+    NotAllowed,
+    StreamNotFound,
+    WriterClosed,
+)
+from coranto.messages.uuids import Clock as UuidClock
+from coranto.messages.uuids import build_uuid, new_producer_id
+from coranto.streams.model.events import EventFormat, format_of, validate_writer_id
+from coranto.streams.model.keys import key_hash
+from coranto.streams.model.registers import Fence, Identity, stable_producer, validate_fence_name
+from coranto.streams.model.stream import decode, segments_selector, validate_stream
+from coranto.streams.writer.fencing import raise_fence
+from coranto.streams.writer.metrics import WriterMetrics
+from coranto.streams.writer.numbering import Numbering
+from coranto.streams.writer.open_transactions import OpenTransactions
+from coranto.streams.writer.promise import Promise
+from coranto.streams.writer.routing import Routing
+from coranto.streams.writer.segment_writer import SegmentWriter
+from coranto.streams.writer.shared import Shared
+from coranto.streams.writer.tally import Tally
+from coranto.streams.writer.time_marks import TimeNotes
+from coranto.streams.writer.transactions import Transaction
+from coranto.streams.writer.units import CommitResult, EventPosition, Unit
+
+E = TypeVar("E")
+
+MAX_TRANSACTION_BYTES: Final = 16 << 20
+"""What an append of a writer may have at most, with all framing: a transaction with its end, or an event."""
+DEFAULT_BATCH_BYTES: Final = 1 << 20
+DEFAULT_PENDING_BYTES: Final = 64 << 20
+DEFAULT_IN_FLIGHT: Final = 8
+DEFAULT_PATIENCE: Final = 60.0
+DEFAULT_TIMEOUT: Final = 60.0
+CLOSE_SECONDS: Final = 30.0
+
+_KNOWN_KEYS = 1 << 14
+
+
+class StreamWriter(Generic[E]):
+    """A writer. Use as `async with StreamWriter(client, "orders") as writer:`, on one event loop.
+
+    Leaving the block waits for all that was given to it (see `close`). Cancelling what waits for a result recalls
+    nothing. Safe for many tasks at once.
+    """
+
+    def __init__(
+        self,
+        client: JournalClient,
+        stream: str,
+        *,
+        format: EventFormat[E] | None = None,
+        writer_id: str | None = None,
+        fresh: bool = False,
+        max_transaction_bytes: int = MAX_TRANSACTION_BYTES,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        pending_bytes: int = DEFAULT_PENDING_BYTES,
+        patience: float = DEFAULT_PATIENCE,
+        metrics: WriterMetrics | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        """`format` says what events are; by default the stream's content type does (JSON objects, or bytes).
+
+        `writer_id` names a writer that one process after the other goes on with: the later one fences off the earlier.
+        `fresh` takes the past of such a writer for settled where the stream has forgotten it. `in_flight` appends of a
+        segment may be on their way at once, of up to `batch_bytes` each if they are of several events or transactions.
+        `drain` waits while more than `pending_bytes` are not settled. Appends are tried for `patience` seconds.
+        """
+        if writer_id is not None:
+            validate_writer_id(writer_id)
+        if min(max_transaction_bytes, in_flight, batch_bytes, pending_bytes) < 1:
+            raise InvalidInput("sizes and the number of appends in flight must be positive", field="in_flight")
+        self.stream = validate_stream(stream)
+        self.max_transaction_bytes = max_transaction_bytes
+        self.metrics = metrics or WriterMetrics()
+        producer = new_producer_id(entropy) if writer_id is None else stable_producer(writer_id)
+        self.identity = Identity(
+            producer.hex() if writer_id is None else writer_id,
+            producer,
+            int.from_bytes(entropy(6)),
+            writer_id is not None,
+        )
+        self._client = client
+        self._format = format
+        self._pending_bytes = pending_bytes
+        self._clock: Clock = clock or SystemClock()
+        self._entropy = entropy
+        self._in_flight = in_flight
+        self._batch_bytes = batch_bytes
+        self._patience = patience
+        self._fresh = fresh
+        self._shared: Shared | None = None
+        self._routing: Routing | None = None
+        self._notes: TimeNotes | None = None
+        self._closed = False
+        self._end_bytes = 0  # Of a transaction.
+        self._places: dict[str, int] = {}
+        self._numbering = Numbering(stable=self.identity.stable)
+        self._tally = Tally(self.metrics, self.stream, self.identity.writer, self._clock)
+        self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._tally)
+
+    async def __aenter__(self) -> StreamWriter[E]:
+        """Raises StreamNotFound, InvalidInput when the stream's events are of no known format, and client errors."""
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """As entering the block does. Nothing is appended."""
+        if self._routing is not None or self._closed:
+            raise WriterClosed("a writer is opened once; make another")
+        try:
+            stream = decode(await self._client.list(segments_selector(self.stream)))
+        except StreamNotFound:
+            raise StreamNotFound(
+                f"there is no stream {self.stream}: check its name, or create it (`coranto streams create`)"
+            ) from None
+        events: Any = self._format or format_of(stream.content_type)
+        self._shared = Shared(
+            self._client,
+            self.identity,
+            events,
+            self._clock,
+            UuidClock(lambda: int(self._clock.now() * 1e9)),
+            self._tally,
+            self._in_flight,
+            self._batch_bytes,
+            self._patience,
+            self._fresh,
+        )
+        self._format = events
+        self._end_bytes = len(events.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))
+        self._routing = Routing(self._shared, self.stream, stream)
+        self._notes = TimeNotes(self._shared, self.stream, self._settled, self._ends)
+
+    # -- Writing -------------------------------------------------------------------------------------------------------
+
+    def write_event(self, key: str, event: E, *, sequence: int | None = None) -> asyncio.Future[EventPosition]:
+        """Have an event appended, behind all that was given for the same key before.
+
+        The future's result says where it stands; it is durable then, and readable by anybody. `sequence`, for writers
+        with an id, numbers all that the writer is given, increasing: what the stream has up to it already is not
+        appended again. Once one write has a sequence, all must.
+
+        Raises InvalidInput, MaxTransactionSizeExceeded and WriterClosed; the future raises WriteError, whose `outcome`
+        says whether the event may be durable, StreamSealed, and errors of the client. Internal retries are exactly
+        once: do not write an event again whose outcome is unknown, unless it has a sequence.
+        """
+        encoded = self._encoder.encode(event)
+        if len(encoded) > self.max_transaction_bytes:
+            raise MaxTransactionSizeExceeded(self.max_transaction_bytes, len(encoded))
+        done: asyncio.Future[EventPosition] = asyncio.get_running_loop().create_future()
+        self._submit(Unit(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence))
+        return done
+
+    def write_events(
+        self,
+        key: str,
+        events: Sequence[E],
+        *,
+        sequence: int | None = None,
+        expected_offset: int | None = None,
+        fence: Fence | None = None,
+    ) -> asyncio.Future[CommitResult]:
+        """Have events of one key appended as a transaction: all or nothing, and contiguous. As `transaction` otherwise.
+
+        It is under way when this returns, and others may be given before it is committed: that is how transactions of
+        one key are pipelined.
+        """
+        encode, encoded = self._encoder.encode, list[bytes]()
+        size = self._end_bytes
+        for event in events:
+            content = encode(event)
+            size += len(content)
+            if size > self.max_transaction_bytes:
+                raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size)
+            encoded.append(content)
+        return self._commit(key, encoded, size, sequence, expected_offset, fence)
+
+    def transaction(
+        self,
+        key: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        sequence: int | None = None,
+        expected_offset: int | None = None,
+        fence: Fence | None = None,
+    ) -> Transaction[E]:
+        """A transaction on one routing key: `async with writer.transaction(key) as txn: txn.write(event)`.
+
+        It is aborted when it is open for more than `timeout` seconds. One transaction of a key may be open at a time:
+        entering the block raises TransactionInProgress otherwise. `sequence` is as `write_event` has it; a transaction
+        that is durable already is not appended again, and its original position is returned.
+
+        With `expected_offset` it is committed only if the key's segment ends there; with `fence` only while that is
+        the fence of its name that was raised last. Otherwise `commit` raises PreconditionFailed.
+        """
+        if not timeout > 0:
+            raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
+        self._check_conditions(expected_offset, fence)
+        if sequence is not None:
+            self._numbering.check(sequence)
+        return Transaction(self, key, self.place(key), timeout, self._end_bytes, sequence, expected_offset, fence)
+
+    def note_time(self, time: float) -> None:
+        """Say that all events that are written from now on are of this time or a later one.
+
+        Times are in whatever unit the stream's writers agree on. Readers make time windows of them
+        (`coranto.streams.model.watermarks`), once what was written before is durable.
+        """
+        self._require_open()
+        assert self._notes is not None
+        self._notes.note(time)
+
+    async def flush(self) -> None:
+        """Return once all that was given so far is settled, and times that were noted are in the stream.
+
+        Raises why the first event failed since `flush` was last called, if one did; transactions tell by themselves.
+        """
+        shared = self._ready
+        await self._settled()
+        if self._notes is not None:
+            await self._notes.flush()
+        failure, shared.failure = shared.failure, None
+        if failure is not None:
+            raise failure
+
+    async def drain(self) -> None:
+        """Return once little enough is not settled. Call it between writes, so that memory is bounded."""
+        shared = self._ready
+        while shared.pending_bytes > self._pending_bytes:
+            shared.settled.clear()
+            await shared.settled.wait()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were given to the writer and are not settled."""
+        return self._shared.pending_bytes if self._shared is not None else 0
+
+    async def last_sequence(self, key: str) -> int:
+        """The last sequence of this writer that is durable for a key; -1 when there is none.
+
+        What was written under one writer id up to here need not be given again. Raises WriterExpired when the stream
+        does not know any more.
+        """
+        place = self.place(key)
+        writer = await self._contacted(place)
+        return await writer.last_sequence(place)
+
+    # -- Fences --------------------------------------------------------------------------------------------------------
+
+    async def raise_fence(self, key: str, name: str) -> Fence:
+        """Raise the fence of this name in the key's segment, so that all earlier holders of it are refused.
+
+        Give what is returned to transactions, of this writer or any other. It is of the segment: once that was sealed,
+        or its brokers were all lost, the fence is not there, everybody is refused, and it must be raised again.
+        """
+        fence = Fence(validate_fence_name(name), self._entropy(16).hex())
+        place = self.place(key)
+        await raise_fence(self._ready, fence, lambda: self._contacted(place))
+        return fence
+
+    # -- Closing -------------------------------------------------------------------------------------------------------
+
+    async def close(self, deadline: float = CLOSE_SECONDS) -> None:
+        """Abort open transactions, and wait for the rest for up to `deadline` seconds.
+
+        What is not settled by then fails: with CommitUnknown if it may be durable, else with WriterClosed.
+        """
+        self._closed = True
+        await self._open.close()
+        if self._shared is not None and self._routing is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline):
+                    await self._settled()
+            await self._routing.cancel(
+                WriterClosed(f"the writer was closed, and this was not appended within {deadline:g} s")
+            )
+            await self._shared.close()
+            if self._notes is not None:
+                await self._notes.close(deadline)
+
+    # -- For transactions ----------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._clock.monotonic()
+
+    async def opened(self, transaction: Transaction[E]) -> None:
+        self._require_open()
+        self._open.add(transaction)
+        try:
+            await self._contacted(transaction.place)
+        except BaseException:
+            transaction.abort()
+            raise
+
+    def ended(self, transaction: Transaction[E]) -> None:
+        self._open.ended(transaction)
+
+    def encode(self, event: E, size: int) -> bytes:
+        encoded = self._encoder.encode(event)
+        if size + len(encoded) > self.max_transaction_bytes:
+            raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
+        return encoded
+
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
+        self._open.remove(transaction)
+        size = self._end_bytes + sum(map(len, events))
+        return self._commit(
+            transaction.key,
+            events,
+            size,
+            transaction.sequence,
+            transaction.expected_offset,
+            transaction.fence,
+        )
+
+    # -- Their parts ---------------------------------------------------------------------------------------------------
+
+    def place(self, key: str) -> int:
+        """Where a routing key stands in the key space."""
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) >= _KNOWN_KEYS:
+                self._places.clear()
+            place = self._places[key] = key_hash(key)
+        return place
+
+    def _commit(
+        self,
+        key: str,
+        events: list[bytes],
+        size: int,
+        sequence: int | None,
+        expected_offset: int | None,
+        fence: Fence | None,
+    ) -> Promise[CommitResult]:
+        self._check_conditions(expected_offset, fence)
+        place = self.place(key)
+        done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
+        if not events:
+            self._require_open()
+            self._tally.ended("empty", place, sequence)
+            done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
+            return done
+        unit = Unit(
+            self._next(sequence),
+            place,
+            events,
+            size,
+            done,
+            is_transaction=True,
+            sequence=sequence,
+            expected_offset=expected_offset,
+            fence=fence,
+            begun=self.now(),
+        )
+        self._submit(unit)
+        return done
+
+    def _submit(self, unit: Unit) -> None:
+        shared = self._ready
+        shared.taken(unit)
+        try:
+            if shared.dead is not None:
+                raise shared.dead
+            self._ready_routing.route(unit.place).submit(unit)
+        except CorantoError as error:
+            shared.fail(unit, error)
+
+    def _next(self, sequence: int | None) -> int:
+        """The order of something that is given now. Raises InvalidInput and WriterClosed."""
+        self._require_open()
+        return self._numbering.next(sequence)
+
+    def _check_conditions(self, expected_offset: int | None, fence: Fence | None) -> None:
+        if expected_offset is not None and expected_offset < 0:
+            raise InvalidInput(f"{expected_offset} is no offset", field="expected_offset")
+        if fence is not None:
+            validate_fence_name(fence.name)
+
+    @property
+    def _encoder(self) -> EventFormat[E]:
+        self._require_open()
+        assert self._format is not None
+        return self._format
+
+    @property
+    def _ready(self) -> Shared:
+        if self._shared is None:
+            raise WriterClosed("the writer is not open; use it in `async with StreamWriter(…) as writer:`")
+        return self._shared
+
+    @property
+    def _ready_routing(self) -> Routing:
+        assert self._routing is not None
+        return self._routing
+
+    def _require_open(self) -> None:
+        if self._closed or self._shared is None:
+            raise WriterClosed(
+                f"the writer of {self.stream} is {'closed' if self._closed else 'not open'}; use it in `async with`"
+            )
+
+    async def _contacted(self, place: int) -> SegmentWriter:
+        """The writer of a place's segment, after contact with that. Raises what keeps it from writing."""
+        while True:
+            if self._ready.dead is not None:
+                raise self._ready.dead
+            writer = self._ready_routing.route(place)
+            try:
+                await writer.prepare()
+                return writer
+            except (JournalNotFound, NotAllowed):
+                writer.leave()  # It was truncated away or sealed, or the stream is gone.
+                await self._ready_routing.left(writer)
+                await writer.idle()
+
+    async def _settled(self) -> None:
+        """Wait until all that was given so far is settled."""
+        shared, last = self._ready, self._numbering.last
+        while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
+            shared.settled.clear()
+            await shared.settled.wait()
+
+    def _ends(self) -> dict[int, int]:
+        """Where what was written ends in each segment that is there still."""
+        there = self._ready_routing.stream.segments
+        return {number: end for number, end in self._ready.ends.items() if number in there}

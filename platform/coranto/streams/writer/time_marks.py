@@ -1,0 +1,82 @@
+"""How a writer's times get into the stream (see `coranto.streams.model.watermarks`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+
+from coranto.errors import CorantoError
+from coranto.messages.uuids import Flags, build_uuid
+from coranto.streams.model.events import JsonEvents
+from coranto.streams.model.stream import marks_journal
+from coranto.streams.model.watermarks import Mark
+from coranto.streams.writer.shared import Shared
+
+_log = structlog.get_logger(__name__)
+
+
+class TimeNotes:
+    """The times that one writer notes: a mark for each, or for the latest of those that come faster than appends."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        stream: str,
+        settled: Callable[[], Awaitable[None]],
+        positions: Callable[[], Mapping[int, int]],
+    ) -> None:
+        """`settled` returns once all that was written so far is settled; `positions` are where that ends by segment."""
+        self._shared = shared
+        self._journal = marks_journal(stream)
+        self._settled = settled
+        self._positions = positions
+        self._wanted: float | None = None
+        self._noted: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, time: float) -> None:
+        """Note a time once what was written so far is settled. Smaller ones than before change nothing."""
+        self._wanted = time if self._wanted is None else max(time, self._wanted)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"marks on {self._journal}")
+
+    async def flush(self) -> None:
+        """Return once all that was noted is in the journal."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def close(self, deadline: float) -> None:
+        """Say that nothing more will be written, so that this writer does not hold up time."""
+        if self._task is not None:
+            _, late = await asyncio.wait((self._task,), timeout=deadline)
+            for task in late:
+                task.cancel()
+        if self._noted is not None:
+            await self._append(Mark(self._shared.identity.writer, self._noted, self._positions(), left=True))
+
+    async def _run(self) -> None:
+        try:
+            while (time := self._wanted) is not None:
+                self._wanted = None
+                await self._settled()
+                if self._noted is None or time >= self._noted:
+                    self._noted = time
+                    await self._append(Mark(self._shared.identity.writer, time, self._positions()))
+        finally:
+            self._task = None
+
+    async def _append(self, mark: Mark) -> None:
+        shared = self._shared
+        uuid = build_uuid(shared.identity.producer, shared.ticks.tick(), Flags.OUTSIDE_TXN)
+        try:
+            await shared.client.append(
+                self._journal,
+                JsonEvents().marshal(mark.to_message(), uuid),
+                retry_unknown=True,
+                patience=shared.patience,
+            )
+        except CorantoError as error:
+            # Watermarks come later or not at all; no event is affected.
+            _log.warning("a time could not be noted", journal=self._journal, error=str(error))

@@ -1,0 +1,270 @@
+"""Transactions on one routing key.
+
+A transaction gathers events in this process. Its commit is one append, so nothing of it is anywhere before, and all of
+it or nothing is in the stream after. Its states:
+
+::
+
+    OPEN ──commit──> COMMITTING ──> COMMITTED
+     │                   └────────> FAILED
+     ├──abort, or an exception leaves the block──> ABORTED
+     └──longer open than its time-out────────────> TIMED_OUT
+
+`TABLE` says what every call does in every state. All but OPEN and COMMITTING are final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import TracebackType
+from typing import Final, Generic, Protocol, TypeVar
+
+from coranto.errors import TransactionStateError, TransactionTimeout
+from coranto.streams.model.registers import Fence
+from coranto.streams.writer.promise import Promise
+from coranto.streams.writer.units import CommitResult
+
+E = TypeVar("E")
+
+
+class TransactionState(Enum):
+    __hash__ = object.__hash__  # That of `Enum` is written in Python, and each call looks up the table.
+
+    OPEN = "open"
+    COMMITTING = "being committed"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    TIMED_OUT = "timed out"
+    FAILED = "failed"
+
+
+class Call(Enum):
+    """What can be done with a transaction, and what can happen to it."""
+
+    __hash__ = object.__hash__
+
+    WRITE = "write"
+    COMMIT = "commit"
+    ABORT = "abort"
+    EXIT = "the block is left"
+    RAISE = "an exception leaves the block"
+    EXPIRE = "the time-out is over"
+    SUCCEED = "the commit succeeded"
+    FAIL = "the commit failed"
+
+
+class Action(Enum):
+    """What follows from a call."""
+
+    TAKE = "take the event in"
+    BEGIN = "begin to commit"
+    JOIN = "await the commit that is under way"
+    REPEAT = "give the result, or the error, once more"
+    DISCARD = "drop the events"
+    NOTHING = "nothing"
+    REFUSE = "raise TransactionStateError"
+    TOO_LATE = "raise TransactionTimeout"
+
+
+_S, _C, _A = TransactionState, Call, Action
+
+TABLE: Final[Mapping[tuple[TransactionState, Call], tuple[TransactionState, Action]]] = {
+    (_S.OPEN, _C.WRITE): (_S.OPEN, _A.TAKE),
+    (_S.OPEN, _C.COMMIT): (_S.COMMITTING, _A.BEGIN),
+    (_S.OPEN, _C.ABORT): (_S.ABORTED, _A.DISCARD),
+    (_S.OPEN, _C.EXIT): (_S.COMMITTING, _A.BEGIN),
+    (_S.OPEN, _C.RAISE): (_S.ABORTED, _A.DISCARD),
+    (_S.OPEN, _C.EXPIRE): (_S.TIMED_OUT, _A.DISCARD),
+    (_S.COMMITTING, _C.WRITE): (_S.COMMITTING, _A.REFUSE),
+    (_S.COMMITTING, _C.COMMIT): (_S.COMMITTING, _A.JOIN),
+    (_S.COMMITTING, _C.ABORT): (_S.COMMITTING, _A.REFUSE),
+    (_S.COMMITTING, _C.EXIT): (_S.COMMITTING, _A.JOIN),
+    # The commit goes on; `commit` tells its outcome still.
+    (_S.COMMITTING, _C.RAISE): (_S.COMMITTING, _A.NOTHING),
+    (_S.COMMITTING, _C.EXPIRE): (_S.COMMITTING, _A.NOTHING),
+    (_S.COMMITTING, _C.SUCCEED): (_S.COMMITTED, _A.NOTHING),
+    (_S.COMMITTING, _C.FAIL): (_S.FAILED, _A.NOTHING),
+    (_S.COMMITTED, _C.WRITE): (_S.COMMITTED, _A.REFUSE),
+    (_S.COMMITTED, _C.COMMIT): (_S.COMMITTED, _A.REPEAT),
+    (_S.COMMITTED, _C.ABORT): (_S.COMMITTED, _A.REFUSE),
+    (_S.COMMITTED, _C.EXIT): (_S.COMMITTED, _A.NOTHING),
+    (_S.COMMITTED, _C.RAISE): (_S.COMMITTED, _A.NOTHING),
+    (_S.COMMITTED, _C.EXPIRE): (_S.COMMITTED, _A.NOTHING),
+    (_S.ABORTED, _C.WRITE): (_S.ABORTED, _A.REFUSE),
+    (_S.ABORTED, _C.COMMIT): (_S.ABORTED, _A.REFUSE),
+    (_S.ABORTED, _C.ABORT): (_S.ABORTED, _A.NOTHING),
+    (_S.ABORTED, _C.EXIT): (_S.ABORTED, _A.NOTHING),
+    (_S.ABORTED, _C.RAISE): (_S.ABORTED, _A.NOTHING),
+    (_S.ABORTED, _C.EXPIRE): (_S.ABORTED, _A.NOTHING),
+    (_S.TIMED_OUT, _C.WRITE): (_S.TIMED_OUT, _A.TOO_LATE),
+    (_S.TIMED_OUT, _C.COMMIT): (_S.TIMED_OUT, _A.TOO_LATE),
+    (_S.TIMED_OUT, _C.ABORT): (_S.TIMED_OUT, _A.NOTHING),
+    # Leaving the block would look like a commit.
+    (_S.TIMED_OUT, _C.EXIT): (_S.TIMED_OUT, _A.TOO_LATE),
+    (_S.TIMED_OUT, _C.RAISE): (_S.TIMED_OUT, _A.NOTHING),
+    (_S.TIMED_OUT, _C.EXPIRE): (_S.TIMED_OUT, _A.NOTHING),
+    (_S.FAILED, _C.WRITE): (_S.FAILED, _A.REFUSE),
+    (_S.FAILED, _C.COMMIT): (_S.FAILED, _A.REPEAT),
+    (_S.FAILED, _C.ABORT): (_S.FAILED, _A.NOTHING),
+    # `commit` raised already.
+    (_S.FAILED, _C.EXIT): (_S.FAILED, _A.NOTHING),
+    (_S.FAILED, _C.RAISE): (_S.FAILED, _A.NOTHING),
+    (_S.FAILED, _C.EXPIRE): (_S.FAILED, _A.NOTHING),
+}
+
+
+class Committer(Protocol[E]):
+    """What a transaction needs of its writer."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    async def opened(self, transaction: Transaction[E]) -> None:
+        """Raises TransactionInProgress, before anything else is done."""
+        ...
+
+    def ended(self, transaction: Transaction[E]) -> None:
+        """It was aborted, or timed out."""
+        ...
+
+    def encode(self, event: E, size: int) -> bytes:
+        """An event of a transaction that has `size` bytes by now. Raises InvalidInput, MaxTransactionSizeExceeded."""
+        ...
+
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
+        """Have the events committed."""
+        ...
+
+
+class Transaction(Generic[E]):
+    """A transaction. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
+
+    Not for use by several tasks at once. What a cancellation interrupts is: with the block open, nothing (the
+    transaction is aborted); a `commit`, only the waiting, so its outcome is not known until `commit` is called again.
+    """
+
+    def __init__(
+        self,
+        writer: Committer[E],
+        key: str,
+        place: int,
+        timeout: float,
+        end_bytes: int,
+        sequence: int | None,
+        expected_offset: int | None,
+        fence: Fence | None,
+    ) -> None:
+        """Made by `StreamWriter.transaction`. `end_bytes` is the size of its end."""
+        self.key = key
+        self.place = place
+        self.timeout = timeout
+        self.sequence = sequence
+        self.expected_offset = expected_offset
+        self.fence = fence
+        self.deadline = float("inf")
+        """Monotonic seconds."""
+        self._writer = writer
+        self._state = TransactionState.OPEN
+        self._events: list[bytes] = []
+        self._size = self._end_bytes = end_bytes
+        self._done: Promise[CommitResult] | None = None
+
+    async def __aenter__(self) -> Transaction[E]:
+        await self._writer.opened(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._call(Call.RAISE)
+            return
+        action = self._call(Call.EXIT)
+        if action is Action.BEGIN:
+            self._begin()
+        if action in (Action.BEGIN, Action.JOIN):
+            await self._outcome()
+
+    @property
+    def state(self) -> TransactionState:
+        self.expire_if_due()
+        return self.raw_state
+
+    @property
+    def raw_state(self) -> TransactionState:
+        """The state without a look at the clock."""
+        self._note_outcome()
+        return self._state
+
+    @property
+    def size(self) -> int:
+        """Bytes that it would have in its journal, with its end: what the limit counts. 0 without events."""
+        return self._size if self._events else 0
+
+    def write(self, event: E) -> None:
+        """Add an event. Nothing is sent.
+
+        Raises InvalidInput for what is no event, MaxTransactionSizeExceeded, which leaves the transaction as it was,
+        TransactionTimeout, and TransactionStateError when it is not open.
+        """
+        if self._call(Call.WRITE) is Action.TAKE:
+            encoded = self._writer.encode(event, self._size)
+            self._events.append(encoded)
+            self._size += len(encoded)
+
+    async def commit(self) -> CommitResult:
+        """Commit, and return where the events stand. They are durable then, and readable by anybody.
+
+        Once committed, the same result is returned again, and what a failed commit raised is raised again. A
+        transaction without events commits without an append. Raises WriteError, of which `outcome` says whether
+        the transaction may be durable, and errors of the client.
+        """
+        action = self._call(Call.COMMIT)
+        if action is Action.BEGIN:
+            self._begin()
+        return await self._outcome()
+
+    def abort(self) -> None:
+        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        self._call(Call.ABORT)
+
+    def expire_if_due(self) -> None:
+        """Time out, if it is open for too long by now."""
+        if self._state is TransactionState.OPEN and self._writer.now() >= self.deadline:
+            self._apply(Call.EXPIRE)
+
+    # -- Its parts -----------------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call) -> Action:
+        self.expire_if_due()
+        self._note_outcome()
+        return self._apply(call)
+
+    def _note_outcome(self) -> None:
+        """The commit ends by itself, and is noted when somebody looks, so that nobody waits for that."""
+        done = self._done
+        if done is not None and self._state is TransactionState.COMMITTING and done.done():
+            self._apply(Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED)
+
+    def _apply(self, call: Call) -> Action:
+        self._state, action = TABLE[self._state, call]
+        if action is Action.REFUSE:
+            raise TransactionStateError(f"{call.value}: the transaction on {self.key!r} is {self._state.value}")
+        if action is Action.TOO_LATE:
+            raise TransactionTimeout(
+                f"the transaction on {self.key!r} was open for more than {self.timeout:g} s, and was aborted"
+            )
+        if action is Action.DISCARD:
+            self._events.clear()
+            self._writer.ended(self)
+        return action
+
+    def _begin(self) -> None:
+        events, self._events = self._events, []
+        self._done = self._writer.commit(self, events)
+
+    async def _outcome(self) -> CommitResult:
+        assert self._done is not None
+        return await self._done.outcome()

@@ -1,0 +1,196 @@
+"""What a writer appends: units that are all or nothing, and attempts at appending some of them.
+
+A `Unit` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of consecutive units
+of a segment: their bytes, stamped with the writer's clocks, and the entry that the writer has in the segment's
+registers once it is applied. An attempt keeps its bytes and clocks as long as it may have been applied, so the clock of
+an entry tells which attempts were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from coranto.client.prepared import PreparedAppend
+from coranto.client.values import AppendResult
+from coranto.errors import CorantoError
+from coranto.messages.uuids import Clock, Flags
+from coranto.streams.model.pictures import html_table
+from coranto.streams.model.registers import Entry, Fence
+from coranto.streams.writer.stamping import Stamper
+
+_OUTSIDE: Final = Flags.OUTSIDE_TXN.value
+
+
+class EventPosition(NamedTuple):
+    """Where an event stands: bytes [begin, end) of a segment's journal.
+
+    Both are -1 when it is durable but its place is not known: when it was written by an earlier attempt
+    (`deduplicated`), or the journal cannot be read.
+    """
+
+    segment: int
+    journal: str
+    begin: int
+    end: int
+    deduplicated: bool = False
+
+
+class CommitResult(NamedTuple):
+    """A committed transaction: bytes [begin, end) of a segment's journal, its transaction end included.
+
+    `mod_revision` is etcd's as the broker knew it. `deduplicated` says that an earlier attempt had committed it. Of a
+    transaction without events nothing is known but the key: its journal is empty, and its numbers are -1.
+    """
+
+    journal: str
+    segment: int
+    begin: int
+    end: int
+    key_hash: int
+    mod_revision: int
+    sequence: int
+    deduplicated: bool = False
+
+    def _repr_html_(self) -> str:
+        return html_table(self._fields, [self])
+
+
+Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
+
+
+class Unit:
+    """One event or transaction. `order` counts up over all that a writer is given, `place` is its key's.
+
+    `sequence` is what the user gave, if anything. `size` is in bytes of the journal. A transaction was to be committed
+    when it had `begun`, in monotonic seconds.
+    """
+
+    __slots__ = (
+        "begun",
+        "done",
+        "events",
+        "expected_offset",
+        "fence",
+        "is_transaction",
+        "order",
+        "place",
+        "sequence",
+        "size",
+    )
+
+    def __init__(
+        self,
+        order: int,
+        place: int,
+        events: Sequence[bytes],
+        size: int,
+        done: Done,
+        *,
+        is_transaction: bool = False,
+        sequence: int | None = None,
+        expected_offset: int | None = None,
+        fence: Fence | None = None,
+        begun: float = 0.0,
+    ) -> None:
+        self.order = order
+        self.place = place
+        self.events = events
+        self.size = size
+        self.done = done
+        self.is_transaction = is_transaction
+        self.sequence = sequence
+        self.expected_offset = expected_offset
+        self.fence = fence
+        self.begun = begun
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.expected_offset is not None or self.fence is not None
+
+
+class Attempt:
+    """See the module. `sequences` are those of its units, and `clocks` the first clocks of each.
+
+    `doubtful` once it was sent and the answer was lost: it may still be applied, until the entry that it checks is
+    replaced.
+    """
+
+    __slots__ = (
+        "_clocks",
+        "_content",
+        "_stamper",
+        "after",
+        "append",
+        "doubtful",
+        "error",
+        "result",
+        "sequences",
+        "task",
+        "units",
+    )
+
+    def __init__(
+        self, units: Sequence[Unit], sequences: Sequence[int], clocks: Sequence[int], after: Entry, stamper: Stamper
+    ) -> None:
+        self.units = units
+        self.sequences = sequences
+        self.after = after
+        self.doubtful = False
+        self.result: AppendResult | None = None
+        self.error: CorantoError | None = None
+        self.append: PreparedAppend | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._clocks = clocks
+        self._stamper = stamper
+        self._content: bytes | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Its bytes, made when they are first asked for: while it is on its way already."""
+        if self._content is None:
+            self._content = self._stamped()
+        return self._content
+
+    @property
+    def first_clock(self) -> int:
+        return self._clocks[0]
+
+    @property
+    def clock(self) -> int:
+        """The clock of its last message: entries with this one or a later one say that it is applied."""
+        return self.after.clock
+
+    @property
+    def is_conditional(self) -> bool:
+        return self.units[0].is_conditional  # Such a unit is alone.
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it was sent, and was applied or had an error."""
+        return self.result is not None or self.error is not None
+
+    def _stamped(self) -> bytes:
+        stamper, pieces = self._stamper, list[bytes]()
+        for unit, sequence, clock in zip(self.units, self.sequences, self._clocks, strict=True):
+            if unit.is_transaction:
+                pieces.append(stamper.transaction(unit.events, clock, sequence))
+            else:
+                pieces.append(stamper.event(unit.events[0], clock, _OUTSIDE))
+        return b"".join(pieces)
+
+
+def plan(
+    units: Sequence[Unit],
+    sequences: Sequence[int],
+    session: int,
+    clock: Clock,
+    stamper: Stamper,
+    *,
+    hint: int,
+    used: int,
+) -> Attempt:
+    """An attempt at appending units, with clocks of their own. `session`, `hint` and `used` are as `Entry` has them."""
+    clocks = [clock.ticks(len(unit.events) + unit.is_transaction) for unit in units]
+    return Attempt(units, sequences, clocks, Entry(session, sequences[-1], clock.last, hint, used), stamper)

@@ -1,0 +1,1223 @@
+"""The append state machine: its table, every path through its states, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coranto import labels
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Target, TxnResult, absent
+from coranto.coordination.keyspace import Assignment, Item
+from coranto.coordination.layout import AssignmentKey, Layout, MemberId
+from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.fsm import _HANDLERS, AppendFsm
+from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, State
+from coranto_broker.fragments.index import FragmentIndex
+from coranto_broker.ownership import Invalidated, Signal, Slot
+from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.replication.flow_control import FlowControl, RolledBack
+from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed
+from coranto_broker.replication.resolver import Resolution
+from coranto_broker.spool import in_sync
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.in_sync import Epoch, Record, Stamp
+from coranto_broker.spool.spool import empty_at
+from coranto_broker.testing.running import FaultyDisk, ManualClock, eventually
+
+JOURNAL = "a/journal"
+IN_SYNC = Layout("/cluster").in_sync_key(JOURNAL)
+SELF = pb.ProcessSpec.ID(zone="local", suffix="self")
+OK = pb.ReplicateResponse(status=pb.OK)
+
+
+class Peer:
+    """A replica whose answers are given; by default it agrees with everything."""
+
+    def __init__(self) -> None:
+        self.answers: deque[pb.ReplicateResponse | Exception] = deque()
+        self.sent: list[str] = []
+        self.told: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.closed_send = False
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        self.sent.append(content.decode())
+
+    def propose(self, proposal: Fragment, registers: pb.LabelSet, *, header: Any, acknowledge: bool) -> None:
+        self.sent.append(f"[{proposal.begin},{proposal.end}){'?' if acknowledge else ''}")
+
+    def readable(self, offset: int) -> None:
+        self.told.append(offset)
+
+    async def drain(self) -> None:
+        return
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        await self.gate.wait()
+        answer = self.answers.popleft() if self.answers else OK
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close_send(self) -> None:
+        self.closed_send = True
+
+    async def closed(self) -> None:
+        return
+
+    def abort(self) -> None:
+        self.answers.append(ReplicationFailed("given up"))
+        self.gate.set()
+
+
+class World:
+    """One journal and its broker, as the state machine sees them; the Route's members are `self` and `peers`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.disk = FaultyDisk()
+        self.index = FragmentIndex(self.clock)
+        self.index.refresh([], 0.0)
+        spool_folder = SpoolFolder(folder_of(folder, JOURNAL, 1), JOURNAL, 1, self.disk, self.clock)
+        self.spool = DurableSpool(spool_folder, self, Fsync.NEVER)
+        self.replica = SimpleNamespace(
+            journal=JOURNAL,
+            pipeline=Slot(),
+            spool=Slot(),
+            line=Line(),
+            index=self.index,
+            wait_refreshed=self._wait_refreshed,
+        )
+        self.health = ""
+        self.on_txn: Callable[[], None] = lambda: None
+        self.replica.pipeline.put(None)
+        self.replica.spool.put(self.spool)
+        self.spec = pb.JournalSpec(name=JOURNAL, replication=1)
+        self.spec.fragment.length = 1 << 20
+        self.spec.fragment.compression_codec = pb.NONE
+        self.peers: list[Peer] = []
+        self.primary = True
+        self.status: pb.Status.ValueType = pb.OK
+        self.consistent = True
+        self.signal = Signal()
+        self.revision = 10
+        self.built = 0
+        self.resolved: list[int] = []
+        self.changes: deque[Any] = deque()
+        self.txns: list[Any] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.resolver = self
+        self.coordinator = self
+        self.record: KeyValue | None = None
+        self.conflicts = 0
+        self.groups: list[int] = []
+        self.tokens = FlowControl()
+        coordinator: Any = self
+        self.in_sync = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "self"))
+
+    # -- Environment, resolver, coordinator and observer in one
+
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+        return await self.in_sync.verify(JOURNAL, 1, spool.stamp, spool.end)
+
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
+        self.built += 1
+        names = ["local#self", *(f"local#peer-{n}" for n in range(len(self.peers)))]
+        return Pipeline(resolution.header, spool, [LocalStream(spool), *self.peers], names, reading=reading)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def resolve(self, journal: str, **options: Any) -> Resolution:
+        assert (journal, options["require_primary"]) == (JOURNAL, True)
+        self.resolved.append(options["min_revision"])
+        self.revision = max(self.revision, options["min_revision"])
+        route = pb.Route(primary=0, members=[SELF])
+        for n in range(len(self.peers)):
+            route.members.add(zone="local", suffix=f"peer-{n}")
+        header = pb.Header(route=route, etcd=pb.Header.Etcd(revision=self.revision))
+        header.process_id.CopyFrom(SELF if self.primary else pb.ProcessSpec.ID(zone="local", suffix="other"))
+        value = route if self.consistent else pb.Route(primary=-1)
+        assignments = [
+            Assignment(
+                AssignmentKey(JOURNAL, MemberId(member.zone, member.suffix), slot), value, KeyValue(f"key-{slot}")
+            )
+            for slot, member in enumerate(route.members)
+        ]
+        state: Any = SimpleNamespace(entities=JournalEntities())
+        item = Item(JOURNAL, self.spec, KeyValue("item", create_revision=1))
+        replica: Any = self.replica if self.primary else None
+        return Resolution(self.status, state, SELF, header, item, assignments, replica, self.signal)
+
+    def flags_hold(self, resolution: Resolution) -> bool:
+        return self.spec.flags == resolution.spec.flags
+
+    async def wait_for_change(self, resolution: Resolution) -> None:
+        self.changes.popleft()()
+
+    async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        return EtcdHeader(1, 1, self.revision, 1), self.record
+
+    async def txn(self, compares: Any, ops: Any) -> TxnResult:
+        self.txns.append((compares, ops))
+        self.on_txn()
+        self.revision += 1
+        if self.conflicts:
+            self.conflicts -= 1
+            return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
+        for op in ops:
+            if op.key == IN_SYNC:
+                kept = Compare(IN_SYNC, Target.MOD_REVISION, self.record.mod_revision) if self.record else None
+                if (kept or absent(IN_SYNC)) not in compares:
+                    return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
+                self.record = KeyValue(op.key, op.value, mod_revision=self.revision)
+            else:
+                self.consistent = True
+        return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
+
+    def grouped(self, appends: int) -> None:
+        self.groups.append(appends)
+
+    async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
+        return self.health
+
+    def spool_commit(self, fragment: Fragment, content: Any) -> None:
+        self.index.spool_commit(fragment, content)
+
+    def spool_complete(self, sealed: Any, *, primary: bool) -> None:
+        self.index.spool_complete(sealed)
+
+    def spool_skip(self, offset: int) -> None:
+        self.index.note_head(offset)
+
+    def spool_ahead(self, end: int) -> None:
+        self.index.spool_ahead(end)
+
+    def spool_readable(self, end: int) -> None:
+        self.index.spool_readable(end)
+
+    async def _wait_refreshed(self, until: Signal) -> None:
+        await self.index.wait_refreshed()
+
+    # -- For tests
+
+    def fsm(self, **request: Any) -> AppendFsm:
+        environment: Any = self
+        return AppendFsm(environment, pb.AppendRequest(journal=JOURNAL, **request))
+
+    async def append(self, *contents: bytes, **request: Any) -> AppendFsm:
+        """A whole append."""
+        fsm = self.fsm(**request)
+        try:
+            if await fsm.run():
+                await fsm.prepare_stream()
+                for content in (*contents, b""):
+                    if not fsm.client_sent(pb.AppendRequest(content=content)):
+                        break
+                else:
+                    fsm.client_ended()
+                await fsm.finish()
+        finally:
+            fsm.release()
+        return fsm
+
+    async def whole(self, content: bytes = b"", **request: Any) -> AppendFsm:
+        """An append that was received before it asks for the pipeline."""
+        fsm = self.fsm(**request)
+        fsm.whole = Whole(content, 1)
+        try:
+            if await fsm.run():
+                await fsm.prepare_stream()
+                fsm.commit_whole(self.tokens)
+                await fsm.finish()
+        finally:
+            fsm.release()
+        return fsm
+
+    async def together(self, *appends: tuple[bytes, dict[str, Any]]) -> list[AppendFsm]:
+        """Whole appends that wait for the pipeline at the same time, in this order."""
+        pipeline = await self.replica.pipeline.take()
+        tasks = []
+        for content, request in appends:
+            tasks.append(asyncio.create_task(self.whole(content, **request)))
+            await asyncio.sleep(0)
+        self.groups.clear()
+        self.replica.pipeline.put(pipeline)
+        return list(await asyncio.gather(*tasks))
+
+    async def is_free(self) -> bool:
+        """Whether nobody owns the pipeline any more; background work is let finish first."""
+        await asyncio.gather(*self.tasks)
+        async with asyncio.timeout(60):
+            self.replica.pipeline.put(await self.replica.pipeline.take())
+        return True
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.ReplicateResponse:
+    fragment = Fragment(JOURNAL, begin, end, b"s" * 20, Codec.NONE).to_wire()
+    return pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=fragment, registers=registers or pb.LabelSet())
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def test_every_state_is_in_the_table_and_has_a_handler() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT}
+    assert all(not TRANSITIONS[state] for state in TERMINAL)
+
+
+def test_every_state_can_be_reached_and_can_end() -> None:
+    def closure(start: State) -> set[State]:
+        seen, todo = {start}, [start]
+        while todo:
+            for following in TRANSITIONS[todo.pop()] - seen:
+                seen.add(following)
+                todo.append(following)
+        return seen
+
+    assert closure(State.RESOLVE) == set(State)
+    for state in State:
+        assert closure(state) & TERMINAL
+
+
+@pytest.mark.parametrize("source", State)
+@pytest.mark.parametrize("target", State)
+def test_only_the_table_s_transitions_are_taken(world: World, source: State, target: State) -> None:
+    fsm = world.fsm()
+    fsm.state = source
+    if target in TRANSITIONS[source]:
+        fsm._to(target)
+        assert fsm.state is target
+    else:
+        with pytest.raises(RuntimeError, match="must not go to"):
+            fsm._to(target)
+
+
+# ----------------------------------------------------------------------------------------------- to where content flows
+
+
+async def test_a_first_append_builds_a_pipeline_and_later_ones_use_it(world: World) -> None:
+    first = await world.append(b"abc", b"def")
+    assert (first.state, first.commit) == (State.FINISHED, Fragment(JOURNAL, 0, 6, sum_of(b"abcdef"), Codec.NONE))
+    second = await world.append(b"ghi")
+    assert second.commit is not None
+    assert (second.commit.begin, second.commit.end) == (6, 9)
+    assert world.built == 1
+    assert await world.is_free()
+
+
+async def test_a_status_ends_the_append(world: World) -> None:
+    world.status = pb.JOURNAL_NOT_FOUND
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status, fsm.error) == (State.ERROR, pb.JOURNAL_NOT_FOUND, None)
+
+
+async def test_an_append_at_another_s_primary_is_proxied(world: World) -> None:
+    world.primary = False
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.PROXY
+
+
+async def test_the_pipeline_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+    held = await world.replica.pipeline.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    stale, world.signal = world.signal, Signal()
+    world.primary = False
+    stale.fire()
+    assert (await waiting).state is State.PROXY
+    assert len(world.resolved) == 2
+    world.replica.pipeline.put(held)
+
+
+async def test_the_spool_is_waited_for_and_given_up_when_the_route_changes(world: World) -> None:
+    spool = await world.replica.spool.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    stale, world.signal = world.signal, Signal()
+    stale.fire()
+    await asyncio.sleep(0)
+    world.replica.spool.put(spool)
+    assert (await waiting).state is State.FINISHED
+    assert len(world.resolved) == 2
+    assert await world.is_free()
+
+
+@pytest.mark.parametrize("held", ["pipeline", "spool"])
+async def test_a_cancelled_append_gives_back_what_it_has(world: World, held: str) -> None:
+    slot = getattr(world.replica, held)
+    thing = await slot.take()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    slot.put(thing)
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_a_pipeline_is_renewed_when_that_is_due(world: World) -> None:
+    await world.append(b"one")
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    pipeline.renew_at = world.clock.monotonic() + 1
+    world.replica.pipeline.put(pipeline)
+    await world.append(b"two")
+    assert world.built == 1
+    world.clock.advance(1)
+    fsm = await world.append(b"three")
+    assert world.built == 2
+    assert fsm.commit is not None
+    assert (fsm.commit.begin, fsm.commit.end) == (6, 11)
+    assert await world.is_free()
+
+
+async def test_a_changed_route_rebuilds_the_pipeline(world: World) -> None:
+    await world.append(b"abc")
+    world.peers = [Peer()]
+    world.spec.replication = 2
+    fsm = await world.append(b"def")
+    assert fsm.state is State.FINISHED
+    assert world.built == 2
+    # The journal's first content is closed before more is appended; the peer hears of all of it.
+    assert world.peers[0].sent == ["[0,3)?", "[3,3)", "def", "[3,6)?"]
+    assert await world.is_free()
+
+
+async def test_a_peer_that_lacks_content_makes_the_replicas_roll(world: World) -> None:
+    await world.append(b"abc")
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(mismatch(3, 3))
+    fsm = await world.append(b"def")
+    assert fsm.state is State.FINISHED
+    assert world.peers[0].sent == ["[0,3)?", "[3,3)?", "def", "[3,6)?"]
+
+
+async def test_a_peer_that_is_ahead_is_followed_and_its_registers_taken(world: World) -> None:
+    await world.append(b"abc", union_registers=labels.label_set(author="old"))
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(mismatch(5, 9, labels.label_set(author="new")))
+    fsm = await world.append(b"def")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 9, labels.label_set(author="new"))
+    assert world.spool.registers == labels.label_set(author="new")
+
+
+async def test_a_peer_with_a_later_route_makes_us_resolve_again(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    header = pb.Header(etcd=pb.Header.Etcd(revision=33))
+    world.peers[0].answers.append(pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=header))
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert world.resolved == [0, 33]
+    assert world.built == 2
+
+
+async def test_a_failed_synchronization_ends_the_append_and_the_pipeline(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].answers.append(ReplicationFailed("connection refused"))
+    fsm = await world.append(b"abc")
+    assert (fsm.state, world.peers[0].closed_send) == (State.ERROR, True)
+    assert "connection refused" in str(fsm.error)
+    assert isinstance(fsm.error, RolledBack)  # Its content was not proposed, and its client may know.
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_cancelling_a_synchronization_ends_the_pipeline(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    world.peers[0].gate.clear()
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert world.peers[0].closed_send
+    world.peers = [Peer()]
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_a_consistent_route_is_advertised_once(world: World) -> None:
+    world.consistent = False
+    await world.append(b"abc")
+    ((compares, ops),) = world.txns
+    assert [compare.key for compare in compares] == ["key-0", IN_SYNC]
+    assert [op.key for op in ops] == ["key-0", IN_SYNC]
+    assert pb.Route.FromString(ops[0].value).members[0] == SELF
+    assert ops[0].keep_lease
+    assert world.resolved == [0, 11]
+    await world.append(b"def")
+    assert len(world.txns) == 1
+
+
+async def test_too_few_replicas_fail_and_too_many_wait(world: World) -> None:
+    world.spec.replication = 2
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    assert await world.is_free()
+
+    world.spec.replication = 1
+    world.peers = [Peer()]
+    world.changes.append(world.peers.clear)
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert not world.changes
+    assert world.built == 3
+
+
+async def test_a_journal_is_suspended_and_woken(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+    now = pb.AppendRequest.SUSPEND_NOW
+
+    def written() -> pb.JournalSpec:
+        return pb.JournalSpec.FromString(world.txns[-1][1][0].value)
+
+    def apply() -> None:
+        world.spec = written()
+        world.status = pb.SUSPENDED if world.spec.suspend.level == pb.JournalSpec.Suspend.FULL else pb.OK
+
+    world.on_txn = apply
+    fsm = await world.append(suspend=now)
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.SUSPENDED)
+    assert world.spec.suspend == pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=6)
+    assert world.spool.fragment.length == 0, "what was only local has been completed"
+
+    assert (await world.append(suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
+    kept = await world.append(suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert (kept.state, world.spec.suspend.level) == (State.FINISHED, pb.JournalSpec.Suspend.PARTIAL)
+    assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_KEEP)).status == pb.NOT_ALLOWED
+
+    woken = await world.append(b"ghi")
+    assert woken.commit is not None
+    assert (woken.state, woken.commit.begin) == (State.FINISHED, 6)
+    assert world.spec.suspend.level == pb.JournalSpec.Suspend.NONE
+
+
+async def test_a_fully_suspended_journal_goes_on_at_its_offset(world: World) -> None:
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.FULL, offset=70))
+    world.status = pb.SUSPENDED
+    assert (await world.append(b"x", suspend=pb.AppendRequest.SUSPEND_NO_RESUME)).status == pb.SUSPENDED
+
+    def apply() -> None:
+        (op,) = (op for op in world.txns[-1][1] if op.key == "item")
+        world.spec = pb.JournalSpec.FromString(op.value)
+        world.status, world.on_txn = pb.OK, lambda: None
+
+    world.on_txn = apply
+    fsm = await world.append(b"abc")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin) == (State.FINISHED, 70)
+
+
+async def test_a_suspension_whose_outcome_is_unknown_ends_the_append(world: World) -> None:
+    await world.append(b"abc")
+
+    def lose_the_answer() -> None:
+        world.on_txn = lambda: None
+        raise TxnOutcomeUnknown("lost")
+
+    world.on_txn = lose_the_answer
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_NOW)
+    assert (fsm.state, type(fsm.error)) == (State.ERROR, TxnOutcomeUnknown)
+    assert await world.is_free()
+    assert (await world.append(b"def")).state is State.FINISHED
+
+
+async def test_a_route_that_changes_while_the_stores_are_looked_at_is_resolved_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = iter([Invalidated(), ""])
+
+    async def problem(journal: str, url: str, until: Signal) -> str:
+        answer = next(problems)
+        if isinstance(answer, Invalidated):
+            world.revision = 20
+            raise answer
+        return answer
+
+    monkeypatch.setattr(world, "store_problem", problem)
+    world.spec.fragment.stores.append("file:///frags/")
+    fsm = await world.append(b"abc")
+    assert (fsm.state, len(world.resolved)) == (State.FINISHED, 2)
+    assert await world.is_free()
+
+
+async def test_an_unhealthy_store_refuses_appends(world: World) -> None:
+    world.health = "no such bucket"
+    assert (await world.append(b"abc")).state is State.FINISHED, "a journal without stores needs none"
+    world.spec.fragment.stores.append("file:///frags/")
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.FRAGMENT_STORE_UNHEALTHY)
+    assert fsm.store_health_error == "no such bucket"
+    world.health = ""
+    assert (await world.append(b"abc")).state is State.FINISHED
+
+
+async def test_the_first_listing_of_the_stores_is_waited_for(world: World) -> None:
+    world.index = world.replica.index = FragmentIndex(world.clock)
+    waiting = asyncio.create_task(world.append(b"abc"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.index.refresh([Fragment(JOURNAL, 0, 100, b"s" * 20, Codec.NONE, "file:///frags/", 1)], 0.0)
+    fsm = await waiting
+    assert (fsm.state, fsm.status) == (State.ERROR, pb.INDEX_HAS_GREATER_OFFSET)
+    confirmed = await world.append(b"abc", offset=100)
+    assert confirmed.commit is not None
+    assert confirmed.commit.begin == 100
+
+
+async def test_a_store_that_cannot_be_listed_refuses_appends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(until: Signal) -> None:
+        raise StoreError("no such bucket")
+
+    world.index = world.replica.index = FragmentIndex(world.clock)
+    monkeypatch.setattr(world.replica, "wait_refreshed", fail)
+    fsm = await world.append(b"abc")
+    assert (fsm.state, fsm.status, fsm.store_health_error) == (
+        State.ERROR,
+        pb.FRAGMENT_STORE_UNHEALTHY,
+        "no such bucket",
+    )
+    assert world.spool.end == 0
+
+
+# --------------------------------------------------------------------------------------------------- streaming and ends
+
+
+async def test_registers_change_with_the_commit(world: World) -> None:
+    first = await world.append(b"abc", union_registers=labels.label_set(author="me"))
+    assert first.registers == labels.label_set(author="me")
+    refused = await world.append(b"x", check_registers=labels.parse_selector("author=you"))
+    assert (refused.status, refused.registers) == (pb.REGISTER_MISMATCH, labels.label_set(author="me"))
+    empty = await world.append(union_registers=labels.label_set(author="you"))
+    assert isinstance(empty.error, InvalidInput)
+    assert world.spool.registers == labels.label_set(author="me")
+    assert world.spool.end == 3
+
+
+async def test_a_journal_that_is_read_only_takes_barriers(world: World) -> None:
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    assert (await world.append()).state is State.FINISHED
+    refused = await world.append(b"abc")
+    assert (refused.state, refused.status) == (State.ERROR, pb.NOT_ALLOWED)
+    assert world.spool.end == 0
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_content_that_resolved_before_the_flags_changed_commits_ahead_of_a_barrier_or_not_at_all(
+    world: World, ahead: bool
+) -> None:
+    await world.append(b"abc")
+    sealed = pb.JournalSpec()
+    sealed.CopyFrom(world.spec)
+    sealed.flags = pb.JournalSpec.O_RDONLY
+    held = await world.replica.pipeline.take()
+    early = [asyncio.create_task(call(b"def")) for call in (world.append, world.whole) if ahead]
+    await asyncio.sleep(0)
+    if ahead:  # They have the pipeline one after the other while the journal may be written to.
+        world.replica.pipeline.put(held)
+        await asyncio.gather(*early)
+        held = await world.replica.pipeline.take()
+    late = [asyncio.create_task(call(b"xyz")) for call in (world.append, world.whole)]
+    await asyncio.sleep(0)
+    world.spec = sealed
+    barriers = [asyncio.create_task(call()) for call in (world.append, world.whole)]
+    await asyncio.sleep(0)
+    world.replica.pipeline.put(held)
+    assert [(each.status, each.commit) for each in await asyncio.gather(*late)] == [(pb.NOT_ALLOWED, None)] * 2
+    end = 9 if ahead else 3
+    for barrier in await asyncio.gather(*barriers):
+        assert barrier.commit is not None
+        assert (barrier.commit.begin, barrier.commit.end) == (end, end)
+    assert world.spool.end == end
+    assert await world.is_free()
+
+
+async def test_a_client_that_fails_is_rolled_back(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    fsm = world.fsm()
+    assert await fsm.run()
+    await fsm.prepare_stream()
+    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
+    assert not fsm.client_failed(Unavailable("too slow"))
+    await fsm.finish()
+    fsm.release()
+    assert (fsm.state, str(fsm.error)) == (State.ERROR, "too slow")
+    assert world.peers[0].sent[-2:] == ["abc", "[0,0)?"]
+    assert (world.spool.end, world.spool.delta) == (0, 0)
+    assert await world.is_free()
+
+
+async def test_releasing_in_the_middle_of_a_stream_rolls_back(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    fsm = world.fsm()
+    assert await fsm.run()
+    await fsm.prepare_stream()
+    assert fsm.client_sent(pb.AppendRequest(content=b"abc"))
+    fsm.release()
+    assert world.peers[0].sent[-2:] == ["abc", "[0,0)"]
+    assert world.spool.delta == 0
+    assert (await world.append(b"xyz")).state is State.FINISHED
+    assert world.built == 1
+
+
+async def test_appends_are_pipelined_and_answered_in_order(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    peer = world.peers[0]
+    await world.append(b"abc")
+    peer.gate.clear()
+    # The second rolls the journal's first content, and so waits for nothing else; the third and fourth overlap.
+    second = asyncio.create_task(world.append(b"def"))
+    await eventually(lambda: peer.sent[-1] == "[3,6)?")
+    third = asyncio.create_task(world.append(b"ghi"))
+    fourth = asyncio.create_task(world.append(b"jkl"))
+    await eventually(lambda: peer.sent[-4:] == ["ghi", "[3,9)?", "jkl", "[3,12)?"])
+    assert not any(task.done() for task in (second, third, fourth))
+    assert world.index.head == 3, "nothing is visible before it is acknowledged"
+    peer.gate.set()
+    commits = [(await task).commit for task in (second, third, fourth)]
+    assert [(commit.begin, commit.end) for commit in commits if commit] == [(3, 6), (6, 9), (9, 12)]
+    assert world.index.head == 12
+
+
+async def test_a_commit_outlives_its_client(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    peer = world.peers[0]
+    await world.append()
+    peer.gate.clear()
+    leaving = asyncio.create_task(world.append(b"abc"))
+    await eventually(lambda: peer.sent[-2:] == ["abc", "[0,3)?"])
+    staying = asyncio.create_task(world.append(b"def"))
+    for _ in range(20):  # As far as it comes without the answer that is missing.
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    peer.gate.set()
+    commit = (await staying).commit
+    assert commit is not None
+    assert commit.begin == 3
+    assert world.index.head == 6
+    assert await world.is_free()
+
+
+async def test_a_peer_that_breaks_in_the_stream_fails_the_append_and_the_next_begins_anew(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    await world.append(b"abc")
+    world.peers[0].answers.append(ReplicationFailed("it died"))
+    fsm = await world.append(b"def")
+    assert fsm.state is State.ERROR
+    assert "it died" in str(fsm.error)
+    assert not isinstance(fsm.error, RolledBack)  # It may be part of the journal.
+    world.peers = [Peer()]
+    again = await world.append(b"ghi")
+    assert again.state is State.FINISHED
+    assert world.built == 2
+    # What the first peer may not have is ours; it is part of the journal, at the same offsets.
+    assert again.commit is not None
+    assert again.commit.begin == 6
+    assert await world.is_free()
+
+
+async def test_a_peer_that_falls_silent_holds_up_nobody_once_the_route_has_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coranto_broker.replication.pipeline.GOOD_BYE_SECONDS", 0.05)
+    world.peers, world.spec.replication = [Peer()], 2
+    await world.append()
+    world.peers[0].gate.clear()
+    hanging = asyncio.create_task(world.append(b"abc"))
+    await eventually(lambda peer=world.peers[0]: peer.sent[-2:] == ["abc", "[0,3)?"])
+    assert not hanging.done()
+    world.peers, world.spec.replication = [], 1
+    following = await world.append(b"def")
+    assert following.commit is not None
+    assert (following.state, following.commit.begin) == (State.FINISHED, 3)
+    failed = await asyncio.wait_for(hanging, 60)
+    assert failed.state is State.ERROR
+    assert "given up" in str(failed.error)
+    assert await world.is_free()
+
+
+async def test_a_disk_that_fails_rolls_back(world: World) -> None:
+    await world.append(b"abc")
+    world.disk.full = "content"
+    fsm = await world.append(b"def")
+    assert fsm.state is State.ERROR
+    assert "no space left" in str(fsm.error)
+    world.disk.full = None
+    again = await world.append(b"ghi")
+    assert again.commit is not None
+    assert (again.state, again.commit.begin) == (State.FINISHED, 3)
+    assert world.spool.fragment.sum == sum_of(b"ghi")
+
+
+async def test_the_codec_changes_with_the_next_fragment(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+    world.spec.fragment.compression_codec = pb.GZIP
+    await world.append(b"ghi")
+    assert world.spool.fragment.codec is Codec.NONE
+    world.spool.propose(empty_at(world.spool.fragment, 9, Codec.NONE), world.spool.registers, primary=True)
+    fsm = await world.append(b"jkl")
+    assert fsm.commit is not None
+    assert (fsm.commit.codec, world.spool.fragment.codec) == (Codec.GZIP, Codec.GZIP)
+
+
+# -------------------------------------------------------------------------------------------------------- group commit
+
+
+@pytest.fixture
+async def replicated(world: World) -> World:
+    """A journal of three replicas whose first content has been completed."""
+    world.peers, world.spec.replication = [Peer(), Peer()], 3
+    await world.append(b"abc")
+    await world.append(b"def")
+    for peer in world.peers:
+        peer.sent.clear()
+    return world
+
+
+def span(fsm: AppendFsm) -> tuple[int, int] | None:
+    return (fsm.commit.begin, fsm.commit.end) if fsm.commit is not None else None
+
+
+async def test_an_append_costs_each_replica_its_content_and_one_proposal(replicated: World) -> None:
+    streamed = await replicated.append(b"ghi")
+    whole = await replicated.whole(b"jkl")
+    assert [span(streamed), span(whole)] == [(6, 9), (9, 12)]
+    for peer in replicated.peers:
+        assert peer.sent == ["ghi", "[3,9)?", "jkl", "[3,12)?"]
+    assert replicated.groups == [1]
+    assert await replicated.is_free()
+
+
+async def test_appends_that_wait_together_cost_each_replica_one_proposal(replicated: World) -> None:
+    contents = [bytes([ord("A") + n]) * (n + 1) for n in range(12)]
+    appends = await replicated.together(*((content, {}) for content in contents))
+    begin = 6
+    for content, fsm in zip(contents, appends, strict=True):
+        assert fsm.state is State.FINISHED
+        assert fsm.commit == Fragment(JOURNAL, begin, begin + len(content), sum_of(content), Codec.NONE)
+        begin += len(content)
+    for peer in replicated.peers:
+        assert peer.sent == [b"".join(contents).decode(), f"[3,{begin})?"]
+    assert replicated.groups == [12]
+    assert replicated.spool.fragment.end == replicated.index.head == begin
+    assert await replicated.is_free()
+
+
+async def test_each_of_a_group_is_judged_as_if_those_before_it_had_committed(replicated: World) -> None:
+    me, you = labels.label_set(author="me"), labels.label_set(author="you")
+    is_me, is_you = labels.parse_selector("author=me"), labels.parse_selector("author=you")
+    appends = await replicated.together(
+        (b"1", {"union_registers": me}),
+        (b"2", {"check_registers": is_you}),
+        (b"3", {"check_registers": is_me, "offset": 7}),
+        (b"4", {"offset": 7}),
+        (b"", {"offset": 8}),
+        (b"5", {"subtract_registers": me, "union_registers": you}),
+        (b"6", {"check_registers": is_you}),
+    )
+    assert [(fsm.state, fsm.status) for fsm in appends] == [
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.REGISTER_MISMATCH),
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.WRONG_APPEND_OFFSET),
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+    ]
+    assert [span(fsm) for fsm in appends] == [(6, 7), None, (7, 8), None, (8, 8), (8, 9), (9, 10)]
+    assert [fsm.registers for fsm in appends] == [me, me, me, me, me, you, you]
+    assert replicated.spool.registers == you
+    assert replicated.peers[0].sent == ["1356", "[3,10)?"]
+
+
+async def test_a_client_that_goes_away_takes_only_its_own_append_out(replicated: World) -> None:
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    replicated.replica.pipeline.put(pipeline)
+    first, gone, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(first, AppendFsm)
+    assert isinstance(third, AppendFsm)
+    assert [span(first), span(third)] == [(6, 7), (7, 8)]
+    assert replicated.peers[0].sent == ["AC", "[3,8)?"]
+    assert await replicated.is_free()
+
+
+async def test_a_leader_that_goes_away_is_followed_by_another(replicated: World) -> None:
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    replicated.replica.pipeline.put(pipeline)  # The first has been given the pipeline, and does not know it yet.
+    tasks[0].cancel()
+    gone, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(second, AppendFsm)
+    assert isinstance(third, AppendFsm)
+    assert [span(second), span(third)] == [(6, 7), (7, 8)]
+    assert await replicated.is_free()
+
+
+async def test_a_group_outlives_its_leader_s_client(replicated: World) -> None:
+    for peer in replicated.peers:
+        peer.gate.clear()
+    pipeline = await replicated.replica.pipeline.take()
+    tasks = [asyncio.create_task(replicated.whole(content)) for content in (b"A", b"B", b"C")]
+    await asyncio.sleep(0)
+    replicated.replica.pipeline.put(pipeline)
+    await eventually(lambda: replicated.peers[0].sent == ["ABC", "[3,9)?"])
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    for peer in replicated.peers:
+        peer.gate.set()
+    *gone, third = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in gone] == [asyncio.CancelledError] * 2
+    assert isinstance(third, AppendFsm)
+    assert span(third) == (8, 9)
+    assert replicated.index.head == 9
+    assert await replicated.is_free()
+
+
+async def test_a_proposal_that_fails_fails_its_whole_group(replicated: World) -> None:
+    replicated.peers[1].answers.append(ReplicationFailed("it died"))
+    appends = await replicated.together((b"A", {}), (b"B", {"offset": 3}), (b"C", {}))
+    assert [fsm.status for fsm in appends] == [pb.OK, pb.WRONG_APPEND_OFFSET, pb.OK]
+    for fsm in (appends[0], appends[2]):
+        assert fsm.state is State.ERROR
+        assert "it died" in str(fsm.error)
+    replicated.peers = [Peer(), Peer()]
+    assert (await replicated.whole(b"D")).state is State.FINISHED
+    assert await replicated.is_free()
+
+
+async def test_a_disk_that_fails_rolls_a_group_back(replicated: World) -> None:
+    replicated.disk.full = "content"
+    appends = await replicated.together((b"A", {}), (b"B", {}))
+    assert all("no space left" in str(fsm.error) for fsm in appends)
+    replicated.disk.full = None
+    again = await replicated.together((b"C", {}), (b"D", {}))
+    assert [span(fsm) for fsm in again] == [(6, 7), (7, 8)]
+
+
+async def hung(world: World, waiting: int) -> list[asyncio.Task[AppendFsm]]:
+    """As many proposals as may be under way, which nobody acknowledges, and appends behind them."""
+    for peer in world.peers:
+        peer.gate.clear()
+    tasks = []
+    for n in range(PROPOSALS_IN_FLIGHT):
+        tasks.append(asyncio.create_task(world.whole(bytes([ord("A") + n]))))
+        await eventually(lambda proposed=n + 1: len(world.peers[0].sent) == 2 * proposed)
+    more = range(PROPOSALS_IN_FLIGHT, PROPOSALS_IN_FLIGHT + waiting)
+    tasks += [asyncio.create_task(world.whole(bytes([ord("A") + n]))) for n in more]
+    await eventually(lambda: len(list(world.replica.line)) == waiting - 1)  # One of them has the pipeline.
+    assert len(world.peers[0].sent) == 2 * PROPOSALS_IN_FLIGHT
+    return tasks
+
+
+async def test_groups_gather_while_earlier_proposals_are_under_way(replicated: World) -> None:
+    tasks = await hung(replicated, 5)
+    for peer in replicated.peers:
+        peer.gate.set()
+    appends = await asyncio.gather(*tasks)
+    assert [span(fsm) for fsm in appends] == [(6 + n, 7 + n) for n in range(PROPOSALS_IN_FLIGHT + 5)]
+    assert replicated.groups == [1] * PROPOSALS_IN_FLIGHT + [5]
+
+
+async def test_a_group_waits_no_longer_than_its_route_lasts(replicated: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto_broker.replication.pipeline.GOOD_BYE_SECONDS", 0.05)
+    tasks = await hung(replicated, 3)
+    replicated.peers, replicated.spec.replication = [], 1
+    stale, replicated.signal = replicated.signal, Signal()
+    stale.fire()
+    appends = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    assert [fsm.state for fsm in appends] == [State.ERROR] * PROPOSALS_IN_FLIGHT + [State.FINISHED] * 3
+    assert {span(fsm) for fsm in appends[PROPOSALS_IN_FLIGHT:]} == {(8, 9), (9, 10), (10, 11)}
+    assert await replicated.is_free()
+
+
+async def test_a_fragment_that_is_full_ends_a_group(replicated: World) -> None:
+    replicated.spec.fragment.length = 8
+    appends = await replicated.together(*((b"12345", {}) for _ in range(4)))
+    assert [span(fsm) for fsm in appends] == [(6, 11), (11, 16), (16, 21), (21, 26)]
+    # [3,6) takes 10 bytes and is too long then. The next one takes 10 bytes, too.
+    assert replicated.groups == [2, 2]
+    assert replicated.peers[0].sent == ["1234512345", "[3,16)?", "[16,16)", "1234512345", "[16,26)?"]
+
+
+async def test_what_needs_more_than_a_check_ends_a_group(world: World) -> None:
+    await world.append(b"abc")
+    await world.append(b"def")
+
+    def apply() -> None:
+        world.spec = pb.JournalSpec.FromString(world.txns[-1][1][0].value)
+
+    world.on_txn = apply
+    appends = await world.together(
+        (b"A", {}), (b"B", {}), (b"", {"suspend": pb.AppendRequest.SUSPEND_NOW}), (b"C", {}), (b"D", {})
+    )
+    assert [span(fsm) for fsm in appends] == [(6, 7), (7, 8), None, (8, 9), (9, 10)]
+    assert appends[2].status == pb.SUSPENDED
+
+
+async def test_barriers_of_a_journal_that_is_read_only_are_a_group(world: World) -> None:
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    await world.append()
+    appends = await world.together((b"", {}), (b"", {}), (b"refused", {}), (b"", {}))
+    assert [(fsm.state, fsm.status) for fsm in appends] == [
+        (State.FINISHED, pb.OK),
+        (State.FINISHED, pb.OK),
+        (State.ERROR, pb.NOT_ALLOWED),
+        (State.FINISHED, pb.OK),
+    ]
+    assert world.spool.end == 0
+    assert await world.is_free()
+
+
+async def test_a_group_ends_where_the_journal_s_rate_does(replicated: World) -> None:
+    replicated.tokens.start(0, 1000, 0.0)  # The leader's own content is paid for by its handler.
+    content = b"x" * 400
+    await replicated.together(*((content, {}) for _ in range(5)))
+    assert replicated.groups == [3, 1, 1]
+
+
+async def test_a_group_is_bounded(replicated: World) -> None:
+    replicated.spec.fragment.length = 1 << 30
+    content = b"x" * (300 << 10)
+    await replicated.together(*((content, {}) for _ in range(5)))
+    assert replicated.groups == [3, 2]
+    await replicated.together(*((b"x", {}) for _ in range(300)))
+    assert replicated.groups == [256, 44]
+
+
+# ---------------------------------------------------------------------------------------------- the in-sync record
+
+
+def record_of(world: World) -> Record:
+    assert world.record is not None
+    return in_sync.decode(world.record.value)
+
+
+def keep(world: World, record: Record) -> None:
+    world.record = KeyValue(IN_SYNC, in_sync.encode(record), mod_revision=1)
+
+
+async def test_a_pipeline_is_recorded_before_it_takes_content(world: World) -> None:
+    world.peers, world.spec.replication = [Peer()], 2
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world) == Record(1, ("local#peer-0", "local#self"), (Epoch(10, 0),))
+    assert world.spool.stamp == Stamp(10, 10)
+    await world.append(b"def")
+    assert len(world.txns) == 1
+    world.peers.append(Peer())
+    world.spec.replication = 3
+    world.revision = 20
+    await world.append(b"ghi")
+    assert record_of(world).epochs == (Epoch(10, 0), Epoch(20, 6))
+    assert len(record_of(world).members) == 3
+
+
+async def test_too_few_replicas_are_not_recorded(world: World) -> None:
+    world.spec.replication = 2
+    assert (await world.append(b"abc")).status == pb.INSUFFICIENT_JOURNAL_BROKERS
+    assert world.record is None
+
+
+async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> None:
+    world.conflicts = 1
+    fsm = await world.append(b"abc")
+    assert fsm.state is State.FINISHED
+    assert world.resolved == [0, 11]
+    assert record_of(world).members == ("local#self",)
+
+
+async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(world: World) -> None:
+    def lose_the_answer() -> None:
+        world.on_txn = lambda: None
+        keep(world, Record(1, ("local#self",), (Epoch(10, 0),)))
+        raise TxnOutcomeUnknown("lost")
+
+    world.on_txn = lose_the_answer
+    assert isinstance((await world.append(b"abc")).error, TxnOutcomeUnknown)
+    assert await world.is_free()
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert (world.built, record_of(world).epochs) == (1, (Epoch(10, 0),))
+
+
+async def test_without_a_member_of_the_record_nothing_is_appended(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert (await world.append()).status == pb.INDEX_HAS_GREATER_OFFSET, "nobody knows the head"
+    assert (await world.append(b"abc", offset=12)).status == pb.INDEX_HAS_GREATER_OFFSET
+    guessed = await world.append(b"abc", offset=70)
+    assert guessed.status == pb.INDEX_HAS_GREATER_OFFSET, "content is no operator's word"
+    assert world.spool.end == 0
+    assert await world.is_free()
+
+
+async def test_a_member_with_an_empty_disk_is_struck_out(world: World) -> None:
+    keep(world, Record(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert record_of(world).members == ("local#gone",)
+
+
+async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_read_only(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    world.spec.flags = pb.JournalSpec.O_RDONLY
+    assert (await world.append()).state is State.FINISHED
+    strict = await world.append(check_registers=labels.parse_selector(labels.HELD))
+    assert (strict.state, strict.status) == (State.ERROR, pb.INDEX_HAS_GREATER_OFFSET)
+    assert await world.is_free()
+
+
+async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    fsm = await world.append(offset=70)
+    assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
+    assert fsm.commit is not None
+    assert (fsm.commit.begin, fsm.commit.end) == (70, 70)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+    assert (await world.append(b"abc")).commit == Fragment(JOURNAL, 70, 73, sum_of(b"abc"), Codec.NONE)
+    assert await world.is_free()
+
+
+async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it_is_brought_back(world: World) -> None:
+    mine = labels.label_set(author="me")
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    for request in ({}, {"suspend": pb.AppendRequest.SUSPEND_KEEP}, {"suspend": pb.AppendRequest.SUSPEND_NOW}):
+        assert (await world.append(**request)).status == pb.INDEX_HAS_GREATER_OFFSET
+    assert world.spool.end == 0, "the registers at its offset are not known"
+    keep(world, in_sync.closed(None, 1, 70, mine))
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)
+
+
+async def test_the_loss_of_a_suspended_journal_is_confirmed_at_its_offset(world: World) -> None:
+    world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    fsm = await world.append(offset=70, suspend=pb.AppendRequest.SUSPEND_KEEP)
+    assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(5, 0), Epoch(10, 70)))
+    assert await world.is_free()
+
+
+@pytest.mark.parametrize("members", [(), ("local#gone",)])
+async def test_a_journal_that_was_closed_or_left_goes_on_with_its_registers(
+    world: World, members: tuple[str, ...]
+) -> None:
+    mine = labels.label_set(author="me")
+    keep(world, in_sync.left(Record(1, (*members, "local#other")), "local#other", 70, mine))
+    fsm = await world.append(b"abc")
+    assert fsm.commit is not None
+    assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)
+    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+
+
+async def test_a_record_of_an_earlier_journal_of_the_name_does_not_count(world: World) -> None:
+    keep(world, Record(7, ("local#gone",), (Epoch(5, 70),)))
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world).create_revision == 1
+
+
+async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: World) -> None:
+    await world.append(b"abc")
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    world.replica.spool.put(pipeline.close_send())
+    world.replica.pipeline.put(None)
+    keep(world, Record(1, ("local#other",), (Epoch(10, 0), Epoch(15, 2))))
+    fsm = await world.append(b"def")
+    assert isinstance(fsm.error, Stranded)
+    assert (fsm.state, world.built, world.spool.end) == (State.ERROR, 1, 3)
+    assert await world.is_free()
+
+
+async def test_a_pipeline_of_an_older_route_than_the_recorded_one_is_given_up(world: World) -> None:
+    keep(world, Record(1, ("local#self",), (Epoch(500, 0),)))
+    world.spool.propose(world.spool.fragment, world.spool.registers, primary=True, revision=500)
+    assert isinstance((await world.append(b"abc")).error, ReplicationFailed)
+    world.revision = 600
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert await world.is_free()
+
+
+async def test_a_full_suspension_closes_the_record(world: World) -> None:
+    def apply() -> None:
+        for op in world.txns[-1][1]:
+            if op.key == "item":
+                world.spec = pb.JournalSpec.FromString(op.value)
+                suspended = world.spec.suspend.level == pb.JournalSpec.Suspend.FULL
+                world.status = pb.SUSPENDED if suspended else pb.OK
+
+    await world.append(b"")
+    world.on_txn = apply
+    fsm = await world.append(suspend=pb.AppendRequest.SUSPEND_IF_FLUSHED)
+    assert fsm.status == pb.SUSPENDED
+    assert record_of(world).closed
+    assert (await world.append(b"abc")).state is State.FINISHED
+    assert record_of(world).members == ("local#self",)
+
+
+async def test_what_fits_a_resolution_is_not_looked_at_again(world: World) -> None:
+    passed: list[State] = []
+    resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
+
+    async def resolve(journal: str, **_: Any) -> Resolution:
+        return resolution
+
+    async def states() -> list[State]:
+        fsm = world.fsm()
+        fsm.whole, passed[:] = Whole(b"abc", 1), []
+        while fsm.state is not State.STREAM_CONTENT:
+            passed.append(fsm.state)
+            await fsm._step()
+        await fsm.prepare_stream()
+        fsm.commit_whole(world.tokens)
+        await fsm.finish()
+        fsm.release()
+        assert fsm.state is State.FINISHED
+        return passed
+
+    world.resolver = SimpleNamespace(resolve=resolve, flags_hold=lambda _: True)  # type: ignore[assignment]
+    assert State.SEND_PIPELINE_SYNC in await states()
+    short = [State.RESOLVE, State.ACQUIRE_PIPELINE, State.START_PIPELINE, State.VALIDATE_PRECONDITIONS]
+    assert await states() == short
+    resolution = await world.resolve(JOURNAL, require_primary=True, min_revision=0)
+    assert State.UPDATE_ASSIGNMENTS in await states()
+    assert await states() == short
+    pipeline = await world.replica.pipeline.take()
+    assert pipeline is not None
+    pipeline.recorded = False  # As when the journal was closed.
+    world.replica.pipeline.put(pipeline)
+    assert State.UPDATE_ASSIGNMENTS in await states()
+    assert world.built == 1

@@ -1,0 +1,140 @@
+"""Receiving what clients send: one timer looks at all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from coranto.effects import SystemClock
+from coranto.testing.sim.clocks import SimClock
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append.group_commit import Line
+from coranto_broker.append.receiving import Ahead, Watchdog
+from coranto_broker.replication.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
+from coranto_broker.rpc.content import Content
+from coranto_broker.rpc.deadlines import Rota
+
+EOF = object()
+
+
+class Client:
+    """Sends messages; after the last, nothing."""
+
+    def __init__(self, *messages: object) -> None:
+        self._messages = deque(messages)
+        self.silent = asyncio.Event()
+
+    async def read(self) -> Any:
+        if not self._messages:
+            self.silent.set()
+            await asyncio.Event().wait()
+        return self._messages.popleft()
+
+
+class Looked(Watchdog):
+    """Looks at its client at a time of the test's choice, and says that it did."""
+
+    __slots__ = ("looks",)
+
+    def __init__(self, after: float, rota: Rota) -> None:
+        super().__init__(FlowControl(), SystemClock(), rota)  # No minimum rate: it asks for no look.
+        self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.due = asyncio.get_running_loop().time() + after
+        rota.add(self)
+
+    def check(self) -> None:
+        self.looks.set_result(None)
+
+
+def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """In virtual time, of which nothing takes any but waiting."""
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main(loop))
+        assert not loop.problems
+
+
+def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
+    async def main(loop: SimLoop) -> None:
+        rota = Rota()
+        first, done, last = Looked(0.01, rota), Looked(0.02, rota), Looked(0.03, rota)
+        done.close()
+        await first.looks
+        assert loop.time() == pytest.approx(0.01)
+        assert not last.looks.done()
+        await last.looks
+        assert loop.time() == pytest.approx(0.03)
+        assert not done.looks.done()
+        again = Looked(0.01, rota)  # The timer had nobody left to look at.
+        await again.looks
+
+    virtually(main)
+
+
+async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
+    rota = Rota()
+    for _ in range(100):
+        Looked(60, rota).close()
+    assert len(rota._waiting) == 1
+
+
+def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
+    async def main(loop: SimLoop) -> None:
+        ahead, line = Ahead(100), Line()
+        client = Client(Content(b"some"))
+        inbox = ahead.open(client)
+        waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SimClock(loop)))
+        await client.silent.wait()
+        assert line.coming == 1
+        assert await waiting is None
+        assert loop.time() == pytest.approx(BURST_SECONDS)
+        assert line.coming == 0
+        first = await inbox.read()
+        assert first is not None
+        assert first.content == b"some"
+        with pytest.raises(AppendUnderflow, match="1048576 bytes per second"):
+            await inbox.read()
+
+    virtually(main)
+
+
+async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
+    ahead, line = Ahead(100), Line()
+    sent = [Content(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
+    inbox = ahead.open(Client(*sent, EOF))
+    assert await inbox.receive(pb.AppendRequest(), line, 0, SystemClock()) is None  # Something follows the commit.
+    assert [await inbox.read() for _ in sent] == sent
+    assert await inbox.read() is None
+
+
+async def test_a_small_append_is_whole() -> None:
+    ahead, line = Ahead(100), Line()
+    inbox = ahead.open(Client(Content(b"some"), pb.AppendRequest(content=b"more"), Content(b""), EOF))
+    whole = await inbox.receive(pb.AppendRequest(), line, 0, SystemClock())
+    assert whole is not None
+    assert (whole.content, whole.chunks, line.coming) == (b"somemore", 2, 0)
+
+
+async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -> None:
+    flow, clock = FlowControl(), SystemClock()
+    flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
+    watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time() - 2)
+    content = Content(b"some")
+    assert await watchdog.read(Client(content)) is content
+    watchdog.earn(4)
+    assert await watchdog.read(Client(EOF)) is None
+
+
+def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None:
+    async def main(loop: SimLoop) -> None:
+        flow, clock = FlowControl(), SimClock(loop)
+        flow.start(1 << 20, 0, clock.monotonic() - 3)
+        watchdog = Watchdog(flow, clock, due=loop.time())
+        with pytest.raises(AppendUnderflow):
+            await watchdog.read(Client(Content(b"late")))
+
+    virtually(main)

@@ -1,0 +1,730 @@
+"""Every RPC with every kind of token, TLS with certificates made here, and clusters of brokers that use both."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+import structlog
+import trustme
+from pydantic import SecretStr
+
+from coranto import labels
+from coranto.client import ClientConfig, ClientTls, JournalClient
+from coranto.effects import SystemClock
+from coranto.errors import (
+    CorantoError,
+    InvalidInput,
+    JournalNotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from coranto.security.server import check_exposure, keys_of, peer_tls, server_credentials
+from coranto.security.tokens import LEEWAY_SECONDS, BearerToken, Capability, Claims, Keys, Secret, sign
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.authorization import RULES, Authorizer, TokenExpired
+from coranto_broker.handlers.errors import code_of
+from coranto_broker.http import gateway
+from coranto_broker.server.process import BrokerProcess
+from coranto_broker.server.service import JournalService
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing.running import ManualClock, eventually
+
+J = "team-a/journal"
+OTHER = "team-b/journal"
+STORE = "file:///frags/"
+KEY, SECOND, FOREIGN = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
+MakeSpec = Callable[..., pb.JournalSpec]
+Metadata = tuple[tuple[str, str], ...]
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Journal"].methods]
+ALL_METHODS = [*METHODS, *gateway.METHODS]
+"""The RPCs, and the methods of HTTP that the gateway serves."""
+
+
+def token(capability: int = Capability.ALL, selector: str = "", *, seconds: float = 60.0, key: str = KEY) -> Metadata:
+    now = SystemClock().now()
+    claims = Claims(Capability(capability), labels.parse_selector(selector), now - 1000, now + seconds)
+    return (("authorization", f"Bearer {sign(claims, Keys.parse(key))}"),)
+
+
+class Calls:
+    """Each RPC, about the journal J, with a given metadata: what it answers, or the gRPC status that it ends with."""
+
+    def __init__(self, process: BrokerProcess, spec: pb.JournalSpec) -> None:
+        self.channel = grpc.aio.insecure_channel(
+            process.endpoint.removeprefix("http://"), options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self.channel)
+        self._process = process
+        self._spec = spec
+
+    async def call(self, method: str, metadata: Metadata | None) -> Any:
+        if method in gateway.METHODS:
+            return await self.http(method, metadata)
+        try:
+            return await getattr(self, method)(metadata)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+
+    async def http(self, method: str, metadata: Metadata | None) -> int:
+        """The HTTP status that the gateway answers with."""
+        async with aiohttp.ClientSession() as session:
+            url = f"{self._process.http_endpoint}/{J}"
+            async with session.request(
+                method, url, headers=metadata or (), data=b"" if method == "PUT" else None
+            ) as found:
+                if found.status == 401:
+                    assert found.headers["WWW-Authenticate"] == "Bearer"
+                return found.status
+
+    async def List(self, metadata: Metadata | None) -> list[str]:
+        responses = self.stub.List(pb.ListRequest(), metadata=metadata)
+        return [journal.spec.name async for response in responses for journal in response.journals]
+
+    async def Apply(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        change = pb.ApplyRequest.Change(upsert=self._spec, expect_mod_revision=-1)
+        return (await self.stub.Apply(pb.ApplyRequest(changes=[change]), metadata=metadata)).status
+
+    async def Read(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        request = pb.ReadRequest(journal=J)
+        return [response.status async for response in self.stub.Read(request, metadata=metadata)][-1]
+
+    async def Append(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        async def messages() -> AsyncIterator[pb.AppendRequest]:
+            yield pb.AppendRequest(journal=J)
+            yield pb.AppendRequest()
+
+        return (await self.stub.Append(messages(), metadata=metadata)).status
+
+    async def Replicate(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        async def messages() -> AsyncIterator[pb.ReplicateRequest]:
+            header = pb.Header(route=pb.Route(primary=-1), etcd=self._process.broker.keyspace.header.to_wire())
+            proposal = pb.Fragment(journal=J, compression_codec=pb.NONE)
+            yield pb.ReplicateRequest(
+                header=header, proposal=proposal, registers=pb.LabelSet(), acknowledge=True, deprecated_journal=J
+            )
+
+        (status,) = [response.status async for response in self.stub.Replicate(messages(), metadata=metadata)]
+        return status
+
+    async def ListFragments(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        return (await self.stub.ListFragments(pb.FragmentsRequest(journal=J), metadata=metadata)).status
+
+    async def FragmentStoreHealth(self, metadata: Metadata | None) -> pb.Status.ValueType:
+        request = pb.FragmentStoreHealthRequest(fragment_store=STORE)
+        return (await self.stub.FragmentStoreHealth(request, metadata=metadata)).status
+
+
+@contextlib.asynccontextmanager
+async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterator[Calls]:
+    """A broker, with the journal that `spec` is of, ready for appends."""
+    async with BrokerProcess(settings) as process:
+        calls = Calls(process, spec)
+        try:
+            keys = settings.auth_keys.get_secret_value()
+            everything = token(key=keys.split(",")[-1]) if keys else None
+            assert await calls.Apply(everything) == pb.OK
+
+            async def ready() -> bool:
+                return bool(await calls.Append(everything) == pb.OK)
+
+            await eventually(ready)
+            yield calls
+        finally:
+            await calls.channel.close()
+
+
+@pytest.fixture
+def secured(broker_settings: BrokerSettings) -> BrokerSettings:
+    return broker_settings.model_copy(update={"auth_keys": SecretStr(KEY), "http_port": 0})
+
+
+@pytest.fixture
+def journal(spec: MakeSpec) -> pb.JournalSpec:
+    return spec(J, stores=(STORE,), labels=labels.label_set(team="a"))
+
+
+def test_every_method_has_a_rule() -> None:
+    """An RPC that is added must say here which capability it takes."""
+    assert sorted(RULES) == sorted(METHODS)
+    served = [name for name, value in vars(pb_grpc.JournalServicer).items() if callable(value) and name[0] != "_"]
+    assert sorted(served) == sorted(RULES)
+    assert all(name in vars(JournalService) for name in RULES)
+    assert all(RULES[name] for name in RULES)
+    assert all(RULES[name] for name in gateway.METHODS.values())
+
+
+DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+NARROW = "name=team-a/journal"
+WRONG_SELECTOR: dict[str, Any] = {
+    "List": [],
+    "Apply": DENIED,
+    "Read": pb.JOURNAL_NOT_FOUND,
+    "Append": pb.JOURNAL_NOT_FOUND,
+    "Replicate": pb.JOURNAL_NOT_FOUND,
+    "ListFragments": pb.JOURNAL_NOT_FOUND,
+    "FragmentStoreHealth": DENIED,
+    **dict.fromkeys(gateway.METHODS, 404),
+}
+RIGHT: dict[str, Any] = {
+    "List": [J],
+    "Apply": pb.OK,
+    "Read": pb.OFFSET_NOT_YET_AVAILABLE,
+    "Append": pb.OK,
+    "Replicate": pb.WRONG_ROUTE,
+    "ListFragments": pb.OK,
+    "FragmentStoreHealth": pb.OK,
+    "GET": 416,
+    "HEAD": 416,
+    "PUT": 204,
+}
+HTTP = {DENIED: 403, UNKNOWN: 401}
+"""What the gateway answers where an RPC ends with a status."""
+
+
+def matrix() -> Iterator[tuple[str, str, Metadata | None, Any]]:
+    """Every method with every kind of token, and what it is answered with."""
+    for method in ALL_METHODS:
+        needed = RULES[gateway.METHODS.get(method, method)]
+        good = token(needed, NARROW)[0][1]
+        yield method, "no token", None, UNKNOWN
+        yield method, "an expired token", token(needed, seconds=-6), UNKNOWN
+        yield method, "a token of a foreign key", token(key=FOREIGN), UNKNOWN
+        yield method, "a token that is cut short", (("authorization", good[:-8]),), UNKNOWN
+        yield method, "another scheme", (("authorization", "Basic " + good.removeprefix("Bearer ")),), UNKNOWN
+        yield method, "two tokens", (("authorization", good), ("authorization", good)), UNKNOWN
+        yield method, "no capability", token(0), DENIED
+        yield method, "every other capability", token(Capability.ALL & ~needed), DENIED
+        yield method, "a wrong name", token(needed, "name=team-b/journal"), WRONG_SELECTOR[method]
+        yield method, "a wrong label", token(needed, "team=b"), WRONG_SELECTOR[method]
+        yield method, "an exclusion", token(needed, "team != a"), WRONG_SELECTOR[method]
+        yield method, "the right name", token(needed, NARROW), RIGHT[method]
+        yield method, "the right label", token(needed, "team=a"), RIGHT[method]
+        yield method, "no scope but the capability", token(needed), RIGHT[method]
+        yield method, "every capability", token(), RIGHT[method]
+
+
+@pytest.mark.integration
+async def test_every_method_with_every_token(
+    secured: BrokerSettings, journal: pb.JournalSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    given: list[Metadata] = []
+    with structlog.testing.capture_logs() as logs:
+        async with running(secured, journal) as calls:
+            for method, kind, metadata, expected in matrix():
+                answer = await calls.call(method, metadata)
+                if method in gateway.METHODS:
+                    expected = HTTP.get(expected, expected)
+                assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
+                given.append(metadata or ())
+    assert len(given) == 15 * (7 + 3)
+    # Refusals are logged, secrets are not.
+    written = f"{logs} {caplog.text}"
+    assert "the token has expired" in written
+    for metadata in given:
+        for _, value in metadata:
+            assert value.split(".")[1] not in written
+    assert KEY not in written
+
+
+@pytest.mark.integration
+async def test_without_keys_no_token_is_looked_at(broker_settings: BrokerSettings, journal: pb.JournalSpec) -> None:
+    async with running(broker_settings.model_copy(update={"http_port": 0}), journal) as calls:
+        for metadata in (None, token(0, key=FOREIGN), (("authorization", "nonsense"),)):
+            for method in ALL_METHODS:
+                assert await calls.call(method, metadata) == RIGHT[method], method
+
+
+@pytest.mark.integration
+async def test_while_keys_are_introduced_a_token_may_be_missing_but_not_bad(
+    secured: BrokerSettings, journal: pb.JournalSpec
+) -> None:
+    settings = secured.model_copy(update={"auth_keys": SecretStr(f"AA==,{KEY}")})
+    async with running(settings, journal) as calls:
+        for method in ALL_METHODS:
+            assert await calls.call(method, None) == RIGHT[method], method
+            assert await calls.call(method, token(key=FOREIGN)) in (UNKNOWN, 401), method
+            assert await calls.call(method, token(0)) in (DENIED, 403), method
+
+
+@pytest.mark.integration
+async def test_all_keys_are_accepted_while_they_rotate(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
+    settings = secured.model_copy(update={"auth_keys": SecretStr(f"{SECOND},{KEY}")})
+    async with running(settings, journal) as calls:
+        for key in (KEY, SECOND):
+            assert await calls.call("Append", token(key=key)) == pb.OK
+        assert await calls.call("Append", token(key=FOREIGN)) is UNKNOWN
+
+
+@pytest.mark.integration
+async def test_a_journal_out_of_scope_looks_as_one_that_does_not_exist(
+    secured: BrokerSettings, journal: pb.JournalSpec
+) -> None:
+    async with running(secured, journal) as calls:
+        scope = token(Capability.READ | Capability.APPEND, "team=b")
+        hidden = await calls.stub.ListFragments(pb.FragmentsRequest(journal=J), metadata=scope)
+        missing = await calls.stub.ListFragments(pb.FragmentsRequest(journal="no/such"), metadata=scope)
+        assert hidden == missing
+        assert not hidden.header.route.members
+        # The same journal, for whom it does exist, is resolved as before.
+        assert await calls.call("ListFragments", token(selector="team=a")) == pb.OK
+        # A segment of metadata does not make it another journal.
+        meta = pb.FragmentsRequest(journal=f"{J};part=1")
+        assert (await calls.stub.ListFragments(meta, metadata=scope)).status == pb.JOURNAL_NOT_FOUND
+        assert (await calls.stub.ListFragments(meta, metadata=token(selector=NARROW))).status == pb.OK
+
+
+async def apply(calls: Calls, metadata: Metadata, *changes: pb.ApplyRequest.Change) -> Any:
+    try:
+        return (await calls.stub.Apply(pb.ApplyRequest(changes=changes), metadata=metadata)).status
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
+def upsert(spec: pb.JournalSpec, revision: int = -1) -> pb.ApplyRequest.Change:
+    return pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=revision)
+
+
+def delete(name: str) -> pb.ApplyRequest.Change:
+    return pb.ApplyRequest.Change(delete=name, expect_mod_revision=-1)
+
+
+@pytest.mark.integration
+async def test_changes_of_journals_stay_within_scope(
+    secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec
+) -> None:
+    def of_team(name: str, team: str) -> pb.JournalSpec:
+        return spec(name, labels=labels.label_set(team=team))
+
+    async with running(secured, journal) as calls:
+        team_b = token(Capability.APPLY, "team=b")
+        assert await apply(calls, team_b, upsert(of_team(OTHER, "b"))) == pb.OK
+        assert await apply(calls, team_b, upsert(of_team(OTHER, "b"))) == pb.OK
+        # A journal is neither given away nor taken over by its labels.
+        assert await apply(calls, team_b, upsert(of_team(OTHER, "a"))) is DENIED
+        assert await apply(calls, team_b, upsert(of_team(J, "b"))) is DENIED
+        # One change out of scope stops them all.
+        assert await apply(calls, team_b, upsert(of_team("team-b/2", "b")), upsert(of_team("team-a/2", "a"))) is DENIED
+        assert await calls.List(token()) == [J, OTHER]
+        # What is deleted must be in scope, by all that the scope is about.
+        assert await apply(calls, team_b, delete(J)) is DENIED
+        assert await apply(calls, team_b, delete("team-b/no-such")) is DENIED
+        assert await apply(calls, token(Capability.APPLY, "name:prefix=team-a/"), delete(OTHER)) is DENIED
+        assert await apply(calls, token(Capability.APPLY, "name:prefix=team-b/,team!=b"), delete(OTHER)) is DENIED
+        assert await apply(calls, token(Capability.APPLY, "name:prefix=team-b/"), delete(OTHER)) == pb.OK
+        assert await calls.List(token()) == [J]
+
+
+@pytest.mark.integration
+async def test_a_call_ends_when_its_token_does(
+    secured: BrokerSettings, journal: pb.JournalSpec, token_ends: list[asyncio.Timeout]
+) -> None:
+    patient = secured.model_copy(update={"min_append_rate": 0})
+    async with running(patient, journal) as calls:
+        loop = asyncio.get_running_loop()
+        token_ends.clear()
+        begun = loop.time()
+        brief = token(Capability.ALL, NARROW, seconds=30.0)
+
+        async def watch() -> None:
+            async for _ in calls.stub.List(pb.ListRequest(watch=True), metadata=brief):
+                pass
+
+        async def tail() -> None:
+            async for _ in calls.stub.Read(pb.ReadRequest(journal=J, offset=-1, block=True), metadata=brief):
+                pass
+
+        async def append() -> None:
+            call = calls.stub.Append(metadata=brief)
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # It may have ended by then.
+                await call.write(pb.AppendRequest(journal=J))
+                await call.write(pb.AppendRequest(content=b"never committed"))
+            await call
+
+        work: list[Callable[[], Awaitable[None]]] = [watch, tail, append]
+        calls_made = asyncio.gather(*(each() for each in work), return_exceptions=True)
+        await eventually(lambda: len(token_ends) == len(work) and all(end.when() for end in token_ends))
+        for end in token_ends:
+            when = end.when()
+            assert when is not None
+            # When the token was made, but for fractions of a second, which tokens have none of, and of two clocks.
+            assert begun - 1.1 <= when - (30.0 + LEEWAY_SECONDS) <= loop.time() + 0.1
+            end.reschedule(loop.time())
+        ends = await asyncio.wait_for(calls_made, 60)
+        for end in ends:
+            assert isinstance(end, grpc.aio.AioRpcError)
+            assert end.code() is grpc.StatusCode.DEADLINE_EXCEEDED, end
+            assert "token has expired" in (end.details() or "")
+        # The append was rolled back, and the journal goes on.
+        assert await calls.call("Append", token()) == pb.OK
+        assert await calls.call("Read", token()) == pb.OFFSET_NOT_YET_AVAILABLE
+
+
+class _Context:
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
+
+
+async def test_only_the_tokens_own_end_is_taken_for_it() -> None:
+    clock = ManualClock()
+    keys = Keys.parse(KEY)
+    authorizer = Authorizer(keys, clock, RULES)
+    signed = sign(Claims(Capability.LIST, pb.LabelSelector(), clock.now(), clock.now() + 60), keys)
+    context = _Context((("authorization", f"Bearer {signed}"),))
+    with pytest.raises(TimeoutError):
+        async with authorizer.admitted("List", context):
+            raise TimeoutError
+    clock.advance(60 + LEEWAY_SECONDS - 0.01)
+    with pytest.raises(TokenExpired):
+        async with authorizer.admitted("List", context):
+            await asyncio.Event().wait()
+    with pytest.raises(KeyError):
+        async with Authorizer(None, SystemClock(), RULES).admitted("NewMethod", context):
+            raise AssertionError
+
+
+def test_refusals_have_their_codes() -> None:
+    assert code_of(Unauthenticated("")) is UNKNOWN
+    assert code_of(PermissionDenied("")) is DENIED
+
+
+# -- Clients -----------------------------------------------------------------------------------------------------------
+
+
+async def use(client: JournalClient, spec: pb.JournalSpec) -> None:
+    """Everything that a client does."""
+    await client.apply([upsert(spec, 0)])
+    appended = await client.append(spec.name, b"content")
+    assert appended.end == 7
+    assert await client.read_all(spec.name, 0, 7) == b"content"
+    assert await client.head(spec.name) == 7
+    assert len(await client.fragments(spec.name)) == 1
+    assert [info.spec.name for info in (await client.list(f"name={spec.name}")).journals] == [spec.name]
+    await client.apply([delete(spec.name)])
+
+
+@pytest.mark.integration
+async def test_a_client_signs_for_each_call_what_it_takes(
+    secured: BrokerSettings, journal: pb.JournalSpec, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[Capability, str] = {}
+    original = Authorizer.claims_of
+
+    def recording(self: Authorizer, token: str | None, capability: Capability) -> Claims:
+        claims = original(self, token, capability)
+        seen[claims.capability] = labels.format_selector(claims.selector)
+        return claims
+
+    async with running(secured, journal) as calls:
+        monkeypatch.setattr(Authorizer, "claims_of", recording)
+        async with JournalClient(f"127.0.0.1:{port_of(calls)}", auth=Keys.parse(KEY)) as client:
+            await use(client, spec("test/other"))
+        scope = "name=test/other"
+        assert seen == dict.fromkeys((Capability.LIST, Capability.APPLY, Capability.READ, Capability.APPEND), scope)
+
+
+def port_of(calls: Calls) -> int:
+    return int(calls._process.endpoint.rpartition(":")[2])
+
+
+@pytest.mark.integration
+async def test_a_client_with_a_token_of_its_own(secured: BrokerSettings, journal: pb.JournalSpec) -> None:
+    async with running(secured, journal) as calls:
+        endpoint = f"127.0.0.1:{port_of(calls)}"
+        given = token(Capability.LIST | Capability.READ, "team=b")[0][1].removeprefix("Bearer ")
+        async with JournalClient(endpoint, auth=BearerToken(Secret(given))) as client:
+            assert not (await client.list()).journals
+            with pytest.raises(JournalNotFound):
+                await client.head(J)
+            with pytest.raises(PermissionDenied, match="APPEND") as denied:
+                await client.append(J, b"x")
+        async with JournalClient(endpoint, auth=Keys.parse(FOREIGN)) as client:
+            with pytest.raises(Unauthenticated, match="signature"):
+                await client.append(J, b"x")
+        async with JournalClient(endpoint) as client:
+            with pytest.raises(Unauthenticated, match="a token is needed"):
+                await client.list()
+        assert given not in str(denied.value)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files of one authority: its own, a server's for this machine, and a client's."""
+
+    folder: Path
+    authority: trustme.CA
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        folder.mkdir()
+        made = cls(folder, trustme.CA(key_type=trustme.KeyType.ECDSA))
+        made.authority.cert_pem.write_to_path(made.ca)
+        made.issue("server", "127.0.0.1", "localhost")
+        made.issue("client", "client@example")
+        return made
+
+    def issue(self, name: str, *identities: str) -> None:
+        issued = self.authority.issue_cert(*identities, key_type=trustme.KeyType.ECDSA)
+        issued.private_key_pem.write_to_path(self.key(name))
+        self.cert(name).write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def cert(self, name: str) -> Path:
+        return self.folder / f"{name}.pem"
+
+    def key(self, name: str) -> Path:
+        return self.folder / f"{name}.key"
+
+    @property
+    def served(self) -> dict[str, Any]:
+        """Settings of a broker that serves with them."""
+        return {"tls_cert": self.cert("server"), "tls_key": self.key("server"), "peer_ca": self.ca}
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates.make(tmp_path / "certificates")
+
+
+async def lists(endpoint: str, tls: ClientTls | None, keys: str = "") -> bool:
+    """Whether a client can list."""
+    auth = Keys.parse(keys) if keys else None
+    async with JournalClient(endpoint, patience=0.0, auth=auth, tls=tls) as client:
+        try:
+            await client.list()
+        except Unavailable:
+            return False
+        return True
+
+
+@pytest.mark.integration
+async def test_tls(broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path) -> None:
+    settings = broker_settings.model_copy(update={**certificates.served, "auth_keys": SecretStr(KEY)})
+    foreign = Certificates.make(tmp_path / "foreign")
+    async with BrokerProcess(settings) as process:
+        assert process.endpoint.startswith("https://127.0.0.1:")
+        trusting = ClientTls(ca=certificates.ca)
+        assert await lists(process.endpoint, trusting, KEY)
+        assert not await lists(process.endpoint, ClientTls(ca=foreign.ca), KEY)
+        assert not await lists(process.endpoint, None, KEY)
+        assert not await lists(process.endpoint.replace("https", "http"), None)
+        # The name is verified: this one is not in the certificate.
+        assert not await lists(process.endpoint.replace("127.0.0.1", "127.0.0.2"), trusting, KEY)
+        with pytest.raises(Unauthenticated):
+            await lists(process.endpoint, trusting)
+
+
+@pytest.mark.integration
+async def test_mutual_tls(broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path) -> None:
+    settings = broker_settings.model_copy(update={**certificates.served, "tls_client_ca": certificates.ca})
+    foreign = Certificates.make(tmp_path / "foreign")
+    async with BrokerProcess(settings) as process:
+        for shown, accepted in [(certificates, True), (foreign, False)]:
+            tls = ClientTls(certificates.ca, shown.cert("client"), shown.key("client"))
+            assert await lists(process.endpoint, tls) is accepted
+        assert not await lists(process.endpoint, ClientTls(certificates.ca))
+
+
+@pytest.mark.integration
+async def test_old_protocol_versions_are_refused(broker_settings: BrokerSettings, certificates: Certificates) -> None:
+    settings = broker_settings.model_copy(update=certificates.served)
+    async with BrokerProcess(settings) as process:
+        port = int(process.endpoint.rpartition(":")[2])
+
+        async def negotiate(version: ssl.TLSVersion) -> str | None:
+            context = ssl.create_default_context(cafile=str(certificates.ca))
+            context.set_alpn_protocols(["h2"])
+            context.set_ciphers("DEFAULT:@SECLEVEL=0")
+            context.minimum_version = context.maximum_version = version
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            try:
+                return str(writer.get_extra_info("ssl_object").version())
+            finally:
+                writer.transport.abort()
+
+        assert await negotiate(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+        assert await negotiate(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+        with pytest.raises((ssl.SSLError, ConnectionError)), pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            await negotiate(ssl.TLSVersion.TLSv1_1)
+
+
+@pytest.mark.integration
+async def test_changed_certificates_are_taken_up(
+    broker_settings: BrokerSettings, certificates: Certificates, tmp_path: Path
+) -> None:
+    settings = broker_settings.model_copy(update=certificates.served)
+    later = Certificates.make(tmp_path / "later")
+    async with BrokerProcess(settings) as process:
+        assert await lists(process.endpoint, ClientTls(certificates.ca))
+        certificates.cert("server").write_bytes(b"half a file")
+        assert await lists(process.endpoint, ClientTls(certificates.ca))  # The last good ones stay.
+        certificates.key("server").write_bytes(later.key("server").read_bytes())
+        certificates.cert("server").write_bytes(later.cert("server").read_bytes())
+        assert await lists(process.endpoint, ClientTls(later.ca))
+        assert not await lists(process.endpoint, ClientTls(certificates.ca))
+
+
+@pytest.mark.integration
+async def test_brokers_replicate_and_proxy_with_tokens_over_mutual_tls(
+    broker_settings: BrokerSettings, certificates: Certificates, spec: MakeSpec
+) -> None:
+    """Three brokers, of which each journal has two: whichever is asked, some calls are proxied and all replicated."""
+    common = {**certificates.served, "tls_client_ca": certificates.ca, "auth_keys": SecretStr(KEY)}
+    tls = ClientTls(certificates.ca, certificates.cert("client"), certificates.key("client"))
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = []
+        for number in range(3):
+            own = {"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
+            settings = broker_settings.model_copy(update={**common, **own})
+            brokers.append(await stack.enter_async_context(BrokerProcess(settings)))
+        clients = [
+            await stack.enter_async_context(
+                JournalClient.of(ClientConfig(broker.endpoint, auth=Keys.parse(KEY), tls=tls))
+            )
+            for broker in brokers
+        ]
+        replicated = spec("test/other")
+        replicated.replication = 2
+        await clients[0].apply([upsert(replicated, 0)])
+        end = 0
+        for client in clients:
+            await eventually(functools.partial(sees, client, "test/other"))
+            appended = await client.append("test/other", b"content")
+            assert appended.begin == end
+            end = appended.end
+        for client in clients:
+            assert await client.read_all("test/other", 0, end) == b"content" * 3
+            assert await client.fragments("test/other")
+
+
+async def sees(client: JournalClient, journal: str) -> bool:
+    return bool((await client.list(f"name={journal}")).journals)
+
+
+@pytest.mark.integration
+async def test_a_peer_without_the_key_cannot_replicate(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for number, key in enumerate((KEY, FOREIGN)):
+            own = {"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number)}
+            settings = broker_settings.model_copy(update={**own, "auth_keys": SecretStr(key)})
+            process = await stack.enter_async_context(BrokerProcess(settings))
+        config = ClientConfig(process.endpoint, auth=Keys.parse(FOREIGN))
+        client = await stack.enter_async_context(JournalClient.of(config))
+        replicated = spec("test/other")
+        replicated.replication = 2
+        await client.apply([upsert(replicated, 0)])
+        with pytest.raises(CorantoError):
+            await client.append("test/other", b"content", patience=0.5)
+
+
+# -- Settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_come_from_the_environment_and_show_nowhere(
+    monkeypatch: pytest.MonkeyPatch, certificates: Certificates
+) -> None:
+    monkeypatch.setenv("CORANTO_BROKER_AUTH_KEYS", f"{KEY}, {SECOND}")
+    monkeypatch.setenv("CORANTO_BROKER_TLS_CERT", str(certificates.cert("server")))
+    settings = BrokerSettings()
+    keys = keys_of(settings)
+    assert keys == Keys.parse(f"{KEY} {SECOND}")
+    assert settings.tls_cert == certificates.cert("server")
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), repr(keys)):
+        assert KEY not in shown
+        assert SECOND not in shown
+    assert keys_of(BrokerSettings(auth_keys=SecretStr(" "))) is None
+    with pytest.raises(InvalidInput) as caught:
+        keys_of(BrokerSettings(auth_keys=SecretStr(f"{KEY[:-2]},{KEY}")))
+    assert KEY[:-2] not in str(caught.value)
+
+
+def test_what_does_not_go_together(certificates: Certificates, tmp_path: Path) -> None:
+    served = certificates.served
+    assert server_credentials(BrokerSettings()) is None
+    for missing in ("tls_cert", "tls_key"):
+        with pytest.raises(InvalidInput, match="both tls_cert and tls_key"):
+            server_credentials(BrokerSettings(**(served | {missing: None})))
+    with pytest.raises(InvalidInput, match="both tls_cert and tls_key"):
+        server_credentials(BrokerSettings(tls_client_ca=certificates.ca))
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        server_credentials(BrokerSettings(**(served | {"tls_key": tmp_path / "none"})))
+    (tmp_path / "empty").touch()
+    with pytest.raises(InvalidInput, match="not a PEM file"):
+        server_credentials(BrokerSettings(**(served | {"peer_ca": tmp_path / "empty"})))
+    with pytest.raises(InvalidInput, match="together"):
+        server_credentials(BrokerSettings(**served, peer_cert=certificates.cert("client")))
+
+
+def test_a_broker_shows_its_own_certificate_to_peers_that_want_one(certificates: Certificates) -> None:
+    served = certificates.served
+    assert peer_tls(BrokerSettings(**served)) == ClientTls(certificates.ca)
+    mutual = BrokerSettings(**served, tls_client_ca=certificates.ca)
+    assert peer_tls(mutual) == ClientTls(certificates.ca, certificates.cert("server"), certificates.key("server"))
+    shown: dict[str, Any] = {"peer_cert": certificates.cert("client"), "peer_key": certificates.key("client")}
+    other = BrokerSettings(**served, **shown, tls_client_ca=certificates.ca)
+    assert peer_tls(other) == ClientTls(certificates.ca, certificates.cert("client"), certificates.key("client"))
+
+
+check = functools.partial(check_exposure, harm="do harm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "endpoint", "problem"),
+    [
+        ({"host": "127.0.0.1"}, "http://127.0.0.1:1", ""),
+        ({"host": "127.0.0.1"}, "https://proxy.example", ""),
+        ({"host": "0.0.0.0"}, "http://10.0.0.1:1", "in the clear"),
+        ({"host": "10.0.0.1"}, "https://proxy.example", "in the clear"),
+        ({"host": "127.0.0.1"}, "http://proxy.example", "use https"),
+        ({"host": "0.0.0.0", "tls_cert": Path("/c")}, "https://10.0.0.1:1", ""),
+        ({"host": "0.0.0.0", "tls_cert": Path("/c")}, "http://10.0.0.1:1", "use https"),
+    ],
+)
+def test_where_a_broker_with_keys_may_listen(settings: dict[str, Any], endpoint: str, problem: str) -> None:
+    beyond = settings["host"] != "127.0.0.1"
+    with contextlib.ExitStack() as stack:
+        if beyond:
+            stack.enter_context(pytest.raises(InvalidInput, match="serve-anyone-without-keys"))
+        check(BrokerSettings(**settings), endpoint)
+    with structlog.testing.capture_logs() as logs:
+        check(BrokerSettings(**settings, serve_anyone_without_keys=True), endpoint)  # It may, and says so.
+        assert bool(logs) is beyond
+        logs.clear()
+        check(BrokerSettings(**settings, tls_client_ca=Path("/ca")), endpoint)  # Certificates will do.
+        assert logs == []
+    keyed = BrokerSettings(**settings, auth_keys=SecretStr(KEY))
+    if problem:
+        with pytest.raises(InvalidInput, match=problem):
+            check(keyed, endpoint)
+    else:
+        check(keyed, endpoint)
+
+
+def test_accepting_requests_without_a_token_is_said_aloud() -> None:
+    with structlog.testing.capture_logs() as logs:
+        check(BrokerSettings(auth_keys=SecretStr(f"{KEY},AA==")), "http://127.0.0.1:1")
+    assert any("without a token" in entry["event"] for entry in logs)

@@ -1,0 +1,128 @@
+"""Clients that ask for more than a broker gets through, or say nothing: each is told, and none waits without bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import permutations
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from coranto.client import JournalClient
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.handlers import first_message
+from coranto_broker.replication import resolver
+from coranto_broker.server.process import BrokerProcess
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+
+pytestmark = pytest.mark.integration
+
+J = "test/journal"
+MakeSpec = Callable[..., pb.JournalSpec]
+
+
+async def code_of(call: asyncio.Future[pb.AppendResponse]) -> str:
+    """What became of an append: its status, or the code that it ended with."""
+    try:
+        return pb.Status.Name((await call).status)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+
+
+async def test_appends_that_are_too_many_are_refused_and_not_applied(
+    broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
+    async with AsyncExitStack() as stack:
+        brokers: list[tuple[BrokerProcess, RawClient]] = []
+        for name in ("broker-0", "broker-1"):
+            settings = broker_settings.model_copy(
+                update={"id": name, "data_dir": broker_settings.data_dir / name, "max_appends": 4}
+            )
+            brokers.append(await stack.enter_async_context(running_broker(settings)))
+        await create(brokers[0][1], spec())
+        brokers.sort(key=lambda each: not each[0].broker.resolver.local_replicas)
+        (process, primary), (_, other) = brokers
+        replica = process.broker.resolver.local_replicas[0]
+        pipeline = await replica.pipeline.take()
+        waiting = [asyncio.ensure_future(primary.append(J, b"%d" % number)) for number in range(4)]
+        await eventually(lambda: len(list(replica.line)) == 4)
+        with capture_logs() as logs:
+            for client in (primary, other, primary):  # One of them forwards, and hands the refusal on.
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await client.append(J, b"too much")
+                assert refused.value.code() is grpc.StatusCode.ABORTED
+                assert "nothing of this one was applied" in str(refused.value.details())
+        assert [log["event"] for log in logs].count("appends are refused: too many are under way") == 1
+        assert process.broker.metrics.appends_refused.value == 3
+        async with JournalClient(process.endpoint) as friendly:  # Knows that it may try again, and does.
+            patient = asyncio.ensure_future(friendly.append(J, b"later"))
+            await eventually(lambda: process.broker.metrics.appends_refused.value > 3)
+            replica.pipeline.put(pipeline)
+            assert {(await each).status for each in waiting} == {pb.OK}
+            assert (await patient).begin == 4
+        assert await other.content(J) in {bytes(each) + b"later" for each in permutations(b"0123")}
+
+
+async def test_a_burst_of_appends_ends_in_statuses(broker_settings: BrokerSettings, spec: MakeSpec) -> None:
+    # gRPC itself cancels calls without a word while more than a thousand wait to be taken on.
+    async with running_broker(broker_settings.model_copy(update={"min_append_rate": 0})) as (_, client):
+        await create(client, spec())
+        calls = [asyncio.ensure_future(client.append(J, b"x" * 200)) for _ in range(2500)]
+        found = Counter([await code_of(call) for call in calls])
+        assert set(found) <= {"OK", "ABORTED"}
+        (head,) = await client.read(J, -1)
+        assert head.write_head == 200 * found["OK"] > 0
+
+
+async def test_a_revision_that_never_comes_is_not_waited_for_without_bound(
+    client: RawClient, spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(client, spec())
+    never = (1 << 63) - 1
+    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 0.2)
+    for call in (client.append(J, b"x", min_etcd_revision=never), client.read(J, min_etcd_revision=never)):
+        with pytest.raises(grpc.aio.AioRpcError, match=f"revision {never} did not come within") as refused:
+            await call
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(resolver, "MAX_WAITING_FOR_REVISIONS", 3)
+    waiting = [asyncio.ensure_future(client.read(J, min_etcd_revision=never)) for _ in range(4)]
+    (first,), rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    with pytest.raises(grpc.aio.AioRpcError, match="3 calls wait for etcd revisions"):
+        first.result()
+    for each in rest:
+        each.cancel()
+    await asyncio.wait(rest)
+    # Those who went away wait no more.
+    monkeypatch.setattr(resolver, "REVISION_PATIENCE_SECONDS", 0.01)
+
+    async def waits() -> bool:
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await client.read(J, min_etcd_revision=never)
+        return "did not come" in str(ended.value.details())
+
+    await eventually(waits)
+    assert (await client.append(J, b"fine")).status == pb.OK
+
+
+@pytest.mark.parametrize("method", ["Append", "Replicate"])
+async def test_a_stream_that_says_nothing_is_closed(
+    broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(first_message, "FIRST_MESSAGE_SECONDS", 0.3)
+    async with running_broker(broker_settings) as (process, client):
+        gone = client.stub.Append()  # A client that goes away before it says anything is none of those.
+        await eventually(lambda: process.broker.ahead.silent.waiting == 1)
+        gone.cancel()
+        async with asyncio.timeout(30):
+            for call in [getattr(client.stub, method)() for _ in range(3)]:
+                assert await call.code() is grpc.StatusCode.ABORTED
+                assert "nothing was sent for 0.3 seconds" in await call.details()
+        await eventually(lambda: process.broker.ahead.silent.waiting == 0)

@@ -1,0 +1,340 @@
+"""Leftover spool folders: which are kept, which are stored, which journals are rescued, and which folders go."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Op, Put, TxnResult
+from coranto.coordination.layout import Layout, MemberId
+from coranto.effects import LocalDisk, SystemClock
+from coranto.fragments.fragment import Fragment
+from coranto.fragments.stores import StoreRegistry
+from coranto.labels import label_set
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.fragments.persister import FragmentPersister
+from coranto_broker.metrics import Metrics
+from coranto_broker.recovery import orphaned_spools
+from coranto_broker.recovery.deleted_spools import DeletedSpools
+from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
+from coranto_broker.recovery.orphaned_spools import Leftovers
+from coranto_broker.spool import in_sync
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
+from coranto_broker.spool.in_sync import Epoch, Record
+from coranto_broker.testing.running import eventually
+
+J = "test/journal"
+ME, OTHER = "local#me", "local#other"
+MINE = label_set(author="me")
+
+
+class World:
+    """One broker with one spool folder; etcd, the key space and an observer of spools in one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "spools"
+        self.spec: pb.JournalSpec | None = pb.JournalSpec(
+            name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///frags/"])
+        )
+        self.successor: tuple[pb.JournalSpec, int] | None = None
+        self.route = [ME, OTHER]
+        self.used: set[Path] = set()
+        self.record: Record | None = None
+        self.revision = 100
+        self.disk = LocalDisk()
+        self.clock = SystemClock()
+        self.folder = SpoolFolder(folder_of(self.root, J, 7), J, 7, self.disk, self.clock)
+        coordinator: Any = self
+        self.records = InSyncRecords(coordinator, Layout("/cluster"), MemberId("local", "me"))
+        self.stores = StoreRegistry(folder / "root")
+        self.persister = FragmentPersister(
+            lambda journal, revision: self.spec or (self.successor or [None])[0],
+            self.stores,
+            self.clock,
+            Metrics(),
+            judge=self._judge,
+        )
+        journals: Any = self
+        self.deleted = DeletedSpools(folder, self.disk, self.clock, keep_seconds=3600.0)
+        self.leftovers = Leftovers(
+            self.root, self.disk, self.clock, journals, self.records, self.persister, self.deleted
+        )
+
+    def write(self, content: bytes, revision: int) -> None:
+        spool = DurableSpool(self.folder, self, Fsync.NEVER)
+        spool.write(0, content)
+        spool.propose(spool.next_fragment(), MINE, primary=True, revision=revision)
+        spool.close()
+
+    @property
+    def stored(self) -> list[bytes]:
+        root = self.stores.file_root
+        assert root is not None
+        return [path.read_bytes() for path in sorted(root.rglob("0*-*")) if path.is_file()]
+
+    async def looked(self, times: int) -> None:
+        """Return once the leftovers were looked at so many times more."""
+        real, counted = self.clock.sleep, 0
+
+        async def sleep(seconds: float) -> None:
+            nonlocal counted
+            counted += 1
+            await real(seconds)
+
+        self.clock.sleep = sleep  # type: ignore[method-assign]
+        await eventually(lambda: counted >= times)
+
+    async def _judge(self, sealed: Any) -> in_sync.Judgement:
+        if sealed.settled:
+            return in_sync.Judgement.FINAL
+        return await self.records.judge(J, 7, sealed.stamp, sealed.fragment.end)
+
+    def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
+        assert (journal, create_revision) == (J, 7)
+        return self.spec
+
+    def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
+        return self.successor
+
+    def adopt(self, journal: str, create_revision: int) -> None:
+        assert (journal, create_revision) == (J, 7)
+
+    def route_of(self, journal: str) -> list[str]:
+        return self.route
+
+    def is_used(self, folder: Path) -> bool:
+        return folder in self.used
+
+    def exclusively(self, journal: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(work())
+
+    async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        value = in_sync.encode(self.record) if self.record is not None else b""
+        kv = KeyValue(key, value, mod_revision=self.revision) if value else None
+        return EtcdHeader(1, 1, self.revision, 1), kv
+
+    async def txn(self, compares: list[Compare], ops: list[Op]) -> TxnResult:
+        (compare,), (op,) = compares, ops
+        succeeded = compare.operand == (self.revision if self.record is not None else 0)
+        if succeeded:
+            self.revision += 1
+            self.record = in_sync.decode(op.value) if isinstance(op, Put) else None
+        return TxnResult(succeeded, EtcdHeader(1, 1, self.revision, 1))
+
+    def spool_commit(self, fragment: Fragment, content: Any) -> None: ...
+    def spool_complete(self, sealed: Any, *, primary: bool) -> None: ...
+    def spool_skip(self, offset: int) -> None: ...
+    def spool_ahead(self, end: int) -> None: ...
+    def spool_readable(self, end: int) -> None: ...
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr("coranto_broker.fragments.persister._BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr("coranto_broker.fragments.persister._LATER_SECONDS", 0.02)
+    world = World(tmp_path)
+    running: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(world, "run", lambda: running.append(asyncio.create_task(world.leftovers.run())), raising=False)
+    yield world
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await world.persister.close(0.0)
+
+
+async def test_the_spool_of_a_deleted_journal_is_set_aside(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec = None
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists() and world.record is None)
+    assert world.stored == []
+    (found,) = world.deleted
+    assert (found.journal, found.create_revision) == (J, 7)
+    assert world.clock.now() < found.until < world.clock.now() + 3600.0
+    assert [path.read_bytes() for path in found.path.glob("*.content")] == [b"abc"]
+    note = json.loads((found.path / "deleted.json").read_text())
+    assert (note["journal"], note["create_revision"]) == (J, 7)
+    assert note["deleted"] < note["until"]
+    world.deleted.sweep()
+    assert found.path.exists()
+    world.clock.now = lambda: found.until  # type: ignore[method-assign]
+    world.deleted.sweep()
+    assert not found.path.exists()
+
+
+async def test_the_spool_of_a_deleted_journal_goes_at_once_if_it_is_to(world: World) -> None:
+    world.deleted.keep_seconds = 0.0
+    world.write(b"abc", 10)
+    world.spec = None
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert list(world.deleted) == []
+
+
+async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec, world.successor = None, None
+    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),), carried=20)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert world.folder.path.exists()
+    stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
+    world.successor = pb.JournalSpec(name=J, fragment=stores), 50
+    await eventually(lambda: world.record is not None and world.record.create_revision == 50)
+    assert world.record is not None
+    assert (world.record.closed, world.record.end, world.record.registers) == (True, 3, MINE)
+    assert world.stored == [b"abc"]
+
+
+async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    real = orphaned_spools.take_up
+
+    async def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(orphaned_spools, "take_up", refuse)
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: list(world.leftovers.unreadable) == [world.folder.path])
+    monkeypatch.setattr(orphaned_spools, "take_up", real)
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.stored == [b"abc"]
+    assert not world.leftovers.unreadable
+
+
+async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
+    world.write(b"abc", 10)
+    world.spec = None
+    world.record = record = Record(8, (ME,), (Epoch(10, 0),))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    await world.looked(2)
+    assert world.record == record
+
+
+async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert len(world.stored) == 1
+
+
+async def test_what_others_went_on_without_is_kept_aside(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 2)))
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
+    assert len(world.disk.list(world.folder.path / "set-aside")) == 2
+    assert world.stored == []
+
+
+async def test_a_journal_without_stores_is_left_alone(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.route = [OTHER]
+    assert world.spec is not None
+    del world.spec.fragment.stores[:]
+    before = world.disk.list(world.folder.path)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert world.disk.list(world.folder.path) == before
+    world.spec.fragment.stores.append("file:///frags/")
+    await eventually(lambda: world.record is not None and world.record.closed)
+
+
+async def test_a_journal_that_has_lost_its_members_is_rescued(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert len(world.stored) == 1
+
+
+@pytest.mark.parametrize("route", [[], [OTHER, "local#new"]])
+async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(world: World, route: list[str]) -> None:
+    world.write(b"abc", 10)
+    world.record = record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.route = route
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.persister.pending)
+    await world.looked(10)
+    assert world.record == record
+    assert world.stored == []
+
+
+async def test_the_only_member_brings_its_journal_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(orphaned_spools, "SOON_SECONDS", 0.005)
+    world.write(b"abc", 10)
+    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert len(world.stored) == 1
+
+
+async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.record = before = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.revision = 200
+    stamp = in_sync.Stamp(10, 10)
+    real = world.get
+    reads = 0
+
+    async def get(key: str) -> tuple[EtcdHeader, KeyValue | None]:
+        nonlocal reads
+        answer = await real(key)
+        reads += 1
+        if reads == 1:  # Somebody writes it meanwhile: that one leaves, too.
+            world.record = in_sync.left(before, OTHER, 3, MINE)
+            world.revision += 1
+        return answer
+
+    monkeypatch.setattr(world, "get", get)
+    assert await world.records.leave(J, 8, stamp, 3, MINE) is None, "that is another journal"
+    world.record, reads = before, 0
+    assert await world.records.leave(J, 7, stamp, 3, MINE) == world.record
+    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert await world.records.leave(J, 7, stamp, 3, MINE) is None
+    monkeypatch.undo()
+    closed_at = world.revision
+    with pytest.raises(Stranded):
+        await world.records.verify(J, 7, in_sync.Stamp(closed_at, 10), 9)
+    reading = await world.records.verify(J, 7, in_sync.Stamp(closed_at + 1, 10), 9)
+    assert reading.record == world.record
+
+
+async def test_a_journal_that_a_member_has_left_needs_no_rescue(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = before = in_sync.left(Record(7, (ME, OTHER), (Epoch(10, 0),)), OTHER, 1, MINE)
+    world.route = ["local#new"]
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: world.persister.pending)
+    await world.looked(10)
+    assert (world.record, world.stored) == (before, []), "others go on where that one left"
+    world.record = in_sync.recorded(before, 7, 20, ["local#new"], 1)
+    await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
+
+
+async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
+    world.write(b"abc", 10)
+    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.used.add(world.folder.path)
+    world.run()  # type: ignore[attr-defined]
+    await world.looked(3)
+    assert len(world.disk.list(world.folder.path)) == 2
+    world.used.clear()
+    world.leftovers.add(world.folder.path)
+    await eventually(lambda: not world.folder.path.exists())

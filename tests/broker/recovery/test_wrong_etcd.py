@@ -1,0 +1,276 @@
+"""Brokers and the etcd that they are given: a wrong one, one that was emptied, one that was restored from a backup; and
+data directories that were copied."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coranto.cluster import EtcdServer
+from coranto.coordination.etcd import Delete, EtcdCoordinator, Put
+from coranto.coordination.layout import Layout, MemberId
+from coranto.errors import MemberInUse, WrongCluster
+from coranto.labels import label_set
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.recovery import orphaned_spools, residence
+from coranto_broker.recovery.identity import Use, encode
+from coranto_broker.server.process import BrokerProcess
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing.process import BrokerChild
+from coranto_broker.testing.running import RawClient, create, eventually, running_broker
+
+pytestmark = pytest.mark.integration
+MakeSpec = Callable[..., pb.JournalSpec]
+J, K = "test/journal", "test/later"
+CONTENT = b"x" * 10_001
+MINE = label_set(author="me")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr("coranto_broker.replication.replica.REFRESH_FOR_GAP_SECONDS", 0.5)
+
+
+@pytest.fixture
+def child(broker_settings: BrokerSettings, tmp_path: Path) -> Iterator[BrokerChild]:
+    child = BrokerChild(broker_settings, tmp_path / "broker.log")
+    try:
+        yield child
+    finally:
+        child.close()
+
+
+@pytest.fixture
+def kept(spec: MakeSpec) -> pb.JournalSpec:
+    """A journal with a store."""
+    return spec(J, stores=("file:///frags/",), fragment={"refresh_interval": 1})
+
+
+async def write(child: BrokerChild, spec: pb.JournalSpec, content: bytes = CONTENT) -> None:
+    """Have a broker acknowledge content. As its fragment is not full, only its spool has it."""
+    client = await child.client()
+    await create(client, spec)
+    response = await client.append(spec.name, content, union_registers=MINE)
+    assert response.status == pb.OK
+    await client.close()
+
+
+def spools(settings: BrokerSettings) -> dict[str, bytes]:
+    root = settings.data_dir / "spools"
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+async def refusal(settings: BrokerSettings, **other: object) -> str:
+    """What a broker says that does not start with these settings, some of them others."""
+    with pytest.raises(WrongCluster) as refused:
+        async with BrokerProcess(settings.model_copy(update=other)):
+            raise AssertionError("it serves")
+    return str(refused.value)
+
+
+def run(settings: BrokerSettings, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `coranto broker …` for the broker with these settings."""
+    options = [
+        *("--etcd", settings.etcd, "--etcd-prefix", settings.etcd_prefix, "--data-dir", str(settings.data_dir)),
+        *("--zone", settings.zone, "--id", settings.id),
+    ]
+    program = [sys.executable, "-m", "coranto_broker", *arguments[:1], *options, *arguments[1:]]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+async def take_up(settings: BrokerSettings) -> None:
+    """What the runbook says for a cluster of one broker."""
+    gathered = await asyncio.to_thread(run, settings, "adopt")
+    assert gathered.returncode == 0, gathered.stderr
+    assert "finish-adoption" in await refusal(settings)
+    finished = await asyncio.to_thread(run, settings, "finish-adoption")
+    assert finished.returncode == 0, finished.stderr
+
+
+async def test_a_start_with_another_prefix_or_name_loses_nothing(
+    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
+) -> None:
+    child.start()
+    await write(child, kept)
+    await child.expire()
+    before = spools(broker_settings)
+    other = broker_settings.etcd_prefix + "-other"
+    told = await refusal(broker_settings, etcd_prefix=other)
+    assert f"prefix {broker_settings.etcd_prefix}, and the prefix given is {other}" in told
+    told = await refusal(broker_settings, id="another")
+    assert "of broker local#broker-0, and the broker is to be local#another" in told
+    assert spools(broker_settings) == before
+    async with running_broker(broker_settings) as (_, client):
+        assert (await client.append_when_ready(J)).registers == MINE
+        assert await client.content(J) == CONTENT
+
+
+async def test_a_directory_that_says_nothing_is_judged_by_its_journals(
+    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
+) -> None:
+    child.start()
+    await write(child, kept)
+    await child.expire()
+    identity = broker_settings.data_dir / "identity.json"
+    identity.unlink()
+    told = await refusal(broker_settings, etcd_prefix=broker_settings.etcd_prefix + "-other")
+    assert "none of the 1 journals that it holds" in told
+    async with running_broker(broker_settings) as (_, client):
+        await client.append_when_ready(J)
+        assert await client.content(J) == CONTENT
+    assert identity.exists()
+
+
+async def test_an_etcd_that_was_emptied_is_taken_up(
+    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
+) -> None:
+    child.start()
+    await write(child, kept)
+    await child.expire()
+    layout = Layout(broker_settings.etcd_prefix)
+    async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+        prefixes = (layout.root, layout.in_sync_records, layout.cluster_key, layout.uses)
+        await coordinator.txn([], [Delete(prefix, prefix=True) for prefix in prefixes])
+    assert "this etcd knows no cluster" in await refusal(broker_settings)
+    early = await asyncio.to_thread(run, broker_settings, "finish-adoption")
+    assert (early.returncode, "not taking up" in early.stderr) == (1, True)
+    await take_up(broker_settings)
+    async with running_broker(broker_settings) as (_, client):
+        await client.apply(kept)  # Nobody may write at offsets that were acknowledged before.
+        await eventually(lambda: appends_at(client, J, len(CONTENT)))
+        await eventually(lambda: holds(client, J, CONTENT))
+        response = await client.append(J, b"more")
+        assert (response.commit.begin, response.registers) == (len(CONTENT), MINE)
+        await eventually(lambda: holds(client, J, CONTENT + b"more"))
+
+
+async def appends_at(client: RawClient, journal: str, offset: int) -> bool:
+    response = await client.append(journal)
+    assert response.status != pb.OK or response.commit.end == offset
+    return response.status == pb.OK
+
+
+async def holds(client: RawClient, journal: str, content: bytes) -> bool:
+    return await client.content(journal) == content
+
+
+async def test_an_etcd_that_was_restored_is_taken_up(
+    tmp_path: Path, broker_settings: BrokerSettings, spec: MakeSpec
+) -> None:
+    folder, backup = tmp_path / "etcd", tmp_path / "backup"
+    etcd = EtcdServer(folder, fsync=False)
+    etcd.start()
+    settings = broker_settings.model_copy(update={"etcd": etcd.endpoint})
+    child = BrokerChild(settings, tmp_path / "broker.log")
+    try:
+        child.start()
+        await write(child, spec(J, stores=("file:///frags/",)))
+        child.end()
+        etcd.stop()
+        shutil.copytree(folder, backup)
+        etcd.start()
+        child.start()  # A new pipeline, and a journal, of which the backup does not know.
+        await write(child, spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
+        client = await child.client()
+        assert (await client.append_when_ready(J, b"and this")).status == pb.OK
+        await client.close()
+        await child.expire()
+        etcd.stop()
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+        etcd.start()
+        told = await refusal(settings)
+        assert "etcd's last use by this broker" in told or "has seen etcd revision" in told
+        async with EtcdCoordinator(settings.etcd) as coordinator:
+            held = (await coordinator.range(Layout(settings.etcd_prefix).members)).kvs
+            for kv in held:
+                await coordinator.lease_revoke(kv.lease)  # As time would.
+        await take_up(settings)
+        async with running_broker(settings) as (_, client):
+            await eventually(lambda: appends_at(client, J, len(CONTENT) + 8))
+            assert await client.content(J) == CONTENT + b"and this"
+            await client.apply(spec(K, stores=("file:///frags/",), fragment={"refresh_interval": 1}))
+            await eventually(lambda: appends_at(client, K, len(CONTENT)))
+            await eventually(lambda: holds(client, K, CONTENT))
+    finally:
+        child.close()
+        etcd.stop()
+
+
+async def test_brokers_that_did_not_speak_are_named(
+    broker_settings: BrokerSettings, child: BrokerChild, kept: pb.JournalSpec
+) -> None:
+    child.start()
+    await write(child, kept)
+    running = await asyncio.to_thread(
+        run, broker_settings.model_copy(update={"data_dir": child._log.parent / "x"}), "adopt"
+    )
+    assert (running.returncode, "stop all brokers first" in running.stderr) == (1, True)
+    await child.expire()
+    other = MemberId("elsewhere", "broker-1")
+    async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+        await coordinator.txn([], [Put(Layout(broker_settings.etcd_prefix).use_key(other), encode(Use("word")))])
+    assert (await asyncio.to_thread(run, broker_settings, "adopt")).returncode == 0
+    early = await asyncio.to_thread(run, broker_settings, "finish-adoption")
+    assert (early.returncode, early.stderr.startswith("elsewhere#broker-1 did not say")) == (1, True)
+    done = await asyncio.to_thread(run, broker_settings, "finish-adoption", "--without", "elsewhere#broker-1")
+    assert done.returncode == 0, done.stderr
+    async with running_broker(broker_settings) as (_, client):
+        await client.append_when_ready(J)
+        assert await client.content(J) == CONTENT
+
+
+async def test_a_copy_of_a_data_directory_does_not_serve(
+    broker_settings: BrokerSettings, kept: pb.JournalSpec, tmp_path: Path
+) -> None:
+    settings = broker_settings.model_copy(update={"lease_seconds": 2.0, "exit_seconds": 0.5})
+    copied = settings.model_copy(update={"data_dir": tmp_path / "copy"})
+    async with running_broker(settings) as (original, client):
+        await create(client, kept)
+        shutil.copytree(settings.data_dir, copied.data_dir)
+        with pytest.raises(MemberInUse, match="another process is alive as local#broker-0"):
+            async with BrokerProcess(copied):
+                raise AssertionError("it serves")
+        assert not original.session.lost.is_set()
+        assert (await client.append(J, CONTENT)).status == pb.OK
+    # The original has been used since: what the copy has is old.
+    async with running_broker(settings):
+        pass
+    assert "etcd's last use by this broker" in await refusal(copied)
+
+
+async def test_a_broker_ends_whose_name_another_process_uses(
+    broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residence, "LOOK_SECONDS", 0.05)
+    async with running_broker(broker_settings) as (process, _):
+        serving = asyncio.create_task(process.serve_until(asyncio.Event()))
+        key = Layout(broker_settings.etcd_prefix).use_key(process.broker.member)
+        async with EtcdCoordinator(broker_settings.etcd) as coordinator:
+            await coordinator.txn([], [Put(key, encode(Use("another")))])
+        async with asyncio.timeout(60):
+            assert await serving == 1
+
+
+async def test_the_spool_of_a_deleted_journal_is_kept_for_a_while(
+    broker_settings: BrokerSettings, kept: pb.JournalSpec
+) -> None:
+    async with running_broker(broker_settings) as (_, client):
+        await create(client, kept)
+        assert (await client.append(J, CONTENT)).status == pb.OK
+        (listed,) = (await client.listing())[0].journals
+        change = pb.ApplyRequest.Change(delete=J, expect_mod_revision=listed.mod_revision)
+        assert (await client.stub.Apply(pb.ApplyRequest(changes=[change]))).status == pb.OK
+        deleted = broker_settings.data_dir / "deleted"
+        await eventually(lambda: list(deleted.rglob("deleted.json")))
+        assert [path.read_bytes() for path in deleted.rglob("*.content")] == [CONTENT]
+        assert spools(broker_settings) == {}
+        await create(client, kept)  # It begins anew, as its store has nothing.
+        assert (await client.append(J, b"new")).commit.begin == 0

@@ -1,0 +1,123 @@
+"""Streams to peers that fall silent, and channels that Gazette's brokers put up with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.replication import peers
+from coranto_broker.replication.peers import FIRST_PATIENCE_SECONDS, HIGH_WATER_BYTES, PATIENCE_SECONDS, PeerStream
+from coranto_broker.replication.pipeline import ReplicationFailed
+
+NONE = pb.LabelSet()
+EMPTY = Fragment("test/journal", 0, 0, ZERO_SUM, Codec.NONE)
+
+
+class Call:
+    """A Replicate call whose peer answers when told to."""
+
+    def __init__(self, *, seconds: float | None = 0.0) -> None:
+        """Sending a message takes so long; None is for ever."""
+        self.seconds = seconds
+        self.sent: list[pb.ReplicateRequest] = []
+        self.reading: asyncio.Future[pb.ReplicateResponse] | None = None
+        self.cancelled = False
+
+    async def write(self, request: pb.ReplicateRequest) -> None:
+        await (asyncio.Event().wait() if self.seconds is None else asyncio.sleep(self.seconds))
+        self.sent.append(request)
+
+    async def read(self) -> pb.ReplicateResponse:
+        self.reading = asyncio.get_running_loop().create_future()
+        return await self.reading
+
+    def answer(self) -> None:
+        assert self.reading is not None
+        self.reading.set_result(pb.ReplicateResponse())
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.reading is not None:
+            self.reading.cancel()
+
+
+class Stub:
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def Replicate(self, metadata: Any) -> Call:
+        return self._call
+
+
+def stream_over(call: Call) -> PeerStream:
+    return PeerStream(cast("pb_grpc.JournalAsyncStub", Stub(call)), pb.ProcessSpec.ID(zone="a", suffix="b"))
+
+
+def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """In virtual time, of which patience may take as much as it really does."""
+    with simulated(0, shuffle=False) as loop:
+        loop.run_until_complete(main(loop))
+        assert not loop.problems
+
+
+def test_pings_are_rarer_than_gazettes_brokers_forbid() -> None:
+    assert dict(peers._OPTIONS)["grpc.keepalive_time_ms"] > 5 * 60 * 1000
+    assert "grpc.keepalive_permit_without_calls" not in dict(peers._OPTIONS)
+
+
+def test_a_peer_has_longer_for_its_first_answer_than_for_others() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call()
+        stream = stream_over(call)
+        stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        loop.call_later(FIRST_PATIENCE_SECONDS - 1, call.answer)
+        assert await stream.acknowledgement() == pb.ReplicateResponse()
+        begun = loop.time()
+        with pytest.raises(ReplicationFailed, match="did not answer in time"):
+            await stream.acknowledgement()
+        assert loop.time() - begun == pytest.approx(PATIENCE_SECONDS)
+        assert call.cancelled
+        with pytest.raises(ReplicationFailed, match="broken"):
+            stream.write(0, b"more")
+
+    assert PATIENCE_SECONDS < FIRST_PATIENCE_SECONDS - 1
+    virtually(main)
+
+
+def test_a_peer_that_takes_content_slowly_is_waited_for() -> None:
+    async def main(loop: SimLoop) -> None:
+        each = PATIENCE_SECONDS / 2
+        call = Call(seconds=each)
+        stream = stream_over(call)
+        for delta in range(10):
+            stream.write(delta, b"x")
+        stream.propose(EMPTY, NONE, header=None, acknowledge=True)
+        stream._patience = PATIENCE_SECONDS
+        loop.call_later(12 * each, call.answer)
+        assert await stream.acknowledgement() == pb.ReplicateResponse()
+        assert len(call.sent) == 11
+        stream.abort()
+
+    virtually(main)
+
+
+def test_an_append_does_not_wait_for_room_that_a_silent_peer_does_not_give() -> None:
+    async def main(loop: SimLoop) -> None:
+        call = Call(seconds=None)
+        stream = stream_over(call)
+        stream.write(0, bytes(HIGH_WATER_BYTES + 1))
+        begun = loop.time()
+        await stream.drain()
+        assert loop.time() - begun == pytest.approx(FIRST_PATIENCE_SECONDS)
+        assert call.cancelled
+        with pytest.raises(ReplicationFailed, match="broken"):
+            stream.write(1, b"more")
+
+    virtually(main)

@@ -1,0 +1,280 @@
+"""The pipeline: what it makes of its replicas' answers, and the order in which they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from coranto import labels
+from coranto.fragments.fragment import Codec, Fragment
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed, SyncResult, Turn
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool.shared_file import SharedFile
+from coranto_broker.spool.spool import empty_at
+from coranto_broker.testing.running import FaultyDisk, ManualClock
+
+JOURNAL = "a/journal"
+NONE = pb.LabelSet()
+
+
+class Peer:
+    """A replica that answers what it is told to, and remembers what it was sent."""
+
+    def __init__(self, *answers: pb.ReplicateResponse | str) -> None:
+        self.answers = deque(answers)
+        self.sent: list[str] = []
+        self.told: list[int] = []
+        self.headers: list[pb.Header | None] = []
+        self.broken = False
+        self.open = True
+
+    def _send(self, what: str) -> None:
+        if self.broken:
+            raise ReplicationFailed("the stream is broken")
+        self.sent.append(what)
+
+    def write(self, content_delta: int, content: bytes) -> None:
+        self._send(f"{content_delta}+{content.decode()}")
+
+    def propose(
+        self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
+    ) -> None:
+        self.headers.append(header)
+        self._send(f"[{proposal.begin},{proposal.end})")
+
+    def readable(self, offset: int) -> None:
+        self.told.append(offset)
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    async def acknowledgement(self) -> pb.ReplicateResponse:
+        answer = self.answers.popleft()
+        if isinstance(answer, str):
+            raise ReplicationFailed(answer)
+        return answer
+
+    def close_send(self) -> None:
+        self.open = False
+
+    def abort(self) -> None:
+        self.broken = True
+
+    async def closed(self) -> None:
+        if self.answers:
+            raise ReplicationFailed("an answer that was not asked for")
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.visible = 0
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        self.visible = fragment.end
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        self.visible = sealed.fragment.end
+
+    def spool_skip(self, offset: int) -> None:
+        self.visible = offset
+
+    def spool_ahead(self, end: int) -> None:
+        raise AssertionError("the primary's own spool is not ahead of what it knows")
+
+    def spool_readable(self, end: int) -> None:
+        self.visible = end
+
+
+OK = pb.ReplicateResponse(status=pb.OK)
+HEADER = pb.Header(route=pb.Route(primary=0), etcd=pb.Header.Etcd(revision=50))
+
+
+def mismatch(begin: int, end: int, registers: pb.LabelSet = NONE) -> pb.ReplicateResponse:
+    fragment = Fragment(JOURNAL, begin, end, b"s" * 20, Codec.NONE).to_wire()
+    return pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=fragment, registers=registers)
+
+
+def wrong_route(revision: int) -> pb.ReplicateResponse:
+    return pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=pb.Header(etcd=pb.Header.Etcd(revision=revision)))
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture
+def spool(tmp_path: Path, disk: FaultyDisk, observer: Observer) -> DurableSpool:
+    """A spool of [0, 3)."""
+    folder = SpoolFolder(folder_of(tmp_path, JOURNAL, 1), JOURNAL, 1, disk, ManualClock())
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    spool.write(0, b"abc")
+    spool.propose(spool.next_fragment(), NONE, primary=True)
+    return spool
+
+
+def pipeline(spool: DurableSpool, *peers: Peer) -> Pipeline:
+    names = ["primary", *(f"peer-{n}" for n in range(len(peers)))]
+    return Pipeline(HEADER, spool, [LocalStream(spool), *peers], names)
+
+
+async def synced(spool: DurableSpool, *answers: pb.ReplicateResponse | str) -> tuple[SyncResult, Pipeline]:
+    pln = pipeline(spool, *(Peer(answer) for answer in answers))
+    pln.propose(spool.fragment, spool.registers, acknowledge=True)
+    return await pln.gather_sync(), pln
+
+
+async def test_all_agree(spool: DurableSpool, observer: Observer) -> None:
+    result, pln = await synced(spool, OK, OK)
+    assert (result, pln.error) == (SyncResult(), None)
+    assert observer.visible == 0, "others may still go on without it"
+    pln.show()
+    assert observer.visible == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([OK, mismatch(0, 9, labels.label_set(author="me"))], SyncResult(9, labels.label_set(author="me"))),
+        ([mismatch(7, 7), mismatch(5, 6)], SyncResult(7, NONE)),
+        ([mismatch(3, 3), OK], SyncResult(3)),
+        ([mismatch(3, 3), mismatch(4, 5)], SyncResult(5, NONE)),
+        ([wrong_route(60), wrong_route(55)], SyncResult(read_through=60)),
+    ],
+)
+async def test_peers_that_are_ahead_or_cannot_follow(
+    spool: DurableSpool, observer: Observer, answers: list[pb.ReplicateResponse], expected: SyncResult
+) -> None:
+    result, pln = await synced(spool, *answers)
+    assert (result, pln.error) == (expected, None)
+    assert observer.visible == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (mismatch(0, 2), r"PROPOSAL_MISMATCH with \[0, 2\)"),
+        (mismatch(1, 3), r"PROPOSAL_MISMATCH with \[1, 3\)"),
+        (wrong_route(50), "only at etcd revision 50"),
+        (pb.ReplicateResponse(status=pb.NOT_JOURNAL_BROKER), "NOT_JOURNAL_BROKER"),
+        ("connection refused", "connection refused"),
+    ],
+)
+async def test_answers_that_end_the_pipeline(
+    spool: DurableSpool, observer: Observer, answer: pb.ReplicateResponse | str, problem: str
+) -> None:
+    _, pln = await synced(spool, OK, answer)
+    assert pln.error is not None
+    with pytest.raises(ReplicationFailed, match=f"peer-1: .*{problem}"):
+        raise pln.error
+    assert observer.visible == 0
+
+
+async def test_an_empty_spool_that_disagrees_cannot_be_rolled_further(spool: DurableSpool) -> None:
+    spool.propose(empty_at(spool.fragment, 3, Codec.NONE), NONE, primary=True)
+    result, pln = await synced(spool, mismatch(3, 3, labels.label_set(author="other")))
+    assert result.roll_to is None
+    assert pln.error is not None
+
+
+async def test_content_and_proposals_reach_everyone_and_the_header_goes_first(spool: DurableSpool) -> None:
+    peer = Peer(OK)
+    pln = pipeline(spool, peer)
+    pln.propose(spool.fragment, NONE, acknowledge=False)
+    pln.write(0, b"de")
+    pln.write(2, b"f")
+    proposal = spool.next_fragment()
+    pln.propose(proposal, NONE, acknowledge=True)
+    assert peer.sent == ["[0,3)", "0+de", "2+f", "[0,6)"]
+    assert peer.headers == [HEADER, None]
+    assert spool.end == 6
+
+
+async def test_a_commit_is_visible_once_every_replica_has_acknowledged_it(
+    spool: DurableSpool, observer: Observer
+) -> None:
+    peer = Peer(OK, mismatch(0, 3))
+    pln = pipeline(spool, peer)
+    pln.recorded = True
+    for content in (b"d", b"e"):
+        pln.write(0, content)
+        proposal = spool.next_fragment()
+        pln.propose(proposal, NONE, acknowledge=True)
+        await pln.gather_ok(proposal)
+    assert spool.end == 5
+    assert observer.visible == 4
+    assert peer.told == [4]
+    assert pln.error is not None
+
+
+async def test_a_broken_peer_does_not_keep_others_from_rolling_back(spool: DurableSpool) -> None:
+    broken, healthy = Peer("it died"), Peer(OK)
+    pln = pipeline(spool, broken, healthy)
+    pln.propose(spool.fragment, NONE, acknowledge=False)
+    broken.broken = True
+    pln.write(0, b"d")
+    assert pln.error is not None
+    pln.propose(spool.fragment, NONE, acknowledge=True)
+    assert healthy.sent[-1] == "[0,3)"
+    assert spool.delta == 0
+
+
+async def test_a_disk_that_fails_breaks_the_pipeline_but_not_the_spool(spool: DurableSpool, disk: FaultyDisk) -> None:
+    pln = pipeline(spool)
+    disk.full = "content"
+    pln.write(0, b"defg")
+    assert "no space left" in str(pln.error)
+    disk.full = None
+    assert pln.close_send() is spool
+    assert (spool.end, spool.delta) == (3, 0)
+
+
+async def test_closing_rolls_back_and_reads_good_byes(spool: DurableSpool) -> None:
+    peer, chatty = Peer(), Peer(OK)
+    pln = pipeline(spool, peer, chatty)
+    pln.write(0, b"d")
+    assert pln.close_send() is spool
+    assert spool.delta == 0
+    assert not peer.open
+    await pln.gather_end()
+    assert "not asked for" in str(pln.error)
+
+
+async def test_turns_follow_one_another() -> None:
+    first = Turn(None)
+    second = Turn(first)
+    third = Turn(second)
+    order: list[str] = []
+
+    async def read(name: str, turn: Turn) -> None:
+        await turn.wait()
+        order.append(name)
+        turn.done()
+
+    tasks = [asyncio.create_task(read("third", third)), asyncio.create_task(read("second", second))]
+    finished = asyncio.create_task(third.finished())
+    await asyncio.sleep(0)
+    assert order == []
+    await read("first", first)
+    await asyncio.gather(*tasks, finished)
+    assert order == ["first", "second", "third"]
+
+
+async def test_settled_waits_for_the_last_turn(spool: DurableSpool) -> None:
+    pln = pipeline(spool)
+    await pln.settled()
+    turn = pln.turn()
+    waiting = asyncio.create_task(pln.settled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    turn.done()
+    await waiting

@@ -1,0 +1,120 @@
+"""When a replica pulses: now and then, sooner after a failure, and at once when its journal's Route has changed.
+
+And what its readers see of its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coranto.coordination.etcd import EtcdHeader
+from coranto.coordination.layout import Layout, MemberId
+from coranto.effects import LocalDisk, SystemClock
+from coranto.errors import StoreError, Unavailable
+from coranto.fragments.stores import StoreRegistry
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.fragments.journal_folders import JournalFolders
+from coranto_broker.fragments.persister import FragmentPersister
+from coranto_broker.metrics import Metrics
+from coranto_broker.ownership import Signal
+from coranto_broker.recovery.in_sync_records import InSyncRecords
+from coranto_broker.replication.replica import PulseFailed, Replica
+from coranto_broker.spool.durable_spool import Fsync, SpoolFolder
+
+J = "test/journal"
+
+
+class _Etcd:
+    """Has no records."""
+
+    async def get(self, key: str) -> tuple[EtcdHeader, None]:
+        return EtcdHeader(1, 1, 1, 1), None
+
+
+def _replica(folder: Path, spec: pb.JournalSpec, pulse: Callable[[Replica], Awaitable[Signal | None]]) -> Replica:
+    etcd: Any = _Etcd()
+    clock, stores = SystemClock(), StoreRegistry(folder)
+    return Replica(
+        SpoolFolder(folder / "spool", J, 1, LocalDisk(), clock),
+        fsync=Fsync.NEVER,
+        spec=lambda: spec,
+        folders=JournalFolders(stores),
+        persister=FragmentPersister(lambda journal, revision: None, stores, clock, Metrics()),
+        records=InSyncRecords(etcd, Layout("/cluster"), MemberId("a", "b")),
+        pulse=pulse,
+    )
+
+
+async def test_a_changed_route_ends_the_pause_after_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coranto_broker.replication.replica.PULSE_SECONDS", 6000.0)
+    monkeypatch.setattr("coranto_broker.replication.replica.FAILURE_SECONDS", 60.0)
+    routes = [Signal() for _ in range(7)]
+    for changed_meanwhile in routes[:5]:
+        changed_meanwhile.fire()
+    pulses: asyncio.Queue[int] = asyncio.Queue()
+    pending = iter(enumerate(routes, 1))
+
+    async def pulse(replica: Replica) -> Signal | None:
+        number, route = next(pending)
+        pulses.put_nowait(number)
+        # Those whose Route has changed meanwhile are repeated at once. The sixth pauses for half an hour.
+        raise PulseFailed("no luck", route)
+
+    replica = _replica(tmp_path, pb.JournalSpec(name=J), pulse)
+    replica.start()
+    try:
+        async with asyncio.timeout(30):
+            while await pulses.get() < 6:
+                pass
+            routes[5].fire()
+            assert await pulses.get() == 7
+    finally:
+        await replica.stop(drop=True)
+
+
+async def test_content_that_was_not_acknowledged_stays_unseen_when_the_replica_stops(tmp_path: Path) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    spec = pb.JournalSpec(name=J)
+    spec.fragment.stores.append("file:///")
+    replica = _replica(tmp_path, spec, pulse)
+    replica.start()
+    spool = await replica.spool.take()
+    spool.write(0, b"only here")
+    spool.propose(spool.next_fragment(), pb.LabelSet(), primary=True, revision=1, settled=False)
+    replica.spool.put(spool)
+    await replica.index.wait_refreshed()
+    reading = asyncio.ensure_future(replica.index.query(0, block=True))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    await replica.stop(drop=False)
+    with pytest.raises(Unavailable):
+        await reading
+    assert spool.end == len(b"only here"), "it is kept, for whoever finds out what came of it"
+
+
+async def test_who_waits_for_a_store_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pulse(replica: Replica) -> Signal | None:
+        return None
+
+    monkeypatch.setattr("coranto_broker.replication.replica.LISTING_PATIENCE", 2)
+    spec = pb.JournalSpec(name=J, fragment=pb.JournalSpec.Fragment(stores=["file:///there/", "file:///?what=1"]))
+    replica = _replica(tmp_path, spec, pulse)
+    replica.start()
+    try:
+        for _ in range(2):  # The second finds out at once.
+            with pytest.raises(StoreError, match="has the argument 'what'"):
+                await asyncio.wait_for(replica.wait_refreshed(), 60)
+        del spec.fragment.stores[1:]
+        await asyncio.wait_for(replica.index.wait_refreshed(), 60)
+        await replica.wait_refreshed()
+    finally:
+        await replica.stop(drop=True)

@@ -1,0 +1,313 @@
+"""The resolver: who serves a journal, with which status, and which replicas run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdHeader, KeyValue
+from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
+from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
+from coranto.errors import InvalidInput
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.replication.resolver import JournalState, Resolver
+
+J = "test/journal"
+SELF, OTHER = MemberId("local", "self"), MemberId("local", "other")
+LAYOUT = Layout("/test")
+ENTITIES = JournalEntities()
+
+
+def decode(kv: KeyValue) -> object | None:
+    key = LAYOUT.decode(kv.key)
+    try:
+        match key:
+            case ItemKey():
+                return Item(key.item, ENTITIES.decode_item(key.item, kv.value), kv)
+            case MemberKey():
+                return Member(key.member, ENTITIES.decode_member(key.member, kv.value), kv)
+            case AssignmentKey():
+                return Assignment(key, ENTITIES.decode_assignment(key, kv.value), kv)
+    except InvalidInput:
+        return None
+
+
+class Cluster:
+    """A key space that the test writes, and the replicas that the resolver has asked for."""
+
+    def __init__(self) -> None:
+        self.revision = 100
+        self.kvs: dict[str, KeyValue] = {}
+        self.observers: list[Callable[[JournalState], None]] = []
+        self.layout = LAYOUT
+        self.running: list[Any] = []
+        self.log: list[str] = []
+        for member in (SELF, OTHER):
+            spec = pb.BrokerSpec(
+                process_spec=pb.ProcessSpec(
+                    id=pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix), endpoint=f"http://{member.suffix}:80"
+                )
+            )
+            self.put(LAYOUT.member_key(member), spec.SerializeToString())
+
+    # -- The key space -----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> JournalState:
+        entries = Entries.load(self.kvs.values(), decode)
+        return State(self.header, entries, LAYOUT, ENTITIES)
+
+    @property
+    def header(self) -> EtcdHeader:
+        return EtcdHeader(7, 8, self.revision, 9)
+
+    @property
+    def known_revision(self) -> int:
+        return self.revision
+
+    def observe(self, observer: Callable[[JournalState], None]) -> Callable[[], None]:
+        self.observers.append(observer)
+        return lambda: self.observers.remove(observer)
+
+    async def wait_for_revision(self, revision: int) -> None:
+        self.revision = revision
+        self.log.append(f"waited for {revision}")
+
+    def put(self, key: str, value: bytes) -> None:
+        self.revision += 1
+        old = self.kvs.get(key)
+        self.kvs[key] = KeyValue(key, value, old.create_revision if old else self.revision, self.revision)
+
+    def delete(self, key: str) -> None:
+        self.revision += 1
+        del self.kvs[key]
+
+    def journal(self, *, stores: tuple[str, ...] = (), suspend: int = 0, replication: int = 1, flags: int = 0) -> None:
+        spec = pb.JournalSpec(name=J, replication=replication)
+        spec.flags = flags  # type: ignore[assignment]
+        spec.fragment.length, spec.fragment.compression_codec = 1 << 20, pb.NONE
+        spec.fragment.refresh_interval.FromSeconds(60)
+        spec.fragment.stores.extend(stores)
+        spec.suspend.level = suspend  # type: ignore[assignment]
+        self.put(LAYOUT.item_key(J), spec.SerializeToString())
+
+    def assign(self, member: MemberId, slot: int) -> None:
+        self.put(LAYOUT.assignment_key(J, member, slot), b"")
+
+    def unassign(self, member: MemberId, slot: int) -> None:
+        self.delete(LAYOUT.assignment_key(J, member, slot))
+
+    def apply(self) -> list[str]:
+        """Let observers see the state; returns what the resolver did."""
+        for observer in self.observers:
+            observer(self.state)
+        log, self.log = self.log, []
+        return log
+
+    # -- The replicas ------------------------------------------------------------------------------------------------
+
+    def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Any:
+        replica = SimpleNamespace(journal=item.id, promoted=lambda: self.log.append("promoted"))
+        self.log.append(f"start {'primary' if primary else 'replica'}")
+        return replica
+
+    def stop_replica(self, replica: Any, *, drop: bool) -> None:
+        self.log.append("drop" if drop else "stop")
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def resolver(cluster: Cluster) -> Resolver:
+    keyspace: Any = cluster
+    return Resolver(keyspace, SELF, cluster)
+
+
+PRIMARY = {"may_proxy": True, "require_primary": True}
+ANY = {"may_proxy": True, "require_primary": False}
+STRICT_PRIMARY = {"may_proxy": False, "require_primary": True}
+STRICT_ANY = {"may_proxy": False, "require_primary": False}
+FULL = pb.JournalSpec.Suspend.FULL
+
+
+@pytest.mark.parametrize(
+    ("setup", "options", "status", "served_by"),
+    [
+        ([], PRIMARY, pb.JOURNAL_NOT_FOUND, "self"),
+        (["journal"], PRIMARY, pb.NO_JOURNAL_PRIMARY_BROKER, "self"),
+        (["journal"], ANY, pb.INSUFFICIENT_JOURNAL_BROKERS, "self"),
+        (["suspended"], PRIMARY, pb.SUSPENDED, "self"),
+        (["suspended"], ANY, pb.SUSPENDED, "self"),
+        (["journal", "self 0"], PRIMARY, pb.OK, "self"),
+        (["journal", "self 0"], STRICT_ANY, pb.OK, "self"),
+        (["journal", "self 1"], PRIMARY, pb.NO_JOURNAL_PRIMARY_BROKER, "self"),
+        (["journal", "self 1"], STRICT_ANY, pb.OK, "self"),
+        (["journal", "other 0"], PRIMARY, pb.OK, "other"),
+        (["journal", "other 0"], STRICT_PRIMARY, pb.NOT_JOURNAL_PRIMARY_BROKER, "self"),
+        (["journal", "other 0"], ANY, pb.OK, ""),
+        (["journal", "other 0"], STRICT_ANY, pb.NOT_JOURNAL_BROKER, "self"),
+        (["journal", "other 0", "self 1"], PRIMARY, pb.OK, "other"),
+        (["journal", "other 0", "self 1"], ANY, pb.OK, "self"),
+    ],
+)
+async def test_statuses(
+    cluster: Cluster, resolver: Resolver, setup: list[str], options: dict[str, bool], status: int, served_by: str
+) -> None:
+    for each in setup:
+        if each == "journal":
+            cluster.journal()
+        elif each == "suspended":
+            cluster.journal(suspend=FULL)
+        else:
+            name, slot = each.split()
+            cluster.assign(MemberId("local", name), int(slot))
+    cluster.apply()
+    resolution = await resolver.resolve(f"{J};metadata", **options)
+    assert (resolution.status, resolution.header.process_id.suffix) == (status, served_by)
+    assert resolution.header.etcd.revision == cluster.revision
+    assert len(resolution.header.route.members) == len(resolution.header.route.endpoints)
+    assert (resolution.replica is not None) == any(each.startswith("self") for each in setup)
+
+
+async def test_a_broker_that_is_missing_from_etcd_serves_nothing_but_may_proxy(
+    cluster: Cluster, resolver: Resolver
+) -> None:
+    cluster.journal()
+    cluster.assign(OTHER, 0)
+    cluster.delete(LAYOUT.member_key(SELF))
+    cluster.apply()
+    assert (await resolver.resolve(J, **PRIMARY)).header.process_id.suffix == "other"
+    refused = await resolver.resolve(J, **STRICT_PRIMARY)
+    assert refused.header.process_id.suffix == "missing-from-etcd"
+
+
+async def test_headers_of_peers(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    cluster.assign(SELF, 0)
+    cluster.apply()
+    header = (await resolver.resolve(J, **PRIMARY)).header
+    later = pb.Header()
+    later.CopyFrom(header)
+    later.etcd.revision += 10
+    await resolver.resolve(J, **PRIMARY, proxy_header=later)
+    assert cluster.log == [f"waited for {later.etcd.revision}"]
+
+    wrong = pb.Header()
+    wrong.CopyFrom(header)
+    wrong.process_id.suffix = "else"
+    with pytest.raises(InvalidInput, match="meant for broker local#else"):
+        await resolver.resolve(J, **PRIMARY, proxy_header=wrong)
+    wrong.CopyFrom(header)
+    wrong.etcd.cluster_id = 1
+    with pytest.raises(InvalidInput, match="from etcd cluster 0x1"):
+        await resolver.resolve(J, **PRIMARY, proxy_header=wrong)
+
+
+async def test_replicas_follow_assignments(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    assert cluster.apply() == []
+    cluster.assign(SELF, 1)
+    assert cluster.apply() == ["start replica"]
+    assert cluster.apply() == []
+    # Promotion keeps the replica; demotion gives it up for a new one.
+    cluster.unassign(SELF, 1)
+    cluster.assign(SELF, 0)
+    assert cluster.apply() == ["promoted"]
+    cluster.unassign(SELF, 0)
+    cluster.assign(SELF, 1)
+    assert cluster.apply() == ["stop", "start replica"]
+    cluster.unassign(SELF, 1)
+    assert cluster.apply() == ["stop"]
+
+
+async def test_content_goes_with_the_journal_and_only_then(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    cluster.assign(SELF, 0)
+    cluster.apply()
+    # Deleted and created again between two looks.
+    cluster.delete(LAYOUT.item_key(J))
+    cluster.journal()
+    assert cluster.apply() == ["drop", "start primary"]
+    # A spec that cannot be read keeps everything.
+    cluster.put(LAYOUT.item_key(J), b"\xff not a spec")
+    assert cluster.apply() == []
+    assert (await resolver.resolve(J, **PRIMARY)).status == pb.JOURNAL_NOT_FOUND
+    cluster.journal()
+    assert cluster.apply() == []
+    assert (await resolver.resolve(J, **PRIMARY)).status == pb.OK
+    cluster.delete(LAYOUT.item_key(J))
+    assert cluster.apply() == ["drop"]
+
+
+async def test_resolutions_are_invalidated_by_assignments_and_stores_only(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal(stores=("file:///one/",))
+    cluster.assign(SELF, 0)
+    cluster.apply()
+
+    async def fires(change: Callable[[], None]) -> bool:
+        signal = (await resolver.resolve(J, **PRIMARY)).invalidated
+        assert signal is not None
+        change()
+        cluster.apply()
+        return signal.fired
+
+    assert not await fires(lambda: cluster.put(LAYOUT.member_key(MemberId("local", "third")), b""))
+    assert not await fires(lambda: cluster.journal(stores=("file:///one/",)))
+    assert await fires(lambda: cluster.journal(stores=("file:///two/",)))
+    assert await fires(lambda: cluster.assign(OTHER, 1))
+    assert await fires(lambda: cluster.assign(OTHER, 1))
+    assert await fires(lambda: cluster.unassign(OTHER, 1))
+    assert await fires(lambda: cluster.unassign(SELF, 0))
+
+
+async def test_a_stopped_resolver_stops_replicas_and_sends_clients_away(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    cluster.assign(SELF, 0)
+    cluster.apply()
+    before = await resolver.resolve(J, **PRIMARY)
+    resolver.stop()
+    assert cluster.log == ["stop"]
+    assert before.invalidated is not None
+    assert before.invalidated.fired
+    assert (await resolver.resolve(J, **PRIMARY)).status == pb.NO_JOURNAL_PRIMARY_BROKER
+    assert (await resolver.resolve(J, **ANY)).status == pb.NOT_JOURNAL_BROKER
+    assert cluster.apply() == ["stop"], "it no longer follows the key space"
+
+
+async def test_a_stopped_resolver_answers_from_the_present_key_space(cluster: Cluster, resolver: Resolver) -> None:
+    # Found by simulation: an append that waited here for fewer replicas resolved the same old state, for ever.
+    cluster.journal()
+    cluster.assign(OTHER, 0)
+    cluster.apply()
+    resolver.stop()
+    before = await resolver.resolve(J, **PRIMARY)
+    cluster.unassign(OTHER, 0)
+    cluster.apply()
+    after = await resolver.resolve(J, **PRIMARY)
+    assert (before.status, after.status) == (pb.OK, pb.NO_JOURNAL_PRIMARY_BROKER)
+
+
+async def test_flags_hold_until_the_spec_says_others(cluster: Cluster, resolver: Resolver) -> None:
+    cluster.journal()
+    resolution = await resolver.resolve(J, may_proxy=True, require_primary=True)
+    assert resolver.flags_hold(resolution)
+    cluster.journal(replication=2)
+    assert resolver.flags_hold(resolution), "something else changed"
+    cluster.journal(flags=pb.JournalSpec.O_RDONLY)
+    assert not resolver.flags_hold(resolution)
+    cluster.delete(LAYOUT.item_key(J))
+    assert resolver.flags_hold(resolution), "a journal that is deleted has none"
+
+
+async def test_nothing_is_kept_of_names_that_no_journal_has(resolver: Resolver) -> None:
+    for number in range(10):
+        for options in (PRIMARY, ANY, STRICT_PRIMARY, STRICT_ANY):
+            assert (await resolver.resolve(f"no/journal-{number}", **options)).status == pb.JOURNAL_NOT_FOUND
+    assert resolver._cache == {}

@@ -1,0 +1,228 @@
+"""Certificates that are replaced in the files of running brokers and clients, also under another authority."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import trustme
+
+from coranto.client import ClientConfig, ClientTls, JournalClient
+from coranto.client.certificates import ChannelCertificates, Reloaded, channel_credentials
+from coranto.errors import InvalidInput, Unavailable
+from coranto.security.server import server_context
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.server.process import BrokerProcess
+from coranto_broker.settings import BrokerSettings
+from coranto_broker.testing.running import eventually
+
+MakeSpec = Callable[..., pb.JournalSpec]
+
+
+class Files:
+    """One process's certificate, its key, and the authorities that it trusts."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.ca, self.cert, self.key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
+
+    def issue(self, issuer: trustme.CA, *trusted: trustme.CA) -> None:
+        issued = issuer.issue_cert("127.0.0.1", "localhost", key_type=trustme.KeyType.ECDSA)
+        # One after the other, as renewal tools do: for a moment they do not belong together.
+        issued.private_key_pem.write_to_path(self.key)
+        self.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        self.ca.write_bytes(b"".join(authority.cert_pem.bytes() for authority in trusted))
+
+    @property
+    def tls(self) -> ClientTls:
+        return ClientTls(self.ca, self.cert, self.key)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"tls_cert": self.cert, "tls_key": self.key, "tls_client_ca": self.ca, "peer_ca": self.ca}
+
+
+def authority() -> trustme.CA:
+    return trustme.CA(key_type=trustme.KeyType.ECDSA)
+
+
+@pytest.mark.integration
+async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are trusted at first, then everybody shows certificates of the new one, which alone is trusted at the end.
+
+    Connections that were made before go on; to see new ones, brokers are made to connect to each other anew.
+    """
+    monkeypatch.setattr("coranto.client.certificates.LOOK_SECONDS", 0.0)
+    old, new = authority(), authority()
+    held = [Files(tmp_path / name) for name in ("one", "two", "client")]
+    for files in held:
+        files.issue(old, old)
+    async with contextlib.AsyncExitStack() as stack:
+        brokers = []
+        for number, files in enumerate(held[:2]):
+            own = {"id": f"broker-{number}", "data_dir": broker_settings.data_dir / str(number), **files.settings}
+            settings = broker_settings.model_copy(update={**own, "http_port": 0})
+            brokers.append(await stack.enter_async_context(BrokerProcess(settings)))
+        config = ClientConfig(brokers[0].endpoint, tls=held[2].tls, route_cache=0)
+        client = await stack.enter_async_context(JournalClient.of(config))
+        replicated = spec("test/journal")
+        replicated.replication = 2
+        await client.apply([pb.ApplyRequest.Change(upsert=replicated)])
+        end = (await client.append("test/journal", b"content")).end
+        for issuer, trusted in ((old, (old, new)), (new, (old, new)), (new, (new,))):
+            for files in held:
+                files.issue(issuer, *trusted)
+            for broker in brokers:
+                broker.broker.peers._channels.get(broker.endpoint)  # As the next call would.
+            # The same client goes on, and so does one that knows the present files only.
+            end = (await client.append("test/journal", b"content")).end
+            async with JournalClient.of(ClientConfig(brokers[1].endpoint, tls=held[2].tls)) as late:
+                assert await late.read_all("test/journal", 0, end) == b"content" * (end // 7)
+            for broker in brokers:
+                assert await http_status(broker, held[2]) == 404
+        assert end == 28
+        # What the old authority has issued is of no use to anybody, be it over gRPC or HTTP.
+        gone = Files(tmp_path / "gone")
+        gone.issue(old, new)
+        for broker in brokers:
+            async with JournalClient.of(ClientConfig(broker.endpoint, tls=gone.tls, patience=0.0)) as refused:
+                with pytest.raises(Unavailable):
+                    await refused.list()
+            with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+                await http_status(broker, gone)
+
+
+async def http_status(broker: BrokerProcess, files: Files) -> int:
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.cert, files.key)
+    connector = aiohttp.TCPConnector(ssl=context, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        async with session.get(f"{broker.http_endpoint}/no/journal") as answer:
+            return answer.status
+
+
+@pytest.mark.integration
+async def test_brokers_show_each_other_what_the_files_hold_when_they_connect(
+    broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has long known another connects again, once that has restarted, with its certificate of today."""
+    monkeypatch.setattr("coranto.client.certificates.LOOK_SECONDS", 0.0)
+    old, new = authority(), authority()
+    one, two, reader = (Files(tmp_path / name) for name in ("one", "two", "client"))
+    for files in (one, two, reader):
+        files.issue(old, old, new)
+    first = broker_settings.model_copy(update={"id": "broker-0", **one.settings})
+    second = broker_settings.model_copy(
+        update={"id": "broker-1", "data_dir": broker_settings.data_dir / "1", **two.settings, "lease_seconds": 5.0}
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        staying = await stack.enter_async_context(BrokerProcess(first))
+        client = await stack.enter_async_context(
+            JournalClient.of(ClientConfig(staying.endpoint, tls=reader.tls, route_cache=0))
+        )
+        replicated = spec("test/journal")
+        replicated.replication = 2
+        async with BrokerProcess(second) as leaving:
+            await client.apply([pb.ApplyRequest.Change(upsert=replicated)])
+            assert (await client.append("test/journal", b"content")).end == 7
+            port = int(leaving.endpoint.rpartition(":")[2])
+        # The other comes back, and trusts the new authority alone.
+        one.issue(new, old, new)
+        two.issue(new, new)
+        reader.issue(new, new)
+        again = second.model_copy(update={"port": port})
+        back = await stack.enter_async_context(BrokerProcess(again))
+        await eventually(functools.partial(appended, client), 120)
+        async with JournalClient.of(ClientConfig(back.endpoint, tls=reader.tls)) as other:
+            assert (await other.read_all("test/journal", 0, 14)) == b"content" * 2
+
+
+async def appended(client: JournalClient) -> bool:
+    """Whether both replicas took an append: with one of them away, there are too few for it."""
+    try:
+        return (await client.append("test/journal", b"content", offset=7)).end == 14
+    except Unavailable:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------- the files
+
+
+def test_credentials_stay_while_files_do_not_belong_together(tmp_path: Path) -> None:
+    clock = [0.0]
+    issuer = authority()
+    files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
+    files.issue(issuer, issuer)
+    other.issue(issuer, issuer)
+    certificates = ChannelCertificates(files.tls, lambda: clock[0])
+    first = certificates.get()
+    assert isinstance(first, grpc.ChannelCredentials)
+    files.key.write_bytes(other.key.read_bytes())
+    assert certificates.get() is first, "they are looked at now and then"
+    clock[0] += 1
+    assert certificates.get() is first, "the key is not that of the certificate"
+    files.cert.unlink()
+    clock[0] += 1
+    assert certificates.get() is first
+    files.cert.write_bytes(b"half a file")
+    clock[0] += 1
+    assert certificates.get() is first
+    files.cert.write_bytes(other.cert.read_bytes())
+    clock[0] += 1
+    second = certificates.get()
+    assert second is not first
+    clock[0] += 1
+    assert certificates.get() is second
+
+
+def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("1")
+    read: list[str] = []
+
+    def make() -> str:
+        read.append(path.read_text())
+        if len(read) == 2:
+            path.write_text("3 and more")  # After it was looked at, and read.
+        return read[-1]
+
+    reloaded = Reloaded(make, [path, None])
+    assert [reloaded.get(), reloaded.get()] == ["1", "1"]
+    path.write_text("22")
+    assert reloaded.get() == "22"
+    assert reloaded.get() == "3 and more"
+    assert read == ["1", "22", "3 and more"]
+
+
+@pytest.mark.parametrize("broken", ["ca", "cert", "key"])
+@pytest.mark.parametrize("how", ["missing", "nothing", "foreign", "locked"])
+def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path, broken: str, how: str) -> None:
+    issuer = authority()
+    files, other = Files(tmp_path / "files"), Files(tmp_path / "other")
+    files.issue(issuer, issuer)
+    other.issue(issuer, issuer)
+    path: Path = getattr(files, broken)
+    if how == "missing":
+        path.unlink()
+    elif how == "nothing":
+        path.write_bytes(b"")
+    elif how == "foreign":
+        path.write_bytes(getattr(other, "cert" if broken == "key" else "key").read_bytes())
+    else:
+        text = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIIB\n-----END ENCRYPTED PRIVATE KEY-----\n"
+        path.write_bytes(text)  # Nobody is asked for a password on the terminal.
+    with pytest.raises(InvalidInput) as refused:
+        channel_credentials(files.tls)
+    assert str(path.parent) in str(refused.value)
+    settings = BrokerSettings(tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.ca)
+    with pytest.raises(InvalidInput):
+        server_context(settings)

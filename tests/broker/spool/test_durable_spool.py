@@ -1,0 +1,912 @@
+"""Durable spools: what is on disk after any event, what recovery makes of it, and what readers may see."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import structlog.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coranto import labels
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.spool import durable_spool
+from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder, folder_of
+from coranto_broker.spool.flush import DiskFailed
+from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
+from coranto_broker.spool.recovery import Recovered, recover
+from coranto_broker.spool.shared_file import SharedFile
+from coranto_broker.spool.spool import Decision, Outcome, empty_at
+from coranto_broker.testing.running import FaultyDisk, ManualClock
+
+JOURNAL = "a/journal"
+NONE = pb.LabelSet()
+MINE = labels.label_set(author="me")
+
+
+@dataclass
+class Observer:
+    """Remembers what the spool has made visible."""
+
+    visible: list[tuple[int, int]] = field(default_factory=list)
+    sealed: list[Sealed] = field(default_factory=list)
+    urgent: list[bool] = field(default_factory=list)
+    skips: list[int] = field(default_factory=list)
+    ahead: int = 0
+    readable: int = 0
+
+    def spool_ahead(self, end: int) -> None:
+        self.ahead = end
+
+    def spool_readable(self, end: int) -> None:
+        self.readable = end
+
+    def spool_skip(self, offset: int) -> None:
+        self.skips.append(offset)
+
+    def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
+        self.visible.append((fragment.begin, fragment.end))
+
+    def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
+        self.sealed.append(sealed)
+        self.urgent.append(primary)
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, disk: FaultyDisk) -> SpoolFolder:
+    return SpoolFolder(folder_of(tmp_path, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
+
+
+@pytest.fixture
+def spool(folder: SpoolFolder, observer: Observer) -> DurableSpool:
+    return DurableSpool(folder, observer, Fsync.NEVER)
+
+
+def append(spool: DurableSpool, content: bytes, registers: pb.LabelSet | None = None) -> Decision:
+    spool.write(spool.delta, content)
+    return spool.propose(spool.next_fragment(), registers or spool.registers, primary=True)
+
+
+def roll(spool: DurableSpool, offset: int | None = None, codec: Codec = Codec.GZIP) -> Decision:
+    end = spool.end if offset is None else offset
+    return spool.propose(empty_at(spool.fragment, end, codec), spool.registers, primary=True)
+
+
+def names(folder: SpoolFolder) -> list[str]:
+    return folder.disk.list(folder.path)
+
+
+def content_of(sealed: Sealed) -> bytes:
+    with sealed.content.borrow() as file:
+        return file.read_at(0, sealed.fragment.length + 1)
+
+
+# ----------------------------------------------------------------------------------------------------- while it runs
+
+
+def test_a_journal_that_was_never_written_leaves_no_files(spool: DurableSpool, folder: SpoolFolder) -> None:
+    roll(spool)
+    roll(spool, codec=Codec.SNAPPY)
+    assert names(folder) == []
+    assert spool.fragment.codec is Codec.SNAPPY
+
+
+def test_to_commit_in_one_go_comes_to_the_same(tmp_path: Path) -> None:
+    left: list[list[bytes]] = []
+    for in_one_go in (True, False):
+        observer = Observer()
+        folder = SpoolFolder(folder_of(tmp_path / str(in_one_go), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock())
+        spool = DurableSpool(folder, observer, Fsync.NEVER)
+        for number, registers in enumerate((NONE, MINE, MINE)):
+            content = b"%d" % number * 100
+            if in_one_go:
+                fragment = spool.commit(content, registers, 5)
+            else:
+                spool.write(0, content)
+                fragment = spool.next_fragment()
+                spool.propose(fragment, registers, primary=True, revision=5)
+            assert (spool.fragment, spool.registers, spool.stamp) == (fragment, registers, Stamp(5, 5))
+        assert observer.visible == []
+        spool.close()
+        left.append([folder.disk.read(folder.path / name) for name in names(folder)])
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("full", [".content", ".commits"])
+def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
+    full: str, spool: DurableSpool, disk: FaultyDisk
+) -> None:
+    append(spool, b"some")
+    before, stamp = spool.committed, spool.stamp
+    disk.full = full
+    with pytest.raises(OSError, match="no space left"):
+        spool.commit(b"more", MINE, 9)
+    assert (spool.committed, spool.stamp, spool.delta) == (before, stamp, 0)
+    disk.full = None
+    assert spool.commit(b"else", MINE, 9).sum == sum_of(b"someelse")
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpool, observer: Observer) -> None:
+    """It may be on this broker alone, and readers of others would wait for as long as replicas hold back."""
+
+    def follow(proposal: Fragment) -> Outcome:
+        return spool.propose(proposal, NONE, primary=False).outcome
+
+    for content in (b"abc", b"def"):
+        spool.write(0, content)
+        assert follow(spool.next_fragment()) is Outcome.COMMIT
+    shorter = replace(spool.fragment, end=3, sum=sum_of(b"abc"))
+    synchronized = follow(shorter if lacks else spool.fragment)
+    assert synchronized is (Outcome.MISMATCH if lacks else Outcome.KEEP)
+    follow(empty_at(spool.fragment, 6, Codec.GZIP))
+    assert observer.urgent == [lacks]
+
+    spool.write(0, b"ghi")
+    follow(spool.next_fragment())
+    follow(empty_at(spool.fragment, 9, Codec.GZIP))
+    assert observer.urgent == [lacks, False]
+
+
+def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Observer) -> None:
+    spool.write(0, b"abc")
+    assert observer.visible == []
+    decision = spool.propose(spool.next_fragment(), NONE, primary=True)
+    assert decision.outcome is Outcome.COMMIT
+    assert observer.visible == []
+    spool.publish(spool.fragment)
+    spool.publish(spool.fragment)
+    assert observer.visible == [(0, 3)]
+
+
+def test_publish_shows_no_more_than_it_is_told_to(spool: DurableSpool, observer: Observer) -> None:
+    append(spool, b"abc")
+    first = spool.fragment
+    append(spool, b"def")
+    spool.publish(first)
+    assert observer.visible == [(0, 3)]
+    roll(spool)
+    spool.publish(first)
+    assert observer.visible == [(0, 3)]
+    assert [sealed.fragment.end for sealed in observer.sealed] == [6]
+
+
+def test_a_roll_seals_the_content(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
+    append(spool, b"abcdef", MINE)
+    spool.write(0, b"never committed")
+    roll(spool)
+    (sealed,) = observer.sealed
+    assert content_of(sealed) == b"abcdef"
+    assert (sealed.fragment.begin, sealed.fragment.end, sealed.registers) == (0, 6, MINE)
+    assert sealed.fragment.sum == sum_of(b"abcdef")
+    append(spool, b"ghi")
+    with sealed.content.borrow() as file:
+        sealed.drop()
+        assert file.read_at(0, 6) == b"abcdef", "a reader keeps what it has borrowed"
+    assert [name for name in names(folder) if name.startswith("0" * 16)] == []
+    with pytest.raises(FileNotFoundError):
+        content_of(sealed)
+
+
+def test_a_roll_beyond_the_end_is_told(spool: DurableSpool, folder: SpoolFolder, observer: Observer) -> None:
+    append(spool, b"abc")
+    roll(spool)
+    assert observer.skips == []
+    roll(spool, 50)
+    append(spool, b"d")
+    assert observer.skips == [50]
+    spool.close()
+    recovered = recover(folder)
+    assert (recovered.spool.fragment.begin, recovered.spool.end) == (50, 51)
+
+
+def test_rolled_back_content_is_overwritten(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    spool.write(0, b"a long piece of content that will not commit")
+    spool.propose(spool.fragment, spool.registers, primary=True)
+    append(spool, b"def")
+    assert folder.disk.read(spool.content_file.path) == b"abcdef"
+
+
+def test_a_full_disk_fails_the_write_and_changes_nothing(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc")
+    disk.full = "content"
+    with pytest.raises(OSError, match="no space left"):
+        spool.write(0, b"defghi")
+    disk.full = None
+    spool.roll_back()
+    append(spool, b"xyz")
+    assert folder.disk.read(spool.content_file.path) == b"abcxyz"
+
+
+def test_a_full_disk_fails_the_commit_and_changes_nothing(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc", MINE)
+    spool.write(0, b"def")
+    disk.full = "commits"
+    with pytest.raises(OSError, match="no space left"):
+        spool.propose(spool.next_fragment(), labels.label_set(author="you"), primary=True)
+    assert (spool.end, spool.registers) == (3, MINE)
+    with pytest.raises(OSError, match="no space left"):
+        roll(spool)
+    disk.full = None
+    spool.roll_back()
+    append(spool, b"xyz")
+    spool.close()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.fragment.sum) == (6, sum_of(b"abcxyz"))
+
+
+def test_what_a_failed_commit_leaves_in_the_log_is_overwritten(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    append(spool, b"abc")
+    spool.write(0, b"def")
+    disk.full, disk.stuck = "commits", True  # Not even cutting off the half record works.
+    with pytest.raises(OSError, match="cannot truncate"):
+        spool.propose(spool.next_fragment(), NONE, primary=True)
+    spool.roll_back()
+    disk.full, disk.stuck = None, False
+    append(spool, b"xyz")
+    assert recover(folder).spool.fragment.sum == sum_of(b"abcxyz")
+
+
+def test_content_at_a_wrong_delta_touches_no_file(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    with pytest.raises(InvalidInput):
+        spool.write(5, b"hole")
+    assert folder.disk.read(spool.content_file.path) == b"abc"
+
+
+def test_a_long_commit_log_is_started_over(
+    spool: DurableSpool, folder: SpoolFolder, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_spool, "COMPACT_LOG_BYTES", 500)
+    for n in range(40):
+        append(spool, bytes([n]))
+    older, log = sorted(name for name in names(folder) if name.endswith("commits"))  # One stands in for the other.
+    assert int(log.split(".")[1]) >= 5
+    assert len(folder.disk.read(folder.path / log)) + len(folder.disk.read(folder.path / older)) < 2000
+    spool.close()
+    assert recover(folder).spool.end == 40
+
+
+async def test_the_commit_policy_syncs_content_and_log_and_shares_flushes(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    spool.propose(spool.fragment, NONE, primary=True, revision=10)
+    await spool.flush_commits()
+    assert [name.rpartition(".")[2] for name in disk.syncs] == ["commits"]
+    assert len(disk.folder_syncs) == 5, "the folder is new, and those above it may be"
+    disk.folder_syncs.clear()
+    append(spool, b"abc")
+    assert len(disk.syncs) == 1
+    await asyncio.gather(*(spool.flush_commits() for _ in range(10)))
+    assert sorted(name.rpartition(".")[2] for name in disk.syncs[1:]) == ["commits", "content"]
+    assert disk.folder_syncs == ["7"], "the content is new"
+    await spool.flush_commits()
+    assert len(disk.syncs) == 3
+    append(spool, b"def")
+    roll(spool)
+    assert len(disk.syncs) == 5, "a fragment that completes is visible, so it is forced to the disk"
+
+
+async def test_a_commit_costs_two_syncs_and_a_new_fragment_one_of_its_folder(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    append(spool, b"abc")
+    await spool.flush_commits()
+    disk.syncs.clear()
+    disk.folder_syncs.clear()
+    for _ in range(20):
+        append(spool, b"abc")
+        await spool.flush_commits()
+    assert (len(disk.syncs), disk.folder_syncs) == (40, [])
+    roll(spool)
+    await spool.flush_commits()
+    append(spool, b"abc")
+    await spool.flush_commits()
+    assert disk.folder_syncs == ["7", "7"], "one for the log, one for the content"
+
+
+async def test_the_interval_policy_syncs_when_told(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    await spool.flush_commits()
+    assert disk.syncs == []
+    await spool.flush()
+    assert sorted({name[:16] for name in disk.syncs}) == ["0" * 16, "0" * 15 + "3"]
+    await spool.flush()
+    assert len(disk.syncs) == 4
+
+
+async def test_content_that_was_taken_out_is_not_synced(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    roll(spool)
+    (sealed,) = observer.sealed
+    sealed.set_content_aside()
+    await spool.flush()
+    fetched = sealed.content.beside("fetched")
+    fetched.write_at(0, b"abc")
+    sealed.content.put_in(fetched)
+    assert sealed.content.path.read_bytes() == sealed.content.read_at(0, 3) == b"abc"
+
+
+# ----------------------------------------------------------------------------------------------- a disk that fails
+
+
+@pytest.mark.parametrize("failing", [".content", ".commits"])
+async def test_nothing_is_acknowledged_after_a_sync_that_failed(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk, failing: str
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    failures: list[None] = []
+    spool.on_failure = lambda: failures.append(None)
+    append(spool, b"abc")
+    await spool.flush_commits()
+    append(spool, b"def")
+    disk.failing = failing
+    with structlog.testing.capture_logs() as logs, pytest.raises(OSError, match="cannot write"):
+        await spool.flush_commits()
+    disk.failing = None
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert failures == [None]
+    for flush in (spool.flush_commits, spool.flush):
+        with pytest.raises(DiskFailed, match="the disk failed to keep"):
+            await flush()
+    refusals: list[Callable[[], object]] = [
+        lambda: spool.write(0, b"ghi"),
+        lambda: spool.commit(b"ghi", NONE, 1),
+        lambda: spool.propose(spool.fragment, NONE, primary=True, revision=11),
+    ]
+    for refused in refusals:
+        with pytest.raises(DiskFailed, match="the disk failed to keep"):
+            refused()
+    spool.close()
+    before = {name: folder.disk.read(folder.path / name) for name in names(folder)}
+    assert durable_spool.DISTRUSTED_FILE in before
+
+    # What is read back may lie in memory alone: it is written anew, to other files.
+    disk.syncs.clear()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (6, 0)
+    assert disk.syncs == [f"{0:016x}.content.partial", f"{0:016x}.1.commits"]
+    assert names(folder) == [f"{0:016x}.1.commits", f"{0:016x}.content"]
+    disk.syncs.clear()
+    assert recover(folder).spool.end == 6
+    assert disk.syncs == [], "now it is trusted"
+
+
+async def test_a_failed_sync_by_interval_loses_nothing_either(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.INTERVAL)
+    append(spool, b"abc")
+    disk.failing = ".content"
+    with pytest.raises(OSError, match="cannot write"):
+        await spool.flush()
+    with pytest.raises(OSError, match="cannot write"):
+        recover(folder)  # It fails still.
+    disk.failing = None
+    assert recover(folder).spool.end == 3
+
+
+@pytest.mark.parametrize("policy", list(Fsync))
+async def test_what_is_synced_while_a_fragment_rolls_is_synced_again(
+    folder: SpoolFolder, observer: Observer, disk: FaultyDisk, policy: Fsync
+) -> None:
+    spool = DurableSpool(folder, observer, policy)
+    append(spool, b"abc")
+    flushing = asyncio.create_task(spool.flush())
+    await asyncio.sleep(0)
+    append(spool, b"def")
+    roll(spool)
+    await flushing
+    disk.syncs.clear()
+    await spool.flush()
+    again = policy is Fsync.INTERVAL  # COMMIT has done so at once, and NEVER promises nothing.
+    assert (f"{0:016x}.content" in disk.syncs) == again
+
+
+def test_rolls_that_meet_a_full_disk_leave_no_descriptors(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(spool, b"abc")
+    disk.full = ".commits"
+    before = (len(os.listdir("/proc/self/fd")), names(folder))
+    for _ in range(50):
+        with pytest.raises(OSError, match="no space"):
+            roll(spool)
+    monkeypatch.setattr(durable_spool, "COMPACT_LOG_BYTES", 1)
+    for _ in range(50):
+        with pytest.raises(OSError, match="no space"):
+            append(spool, b"def")
+        spool.roll_back()
+    assert (len(os.listdir("/proc/self/fd")), names(folder)) == before
+    disk.full = None
+    append(spool, b"def")
+    assert recover(folder).spool.end == 6
+
+
+def test_a_first_log_that_meets_a_full_disk_is_begun_again(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk
+) -> None:
+    disk.full = ".commits"
+    with pytest.raises(OSError, match="no space"):
+        spool.write(0, b"abc")
+    disk.full = None
+    assert names(folder) == []
+    spool.write(0, b"abc")  # A kill here: the content has a log with a whole record.
+    assert (recover(folder).lost_end, names(folder)) == (0, [f"{0:016x}.0.commits", f"{0:016x}.content"])
+
+
+# -------------------------------------------------------------------------------------------------------- recovery
+
+
+def test_nothing_recovers_to_an_empty_spool(folder: SpoolFolder) -> None:
+    recovered = recover(folder)
+    assert recovered == Recovered(recovered.spool, watermark=recovered.watermark)
+    assert recovered.watermark.offset == 0
+    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
+    assert names(folder) == []
+
+
+def test_a_killed_spool_is_taken_up_again(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    roll(spool, codec=Codec.SNAPPY)
+    append(spool, b"abc", MINE)
+    append(spool, b"def")
+    committed = spool.committed
+    spool.write(0, b"uncommitted tail")
+
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    assert not logs
+    assert recovered.spool.committed == committed
+    assert recovered.sealed == []
+    assert folder.disk.read(spool.content_file.path) == b"abcdef"
+
+    again = recovered.durable(folder, observer, Fsync.NEVER)
+    append(again, b"ghi")
+    assert again.fragment.sum == sum_of(b"abcdefghi")
+    assert recover(folder).spool.end == 9
+
+
+def test_completed_fragments_come_back_and_registers_stay(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    append(spool, b"def")
+    roll(spool)
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.spool.fragment.length) == (6, MINE, 0)
+    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc", b"def"]
+    for sealed in recovered.sealed:
+        sealed.drop()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.sealed) == (6, MINE, [])
+
+
+def test_a_torn_record_is_ignored(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    log = folder.path / f"{0:016x}.0.commits"
+    whole = folder.disk.read(log)
+    append(spool, b"def", labels.label_set(author="you"))
+    log.write_bytes(folder.disk.read(log)[:-3])
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
+    assert folder.disk.read(log) == whole, "later records go where the torn one was"
+
+
+@pytest.mark.parametrize("written", [0, 7])
+def test_a_kill_within_the_first_commit_of_a_journal_loses_nothing_and_corrupts_nothing(
+    folder: SpoolFolder, observer: Observer, written: int
+) -> None:
+    # Found by simulation: such a spool was set aside, and the journal waited for an operator.
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    spool.write(0, b"content")
+    log = folder.log(0, 0)
+    before = log.size()
+    spool.propose(spool.next_fragment(), MINE, primary=True)
+    log = folder.log(0, 0)
+    log.truncate(before + written)
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (0, 0)
+    assert not (folder.path / "set-aside").exists()
+
+
+def test_a_roll_that_was_torn_never_happened(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    log = folder.path / f"{3:016x}.0.commits"
+    log.write_bytes(folder.disk.read(log)[:10])
+    recovered = recover(folder)
+    assert (recovered.spool.fragment.begin, recovered.spool.end, recovered.sealed) == (0, 3, [])
+    assert not log.exists()
+
+
+def test_an_interrupted_drop_is_completed(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    observer.sealed[0].log.discard()
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.sealed) == (3, [])
+    assert not (folder.path / f"{0:016x}.content").exists()
+
+
+def test_another_create_revision_is_another_spool(tmp_path: Path, folder: SpoolFolder, observer: Observer) -> None:
+    append(DurableSpool(folder, observer, Fsync.NEVER), b"abc", MINE)
+    later = SpoolFolder(folder_of(tmp_path, JOURNAL, 8), JOURNAL, 8, folder.disk, folder.clock)
+    recovered = recover(later)
+    assert (recovered.spool.end, len(recovered.spool.registers.labels)) == (0, 0)
+    assert recover(folder).spool.end == 3
+
+
+def test_names_that_look_alike_have_folders_of_their_own(tmp_path: Path) -> None:
+    assert folder_of(tmp_path, "a/bcd", 1) != folder_of(tmp_path, "a_bcd", 1)
+    assert len(folder_of(tmp_path, "x" * 512, 1).parent.name) < 100
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "log of another journal", "log is garbage"])
+def test_a_corrupt_spool_is_set_aside_and_its_extent_remembered(
+    folder: SpoolFolder, observer: Observer, damage: str
+) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc", MINE)
+    roll(spool)
+    append(spool, b"defgh")
+    content = folder.path / f"{3:016x}.content"
+    log = folder.path / f"{3:016x}.0.commits"
+    if damage == "flip":
+        content.write_bytes(b"deXgh")
+    elif damage == "cut":
+        content.write_bytes(b"defg")
+    elif damage == "log is garbage":
+        log.write_bytes(b"garbage" * 20)
+    else:
+        log.write_bytes(folder.disk.read(folder.path / f"{0:016x}.0.commits"))
+
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    (entry,) = logs
+    assert entry["log_level"] == "error"
+    assert JOURNAL in str(entry)
+    assert sorted(path.name for path in (folder.path / "set-aside").iterdir()) == [log.name, content.name]
+    assert recovered.lost_end == 8
+    assert (recovered.spool.end, recovered.spool.registers) == (3, MINE)
+    assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"]
+    assert json.loads(folder.disk.read(folder.path / "lost.json")) == {"end": 8}
+
+    # It stays lost over restarts, until the spool has gone beyond it.
+    again = recover(folder)
+    assert (again.lost_end, again.spool.end) == (8, 3)
+    durable = again.durable(folder, observer, Fsync.NEVER)
+    roll(durable, 8)
+    append(durable, b"i")
+    final = recover(folder)
+    assert (final.lost_end, final.spool.end, final.spool.registers) == (0, 9, MINE)
+    assert not (folder.path / "lost.json").exists()
+
+
+def test_recovery_goes_back_to_the_last_commit_whose_content_is_there(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    for number in range(5):
+        append(spool, b"%d" % number * 100, labels.label_set(nr=str(number)))
+    spool.propose(spool.fragment, spool.registers, primary=True, revision=10)
+    append(spool, b"x" * 100)
+    content = folder.path / f"{0:016x}.content"
+    content.write_bytes(content.read_bytes()[:350])
+    with structlog.testing.capture_logs() as logs:
+        recovered = recover(folder)
+    assert [entry["log_level"] for entry in logs] == ["warning"], "nothing of it was acknowledged"
+    assert (recovered.spool.end, recovered.lost_end) == (300, 0)
+    assert (recovered.spool.registers, recovered.stamp) == (labels.label_set(nr="2"), UNSTAMPED)
+    assert recovered.spool.fragment.sum == sum_of(b"0" * 100 + b"1" * 100 + b"2" * 100)
+    assert content.read_bytes() == b"0" * 100 + b"1" * 100 + b"2" * 100
+    durable = recovered.durable(folder, observer, Fsync.COMMIT)
+    append(durable, b"y")
+    with structlog.testing.capture_logs() as logs:
+        assert recover(folder).spool.end == 301
+    assert not logs
+    assert "set-aside" not in names(folder)
+
+
+async def test_content_that_was_acknowledged_is_missed_under_every_policy(
+    tmp_path: Path, observer: Observer, disk: FaultyDisk
+) -> None:
+    for policy in Fsync:
+        folder = SpoolFolder(folder_of(tmp_path / policy, JOURNAL, 7), JOURNAL, 7, disk, ManualClock())
+        spool = DurableSpool(folder, observer, policy)
+        append(spool, b"abc", MINE)
+        await spool.flush_commits()
+        append(spool, b"def")
+        await spool.flush_commits()
+        content = folder.path / f"{0:016x}.content"
+        content.write_bytes(b"abcdXf")
+        recovered = recover(folder)
+        assert (recovered.spool.end, recovered.lost_end, recovered.spool.registers) == (3, 6, MINE), policy
+        assert [content_of(sealed) for sealed in recovered.sealed] == [b"abc"], "what is good is kept"
+        aside = folder.path / "set-aside"
+        assert sorted(path.name for path in aside.iterdir()) == [f"{0:016x}.0.commits", f"{0:016x}.content"]
+        assert (aside / content.name).read_bytes() == b"abcdXf"
+        assert (recover(folder).lost_end, len(list(aside.iterdir()))) == (6, 2), "it is told again, not kept again"
+
+
+def test_an_empty_fragment_behind_a_loss_leaves_no_hole(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    append(spool, b"def")
+    roll(spool)
+    (folder.path / f"{0:016x}.content").write_bytes(b"abc")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (3, 6), "readers would wait at 3 otherwise"
+    assert (recover(folder).spool.end, recover(folder).lost_end) == (3, 6)
+
+
+def test_nothing_overwrites_what_was_set_aside_before(folder: SpoolFolder, observer: Observer) -> None:
+    kept = []
+    for letter in (b"X", b"Y"):
+        spool = recover(folder).durable(folder, observer, Fsync.NEVER)
+        content = folder.path / f"{spool.fragment.begin:016x}.content"
+        if spool.end == 0:
+            append(spool, b"abc")
+        content.write_bytes(b"ab" + letter)
+        (folder.path / "lost.json").unlink(missing_ok=True)
+        recover(folder)
+        kept = sorted((folder.path / "set-aside").glob("*.content"))
+    assert [path.read_bytes() for path in kept] == [b"abX", b"abY"]
+
+
+def test_a_log_of_the_commit_policy_that_is_torn_is_no_loss(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    (folder.path / f"{3:016x}.0.commits").write_bytes(b"")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.lost_end) == (3, 0), "nothing was acknowledged before the log was synced"
+
+
+def test_a_corrupt_older_fragment_does_not_stop_the_journal(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def", MINE)
+    (folder.path / f"{0:016x}.content").write_bytes(b"aXc")
+    recovered = recover(folder)
+    assert (recovered.spool.end, recovered.spool.registers, recovered.lost_end) == (6, MINE, 0)
+    assert recovered.sealed == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False), st.lists(st.sampled_from("aaaaarxk"), max_size=30))
+def test_killed_anywhere_nothing_committed_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, rng: random.Random, events: list[str]
+) -> None:
+    """Appends, rolls, aborts and kills in any order: what recovers is what had committed."""
+    folder = SpoolFolder(
+        folder_of(tmp_path_factory.mktemp("spool"), JOURNAL, 7), JOURNAL, 7, FaultyDisk(), ManualClock()
+    )
+    observer = Observer()
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    whole = b""
+    sealed_content: dict[int, bytes] = {}
+    for event in [*events, "k"]:
+        if event == "a":
+            content = rng.randbytes(rng.randint(1, 50))
+            append(spool, content, labels.label_set(end=str(spool.end)))
+            whole += content
+        elif event == "r":
+            roll(spool, codec=rng.choice(list(Codec)))
+        elif event == "x":
+            spool.write(0, rng.randbytes(10))
+            if rng.random() < 0.5:
+                spool.roll_back()
+            else:
+                spool.propose(spool.fragment, spool.registers, primary=False)
+        else:
+            before = spool.committed
+            if rng.random() < 0.5:
+                spool.write(spool.delta, b"tail")
+            observer = Observer()
+            recovered = recover(folder)
+            if before.fragment.end:
+                assert recovered.spool.committed == before
+            else:  # Only the codec may be forgotten of a journal without content; the next sync proposes it again.
+                assert (recovered.spool.end, recovered.spool.registers) == (0, before.registers)
+            assert recovered.lost_end == 0
+            for sealed in recovered.sealed:
+                sealed_content[sealed.fragment.begin] = content_of(sealed)
+            spool = recovered.durable(folder, observer, Fsync.NEVER)
+    fragment = spool.fragment
+    current = spool.content_file.read_at(0, fragment.length) if fragment.length else b""
+    pieces = [sealed_content[begin] for begin in sorted(sealed_content)]
+    assert b"".join(pieces) + current == whole
+
+
+# ------------------------------------------------------------------------------------ what pipelines it has followed
+
+
+def test_a_spool_remembers_the_pipelines_that_it_followed(spool: DurableSpool, folder: SpoolFolder) -> None:
+    spool.propose(empty_at(spool.fragment, 0, Codec.GZIP), NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 0), "also before it has any content"
+    spool.write(0, b"abc")
+    spool.propose(spool.next_fragment(), NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 10)
+    spool.propose(spool.fragment, NONE, primary=False, revision=20)
+    assert recover(folder).stamp == Stamp(20, 10)
+    before = len(folder.disk.read(folder.path / names(folder)[0]))
+    spool.propose(spool.fragment, NONE, primary=False, revision=20)
+    assert len(folder.disk.read(folder.path / names(folder)[0])) == before, "an idle journal does not fill the disk"
+
+
+def test_a_refused_proposal_leaves_no_stamp(spool: DurableSpool, folder: SpoolFolder) -> None:
+    append(spool, b"abc")
+    other = Fragment(JOURNAL, 0, 2, sum_of(b"xy"), Codec.NONE)
+    assert spool.propose(other, NONE, primary=False, revision=10).outcome is Outcome.MISMATCH
+    assert spool.stamp == recover(folder).stamp == UNSTAMPED
+
+
+def test_a_full_disk_leaves_no_stamp(spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk) -> None:
+    append(spool, b"abc")
+    disk.full = ".commits"
+    with pytest.raises(OSError, match="no space"):
+        spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    assert spool.stamp == UNSTAMPED
+    disk.full = None
+    spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    assert recover(folder).stamp == Stamp(10, 0)
+
+
+async def test_the_commit_policy_syncs_stamps(folder: SpoolFolder, observer: Observer, disk: FaultyDisk) -> None:
+    spool = DurableSpool(folder, observer, Fsync.COMMIT)
+    spool.propose(spool.fragment, NONE, primary=False, revision=10)
+    await spool.flush_commits()
+    assert len(disk.syncs) == 1
+
+
+def test_a_completed_fragment_is_settled_once_content_follows(spool: DurableSpool, observer: Observer) -> None:
+    append(spool, b"abc")
+    roll(spool)
+    (first,) = observer.sealed
+    assert not first.settled
+    spool.write(0, b"def")
+    assert not first.settled
+    spool.propose(spool.next_fragment(), NONE, primary=False)
+    assert first.settled
+    spool.propose(empty_at(spool.fragment, 6, Codec.GZIP), NONE, primary=False, settled=True)
+    assert observer.sealed[1].settled
+
+
+def test_recovery_knows_what_is_settled(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    (sealed,) = recover(folder).sealed
+    assert not sealed.settled, "an empty fragment behind it proves nothing"
+    append(spool, b"def")
+    roll(spool)
+    assert [each.settled for each in recover(folder).sealed] == [True, False]
+
+
+def test_a_spool_that_others_went_on_without_is_set_aside(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    roll(spool)
+    append(spool, b"def")
+    recovered = recover(folder).without_spool(folder)
+    assert (recovered.spool.end, recovered.stamp, recovered.log) == (0, UNSTAMPED, None)
+    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
+    kept = folder.disk.list(folder.path / "set-aside")
+    assert sorted(name.rpartition(".")[2] for name in kept) == ["commits", "content"]
+    again = recover(folder)
+    assert again.spool.end == 3, "what is left is taken up as before"
+
+
+def test_an_empty_spool_that_others_went_on_without_leaves_no_files(folder: SpoolFolder, observer: Observer) -> None:
+    spool = DurableSpool(folder, observer, Fsync.NEVER)
+    append(spool, b"abc")
+    kept = names(folder)
+    roll(spool)
+    recovered = recover(folder).without_spool(folder)
+    assert [sealed.fragment.end for sealed in recovered.sealed] == [3]
+    assert names(folder) == kept
+
+
+# ------------------------------------------------------------------------------------- large content, written aside
+
+LARGE = durable_spool.ASIDE_BYTES
+
+
+async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool, folder: SpoolFolder) -> None:
+    rng = random.Random(1)
+    chunks = [rng.randbytes(size) for size in (3, LARGE, 5, LARGE + 1, 3 * LARGE, 7)]
+    whole = hashlib.sha1(usedforsecurity=False)
+    for chunk in chunks:
+        spool.write(spool.delta, memoryview(chunk))
+        spool.hash(whole, chunk)
+        await spool.room()
+    await spool.written()
+    content = b"".join(chunks)
+    proposal = spool.next_fragment()
+    assert proposal.sum == sum_of(content)
+    assert whole.digest() == hashlib.sha1(content).digest()
+    assert spool.propose(proposal, NONE, primary=True).outcome is Outcome.COMMIT
+    assert recover(folder).durable(folder, Observer(), Fsync.NEVER).fragment == proposal
+
+
+async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
+    spool: DurableSpool, folder: SpoolFolder
+) -> None:
+    append(spool, b"first,")
+    for turn in range(20):
+        for _ in range(4):
+            spool.write(spool.delta, b"x" * LARGE)
+        if turn % 2:
+            spool.roll_back()
+        else:
+            assert spool.propose(spool.fragment, spool.registers, primary=True).outcome is Outcome.ROLL_BACK
+        assert folder.disk.read(spool.content_file.path) == b"first,"
+        assert spool.delta == 0
+    append(spool, b"second")
+    assert folder.disk.read(spool.content_file.path) == b"first,second"
+    assert spool.fragment.sum == sum_of(b"first,second")
+
+
+@pytest.mark.parametrize("when", ["written", "next", "proposal"])
+async def test_a_disk_that_is_full_for_large_content_leaves_what_has_committed(
+    spool: DurableSpool, folder: SpoolFolder, disk: FaultyDisk, when: str
+) -> None:
+    append(spool, b"first,")
+    disk.full = "content"
+    spool.write(spool.delta, b"x" * LARGE)
+
+    async def more() -> None:
+        while True:
+            spool.write(spool.delta, b"x" * LARGE)
+            await spool.room()
+            await asyncio.sleep(0)
+
+    async def proposal() -> None:
+        spool.propose(spool.fragment, spool.registers, primary=True)
+
+    steps = {"written": spool.written, "next": more, "proposal": proposal}
+    with pytest.raises(OSError, match="no space"):
+        await steps[when]()
+    assert spool.delta == 0
+    disk.full = None
+    assert folder.disk.read(spool.content_file.path) == b"first,"
+    append(spool, b"second")
+    assert folder.disk.read(spool.content_file.path) == b"first,second"
+    assert spool.fragment.sum == sum_of(b"first,second")

@@ -1,0 +1,128 @@
+"""Work aside is done in order and once, whoever does it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from coranto_broker.spool.write_worker import MAX_BEHIND_BYTES, Aside
+
+
+def _fail() -> None:
+    raise OSError("the disk is full")
+
+
+async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
+    aside, done = Aside(), list[int]()
+    for number in range(200):
+        aside.add(partial(done.append, number), 1)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    await aside.done()
+    assert done == list(range(200))
+    assert aside.idle
+
+
+async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
+    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        done.append("first")
+
+    aside.add(first, 1)
+    aside.add(partial(done.append, "second"), 1)
+    assert await asyncio.to_thread(begun.wait, 60)
+    timer = threading.Timer(0.02, go_on.set)
+    timer.start()
+    aside.join()
+    assert done == ["first", "second"]
+    timer.join()
+    await aside.done()
+    assert aside.idle
+
+
+async def test_nothing_that_was_abandoned_is_done_later() -> None:
+    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        done.append("first")
+
+    aside.add(first, 1)
+    aside.add(partial(done.append, "second"), 1)
+    assert await asyncio.to_thread(begun.wait, 60)
+
+    def once_forgotten() -> None:
+        until = time.monotonic() + 30
+        while aside._jobs and time.monotonic() < until:
+            time.sleep(0.001)
+        go_on.set()
+
+    other = threading.Thread(target=once_forgotten)
+    other.start()
+    aside.abandon()  # What is being done is waited for.
+    assert done == ["first"]
+    other.join()
+    aside.add(partial(done.append, "third"), 1)
+    await aside.done()
+    assert done == ["first", "third"]
+
+
+async def test_a_failure_is_raised_once_and_keeps_what_follows_from_being_done() -> None:
+    aside, done = Aside(), list[str]()
+    aside.add(_fail, 1)
+    aside.add(partial(done.append, "after it"), 1)
+    with pytest.raises(OSError, match="the disk is full"):
+        await aside.done()
+    assert aside.idle
+    assert not done
+    aside.add(_fail, 1)
+    aside.abandon()
+    aside.add(partial(done.append, "anew"), 1)
+    await aside.done()
+    assert done == ["anew"]
+
+
+async def test_content_that_waits_is_bounded() -> None:
+    aside, go_on = Aside(), threading.Event()
+    aside.add(lambda: go_on.wait(60), MAX_BEHIND_BYTES)
+    async with asyncio.timeout(30):
+        await aside.room()
+    for _ in range(3):
+        aside.add(lambda: None, MAX_BEHIND_BYTES // 2)
+    waiting = asyncio.create_task(aside.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    go_on.set()
+    async with asyncio.timeout(30):
+        await waiting
+    await aside.done()
+
+
+async def test_all_owners_get_their_turn_however_much_one_of_them_has() -> None:
+    stopped, turns = threading.Event(), list[int]()
+    greedy = [Aside() for _ in range(8)]
+
+    def more(aside: Aside) -> None:
+        if not stopped.is_set():
+            aside._jobs.append((partial(more, aside), MAX_BEHIND_BYTES))  # As if content came all the time.
+            aside._jobs_added += 1
+            aside._added += MAX_BEHIND_BYTES
+
+    for aside in greedy:
+        aside.add(partial(more, aside), MAX_BEHIND_BYTES)
+    late = Aside()
+    late.add(partial(turns.append, 1), 1)
+    async with asyncio.timeout(30):
+        await late.done()
+    assert turns == [1]
+    stopped.set()
+    for aside in greedy:
+        await aside.done()

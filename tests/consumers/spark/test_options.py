@@ -1,0 +1,107 @@
+"""Options of the source: what is asked for, or a clear answer to what was meant."""
+
+from pathlib import Path
+
+import pytest
+
+from coranto.client import ClientConfig
+from coranto.client.config import ClientTls
+from coranto.errors import InvalidInput
+from coranto.security.tokens import BearerToken, Keys
+from coranto_consumers.spark.options import Isolation, ReadOptions, client_options
+
+ENDPOINT = {"endpoint": "127.0.0.1:1"}
+
+
+def test_defaults():
+    options = ReadOptions.parse({**ENDPOINT, "subscribe": "a/one, b/two,a/one"})
+
+    assert options.client.endpoint == "127.0.0.1:1"
+    assert options.client.file_root is None
+    assert options.journals == ("a/one", "b/two")
+    assert (options.starting, options.ending) == (None, None)
+    assert options.isolation is Isolation.READ_COMMITTED
+    assert options.include_uuid
+    assert options.framing.pointer == "/_meta/uuid"
+
+
+def test_keys_are_in_any_case():
+    options = ReadOptions.parse(
+        {
+            "ENDPOINT": "b:1",
+            "fileroot": "/srv/root",
+            "Assign": '["a/one"]',
+            "STARTINGoffsets": '{"a/one": -2}',
+            "endingOffsets": '{"a/one": 7}',
+            "Isolation": "READ_UNCOMMITTED",
+            "maxbytesperpartition": "1024",
+            "includeuuid": "FALSE",
+            "uuidPointer": "/id",
+        }
+    )
+
+    assert options.client.file_root == Path("/srv/root")
+    assert (options.starting, options.ending) == ({"a/one": -2}, {"a/one": 7})
+    assert options.isolation is Isolation.READ_UNCOMMITTED
+    assert (options.max_bytes, options.include_uuid, options.framing.pointer) == (1024, False, "/id")
+
+
+KEYS = ",".join(["QUFB" * 11, "QkJC" * 11])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ClientConfig("127.0.0.1:1"),
+        ClientConfig("127.0.0.1:1", Path("/srv/root"), 3.5, Keys.parse(KEYS)),
+        ClientConfig("broker-0:1,broker-1:1", zone="eu-1"),
+        ClientConfig(
+            "https://b:1", auth=BearerToken.parse("a.b.c"), tls=ClientTls(Path("/ca"), Path("/c"), Path("/k"))
+        ),
+    ],
+)
+def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
+    for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE"):
+        monkeypatch.delenv(f"CORANTO_{name}", raising=False)
+
+    assert ReadOptions.parse({**client_options(config), "selector": "x"}).client == config
+
+
+def test_a_client_is_configured_by_the_environment_where_options_say_nothing(monkeypatch):
+    monkeypatch.setenv("CORANTO_AUTH_KEYS", KEYS)
+
+    assert ReadOptions.parse({**ENDPOINT, "selector": "x"}).client.auth == Keys.parse(KEYS)
+    given = ReadOptions.parse({**ENDPOINT, "selector": "x", "authToken": "a.b.c"})
+    assert given.client.auth == BearerToken.parse("a.b.c")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"selector": "name"}, "option endpoint: is required"),
+        (ENDPOINT, "exactly one of assign, subscribe, selector must be given, not none"),
+        ({**ENDPOINT, "assign": "[]", "selector": "x"}, "not assign, selector"),
+        ({**ENDPOINT, "assign": "a/one"}, "option assign: not JSON"),
+        ({**ENDPOINT, "assign": '"a/one"'}, "not a JSON list"),
+        ({**ENDPOINT, "assign": "[]"}, "names no journal"),
+        ({**ENDPOINT, "subscribe": "a/one,,"}, "names no journal"),
+        ({**ENDPOINT, "selector": "x", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
+        ({**ENDPOINT, "selector": "x", "path": "/tmp"}, "option path: there is no such option; there are assign, "),
+        ({**ENDPOINT, "selector": "x", "startingOffsets": "latest"}, "neither 'earliest' nor JSON"),
+        ({**ENDPOINT, "selector": "x", "startingOffsets": "[1]"}, "not a JSON object"),
+        ({**ENDPOINT, "selector": "x", "startingOffsets": '{"a/one": -1}'}, "-1 is no offset for a/one"),
+        ({**ENDPOINT, "selector": "x", "endingOffsets": '{"a/one": true}'}, "True is no offset for a/one"),
+        ({**ENDPOINT, "selector": "x", "isolation": "serializable"}, "none of read_committed, read_uncommitted"),
+        ({**ENDPOINT, "selector": "x", "isolation": "sequenced"}, "slices and the isolation sequenced go together"),
+        ({**ENDPOINT, "selector": "x", "patience": "long"}, "option patience: 'long' is no number of seconds"),
+        ({**ENDPOINT, "slices": "[]"}, "slices and the isolation sequenced go together"),
+        ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "0"}, "not a positive number of bytes"),
+        ({**ENDPOINT, "selector": "x", "maxBytesPerPartition": "1MB"}, "not a positive number of bytes"),
+        ({**ENDPOINT, "selector": "x", "includeUuid": "yes"}, "neither true nor false"),
+        ({**ENDPOINT, "selector": "x", "uuidPointer": "uuid"}, "option uuidPointer: 'uuid' is not a JSON pointer"),
+    ],
+)
+def test_what_cannot_be_read_is_said(options, problem):
+    with pytest.raises(InvalidInput) as caught:
+        ReadOptions.parse(options)
+    assert problem in str(caught.value)

@@ -1,0 +1,85 @@
+"""How `coranto streams write` hands events to the writer on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from coranto.cli.streams.event_feed import TOGETHER, EventFeed
+from coranto.client.loop import shared_loop
+from coranto.errors import CorantoError, InvalidInput
+from coranto.streams.writer.stream_writer import StreamWriter
+from coranto.streams.writer.units import EventPosition
+
+PLACE = EventPosition(0, "orders/segment/00000000", 0, 1)
+
+
+class HeldWriter:
+    """Settles nothing before it is told to, and then all; refuses text, and fails at bytes."""
+
+    def __init__(self) -> None:
+        self.held = True
+        self.open: list[asyncio.Future[EventPosition]] = []
+        self.sequences: list[int | None] = []
+
+    def write_event(self, key: str, event: object, *, sequence: int | None) -> asyncio.Future[EventPosition]:
+        if isinstance(event, str):
+            raise InvalidInput("no text")
+        done: asyncio.Future[EventPosition] = asyncio.get_running_loop().create_future()
+        self.sequences.append(sequence)
+        if isinstance(event, bytes):
+            done.set_exception(CorantoError("the brokers are gone"))
+        else:
+            self.open.append(done)
+            if not self.held:
+                self.settle()
+        return done
+
+    def settle(self) -> None:
+        self.held = False
+        for done in self.open:
+            done.set_result(PLACE._replace(deduplicated=len(self.sequences) == 1))
+        self.open.clear()
+
+
+def handing(writer: HeldWriter, late: list[int]) -> EventFeed:
+    def settle() -> None:
+        late.append(1)
+        shared_loop().call(writer.settle)
+
+    return EventFeed(cast("StreamWriter[Any]", writer), patience=0.02, late=settle)
+
+
+def test_what_is_under_way_is_bounded_and_waiting_is_told() -> None:
+    writer, late = HeldWriter(), list[int]()
+    handed = handing(writer, late)
+    for number in range(TOGETHER):
+        assert not late
+        handed.add("key", {}, number)
+    assert late == [1], "there was no room until some were settled"
+    assert handed.durable >= TOGETHER // 2
+    handed.finish()
+    assert handed.durable == handed.given == TOGETHER
+    assert writer.sequences == list(range(TOGETHER))
+
+
+def test_what_was_there_already_is_counted() -> None:
+    writer, late = HeldWriter(), list[int]()
+    handed = handing(writer, late)
+    handed.add("key", {}, 1)
+    handed.finish()
+    assert (handed.durable, handed.repeated, late) == (1, 1, [1])
+
+
+@pytest.mark.parametrize(("event", "problem"), [("text", "line 2: no text"), (b"", "the brokers are gone")])
+def test_the_first_failure_is_raised(event: object, problem: str) -> None:
+    writer, late = HeldWriter(), list[int]()
+    handed = handing(writer, late)
+    handed.add("key", {}, None)
+    handed.add("key", event, None)
+    with pytest.raises(CorantoError, match=problem):
+        handed.finish()
+    with pytest.raises(CorantoError, match=problem):
+        handed.add("key", {}, None)

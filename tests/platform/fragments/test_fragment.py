@@ -1,0 +1,161 @@
+"""Fragments: names that tell everything, and their wire form."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import (
+    MAX_OFFSET,
+    ZERO_SUM,
+    Codec,
+    Fragment,
+    parse_content_path,
+    sum_from_wire,
+    sum_of,
+    sum_to_wire,
+)
+from coranto.wire import protocol_pb2 as pb
+
+POSTFIXES = st.sampled_from(["", "date=2013-01-01", "a=1/b=2", "é/100%"])
+
+
+@st.composite
+def fragments(draw: st.DrawFn) -> Fragment:
+    begin = draw(st.integers(0, MAX_OFFSET))
+    return Fragment(
+        journal=draw(st.sampled_from(["a/journal", "é/漢=1"])),
+        begin=begin,
+        end=draw(st.integers(begin, MAX_OFFSET)),
+        sum=draw(st.binary(min_size=20, max_size=20)),
+        codec=draw(st.sampled_from(Codec)),
+        backing_store=draw(st.sampled_from(["", "file:///store/"])),
+        mod_time=draw(st.integers(0, 2**40)),
+        path_postfix=draw(POSTFIXES),
+    )
+
+
+def test_known_content_name() -> None:
+    fragment = Fragment("a/journal", 1234567890, 2**63 - 1, bytes(range(1, 21)), Codec.GZIP, path_postfix="a=1/b=2")
+    name = "00000000499602d2-7fffffffffffffff-0102030405060708090a0b0c0d0e0f1011121314.gz"
+    assert fragment.content_name == name
+    assert fragment.content_path == f"a/journal/a=1/b=2/{name}"
+    assert fragment.length == 2**63 - 1 - 1234567890
+
+
+def test_known_sum() -> None:
+    assert sum_to_wire(sum_of(b"foobar")) == pb.SHA1Sum(
+        part1=0x8843D7F92416211D, part2=0xE9EBB963FF4CE281, part3=0x25932878
+    )
+
+
+def test_sum_of_nothing_is_zero_and_not_a_hash() -> None:
+    assert sum_of(b"") == ZERO_SUM
+    assert sum_to_wire(ZERO_SUM) == pb.SHA1Sum()
+    assert sum_of(b"x") == hashlib.sha1(b"x").digest()
+
+
+@given(st.binary(min_size=20, max_size=20))
+def test_sum_round_trip(digest: bytes) -> None:
+    assert sum_from_wire(sum_to_wire(digest)) == digest
+
+
+@given(fragments())
+def test_wire_round_trip(fragment: Fragment) -> None:
+    assert Fragment.from_wire(pb.Fragment.FromString(fragment.to_wire().SerializeToString())) == fragment
+
+
+@given(fragments())
+def test_content_path_round_trip(fragment: Fragment) -> None:
+    relative = fragment.content_path.removeprefix(fragment.journal + "/")
+    parsed = parse_content_path(
+        fragment.journal, relative, backing_store=fragment.backing_store, mod_time=fragment.mod_time
+    )
+    assert parsed == fragment
+
+
+SUM = "0102030405060708090a0b0c0d0e0f1011121314"
+
+
+@pytest.mark.parametrize(
+    ("extension", "codec"),
+    [
+        (".raw", Codec.NONE),
+        (".gz", Codec.GZIP),
+        (".GZIP", Codec.GZIP),
+        (".zst", Codec.ZSTANDARD),
+        (".zstandard", Codec.ZSTANDARD),
+        (".sz", Codec.SNAPPY),
+        (".Snappy", Codec.SNAPPY),
+        ("", Codec.GZIP_OFFLOAD_DECOMPRESSION),
+        (".gzod", Codec.GZIP_OFFLOAD_DECOMPRESSION),
+    ],
+)
+def test_extensions(extension: str, codec: Codec) -> None:
+    assert parse_content_path("a/journal", f"0-A-{SUM}{extension}") == Fragment(
+        "a/journal", 0, 10, bytes.fromhex(SUM), codec
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("README", "content name"),
+        ("", "content name"),
+        (f"0-1-2-{SUM}.raw", "content name"),
+        (f"0-{SUM}.raw", "content name"),
+        (f"x-1-{SUM}.raw", "begin"),
+        (f"0-+1-{SUM}.raw", "end"),
+        (f"-1-{SUM}.raw", "begin"),
+        (f"0-00000000000000001-{SUM}.raw", "end"),
+        (f"0-8000000000000000-{SUM}.raw", "begin"),
+        (f"2-1-{SUM}.raw", "begin"),
+        (f"0-1-{SUM[:-2]}.raw", "sum"),
+        (f"0-1-{SUM}00.raw", "sum"),
+        (f"0-1-{SUM[:-1]}g.raw", "sum"),
+        (f"0-1-{SUM}.lz4", "extension"),
+        (f"0-1-{SUM}.raw.gz", "extension"),
+        (f"a b/0-1-{SUM}.raw", "path_postfix"),
+        (f"../0-1-{SUM}.raw", "path_postfix"),
+        (f"/0-1-{SUM}.raw/", "content name"),
+    ],
+)
+def test_files_that_are_no_fragments(path: str, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_content_path("a/journal", path)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"journal": "x"}, "journal"),
+        ({"begin": 11}, "begin"),
+        ({"begin": -1}, "begin"),
+        ({"compression_codec": 0}, "compression_codec"),
+        ({"compression_codec": 6}, "compression_codec"),
+        ({"path_postfix": "/x"}, "path_postfix"),
+    ],
+)
+def test_wire_fragments_that_are_refused(change: dict[str, object], field: str) -> None:
+    message = Fragment("a/journal", 5, 10, sum_of(b"hello"), Codec.NONE).to_wire()
+    for name, value in change.items():
+        setattr(message, name, value)
+    with pytest.raises(InvalidInput) as caught:
+        Fragment.from_wire(message)
+    assert caught.value.field == field
+
+
+def test_a_fragment_without_a_sum_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="20 bytes"):
+        Fragment("a/journal", 0, 1, b"short", Codec.NONE).validated()
+
+
+def test_codec_numbers_are_those_of_the_wire() -> None:
+    for codec in Codec:
+        assert codec.value == pb.CompressionCodec.Value(codec.name)
+    assert {codec.value for codec in Codec} == set(pb.CompressionCodec.values()) - {pb.INVALID}

@@ -1,0 +1,263 @@
+"""What only S3 stores do: arguments of their URLs, signatures, and refusals. The server verifies signatures here."""
+
+from __future__ import annotations
+
+import gzip
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from coranto.errors import FragmentNotFound, StoreDenied, StoreError
+from coranto.fragments.codecs import compress
+from coranto.fragments.fragment import Codec
+from coranto.fragments.stores import open_store
+from coranto.testing.fragments import CONTENT, fragment_of, listed, put, read_directly
+from coranto.testing.s3_server import ANY_KEY, REGION, AwsKey, S3Server
+
+pytestmark = pytest.mark.integration
+
+BUCKET = "bucket"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A key that is taken while signatures are not verified, and nothing of whoever runs the tests."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    sign_with(ANY_KEY, monkeypatch)
+
+
+@pytest.fixture
+def verifying(server: S3Server) -> Iterator[S3Server]:
+    """The server, once `require_signatures` was called: until the test's end."""
+    yield server
+    server.require_signatures(False)
+
+
+def sign_with(key: AwsKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in key.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def get(url: str, **headers: str) -> bytes:
+    """As any HTTP client, one that knows nothing of S3."""
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:
+        content: bytes = response.read()
+    return content
+
+
+# ---------------------------------------------------------------------------------------------------- what is uploaded
+
+
+async def test_uploads_have_what_the_url_asks_for(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(
+        server.store_url(BUCKET, f"{tmp_path.name}/", acl="public-read", storageClass="STANDARD_IA", sse="AES256")
+    )
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    key = f"{tmp_path.name}/{fragment.content_path}"
+    headers = server.headers(BUCKET, key)
+    assert headers["x-amz-storage-class"] == "STANDARD_IA"
+    assert headers["x-amz-server-side-encryption"] == "AES256"
+    acl = server.acl(BUCKET, key)
+    assert "global/AllUsers" in acl
+    assert "READ" in acl
+    assert await store.read(fragment) == CONTENT
+    assert [found.end for found in await listed(store, fragment.journal)] == [len(CONTENT)]
+    # Public indeed: anybody may GET it without a signature.
+    assert gzip.decompress(get(f"{server.endpoint}/{BUCKET}/{key}")) == CONTENT
+
+
+async def test_uploads_with_a_kms_key(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/", sse="aws:kms", sseKmsKeyId="key-1"))
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    headers = server.headers(BUCKET, f"{tmp_path.name}/{fragment.content_path}")
+    assert headers["x-amz-server-side-encryption"] == "aws:kms"
+    assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1"
+    assert await store.read(fragment) == CONTENT
+
+
+async def test_without_arguments_uploads_are_plain(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    key = f"{tmp_path.name}/{fragment.content_path}"
+    headers = server.headers(BUCKET, key)
+    assert "x-amz-server-side-encryption-aws-kms-key-id" not in headers
+    assert "x-amz-storage-class" not in headers
+    assert "content-encoding" not in headers
+    assert "AllUsers" not in server.acl(BUCKET, key)
+
+
+async def test_offloaded_compression(server: S3Server, tmp_path: Path) -> None:
+    """The object says how it is encoded, and our readers take it as it is stored."""
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT, Codec.GZIP_OFFLOAD_DECOMPRESSION)
+    await put(store, fragment)
+    assert server.headers(BUCKET, f"{tmp_path.name}/{fragment.content_path}")["content-encoding"] == "gzip"
+    assert await store.get(fragment) == compress(fragment.codec, CONTENT)
+    assert await store.read(fragment) == CONTENT
+    assert await read_directly(fragment, store.sign(fragment, 60), 0, fragment.end) == CONTENT
+
+
+async def test_find_and_replace(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/", find="/events/", replace="/archive/"))
+    fragment = fragment_of(CONTENT, journal="flights/events/part-000")
+    await put(store, fragment)
+    assert server.headers(BUCKET, f"{tmp_path.name}/flights/archive/part-000/{fragment.content_name}")
+    (found,) = await listed(store, fragment.journal)
+    assert found.journal == "flights/events/part-000"
+    assert await store.read(found) == CONTENT
+
+
+async def test_foreign_objects_are_skipped(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT)
+    await put(store, fragment)
+    server.put(BUCKET, f"{tmp_path.name}/flights/events/README", b"hello")
+    assert len(await listed(store, "flights/events")) == 1
+
+
+# -------------------------------------------------------------------------------------------------------- signed URLs
+
+
+@pytest.mark.parametrize(
+    "journal", ["flights/events", "a/region=eu/part-000", "a/100%/b%2Fc/%41", "été/漢字/Ω=٣", "a+b/c_d.e/-x"]
+)
+def test_urls_are_signed_as_aws_signs(server: S3Server, monkeypatch: pytest.MonkeyPatch, journal: str) -> None:
+    """The same URL that AWS's own library makes at the same time, for names that need all kinds of escapes."""
+    url = open_store(server.store_url(BUCKET, "p/")).sign(fragment_of(CONTENT, journal=journal), 300)
+    ours = parse_qs(urlsplit(url).query)
+    assert ours["X-Amz-Expires"] == ["300"]
+    assert ours["X-Amz-SignedHeaders"] == ["host"]
+    when = datetime.strptime(ours["X-Amz-Date"][0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: when)
+    request = AWSRequest("GET", url.partition("?")[0])
+    S3SigV4QueryAuth(Credentials(ANY_KEY.id, ANY_KEY.secret), "s3", REGION, expires=300).add_auth(request)
+    assert parse_qs(urlsplit(request.url).query) == ours
+
+
+async def test_a_signed_url_serves_ranges(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT, Codec.NONE)
+    await put(store, fragment)
+    assert get(store.sign(fragment, 60), Range="bytes=5-14") == CONTENT[5:15]
+
+
+async def test_a_signed_url_of_what_is_gone(server: S3Server, tmp_path: Path) -> None:
+    store = open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+    fragment = fragment_of(CONTENT)
+    with pytest.raises(StoreError, match="404") as caught:
+        await read_directly(fragment, store.sign(fragment, 60), 0, 1)
+    assert "X-Amz-Signature" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- keys and their rights
+
+
+async def test_every_kind_of_request_is_signed_well(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = verifying.add_user("writer", "s3:*")
+    sign_with(key, monkeypatch)
+    verifying.require_signatures()
+    store = open_store(verifying.store_url(BUCKET, "signed/", acl="private", storageClass="STANDARD_IA", sse="AES256"))
+    fragment = fragment_of(CONTENT, journal="a/region=eu/part-000")
+    await put(store, fragment)
+    assert await store.exists(fragment)
+    assert await store.read(fragment) == CONTENT
+    assert len(await listed(store, fragment.journal)) == 1
+    await store.remove(fragment)
+    assert not await store.exists(fragment)
+
+
+async def test_a_profiles_key_is_used(verifying: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key = verifying.add_user("profiled", "s3:*")
+    (tmp_path / "credentials").write_text(
+        f"[team]\naws_access_key_id = {key.id}\naws_secret_access_key = {key.secret}\n"
+    )
+    verifying.require_signatures()
+    fragment = fragment_of(CONTENT, journal="profile/test")
+    await put(open_store(verifying.store_url(BUCKET, profile="team")), fragment)
+    with pytest.raises(StoreDenied, match="InvalidAccessKeyId"):
+        await put(open_store(verifying.store_url(BUCKET)), fragment)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"), [("id", "InvalidAccessKeyId: The AWS Access Key Id"), ("secret", "SignatureDoesNotMatch")]
+)
+async def test_a_wrong_key(verifying: S3Server, monkeypatch: pytest.MonkeyPatch, wrong: str, problem: str) -> None:
+    key = verifying.add_user(f"with-wrong-{wrong}", "s3:*")
+    sign_with(AwsKey(key.id if wrong == "secret" else "AKIANOBODY", "nonsense"), monkeypatch)
+    verifying.require_signatures()
+    store = open_store(verifying.store_url(BUCKET))
+    fragment = fragment_of(CONTENT)
+    for call in (put(store, fragment), store.get(fragment), listed(store, fragment.journal), store.remove(fragment)):
+        with pytest.raises(StoreDenied, match=problem) as caught:
+            await call
+        assert "Check the store's credentials" in str(caught.value)
+        assert "nonsense" not in str(caught.value)
+    # The answer to HEAD has no words.
+    with pytest.raises(StoreDenied, match="403 Forbidden"):
+        await store.exists(fragment)
+
+
+async def test_what_a_key_is_not_granted(verifying: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = verifying.add_user("only-puts", "s3:PutObject")
+    reader = verifying.add_user("only-reads", "s3:GetObject", "s3:ListBucket")
+    verifying.require_signatures()
+    fragment = fragment_of(CONTENT, journal="granted/test")
+    sign_with(writer, monkeypatch)
+    store = open_store(verifying.store_url(BUCKET))
+    await put(store, fragment)
+    for call in (store.get(fragment), listed(store, fragment.journal), store.remove(fragment)):
+        with pytest.raises(StoreDenied, match="AccessDenied: Access Denied"):
+            await call
+    sign_with(reader, monkeypatch)
+    store = open_store(verifying.store_url(BUCKET))
+    assert await store.read(fragment) == CONTENT
+    assert len(await listed(store, fragment.journal)) == 1
+    for call in (put(store, fragment), store.remove(fragment)):
+        with pytest.raises(StoreDenied, match="AccessDenied: Access Denied"):
+            await call
+
+
+# ------------------------------------------------------------------------------------------- no bucket, and no server
+
+
+async def test_a_bucket_that_does_not_exist(server: S3Server) -> None:
+    store = open_store(server.store_url("elsewhere"))
+    fragment = fragment_of(CONTENT)
+    calls = [put(store, fragment), store.get(fragment), listed(store, fragment.journal), store.remove(fragment)]
+    for call in calls:
+        with pytest.raises(StoreError, match="no such bucket") as caught:
+            await call
+        assert not isinstance(caught.value, FragmentNotFound)
+        assert "s3://elsewhere/" in str(caught.value)
+
+
+async def test_a_server_that_is_away(server: S3Server, tmp_path: Path) -> None:
+    with S3Server(tmp_path) as away:
+        store = open_store(away.store_url(BUCKET))
+    fragment = fragment_of(CONTENT)
+    with pytest.raises(StoreError, match=r"no connection to the service \(Connection refused\)") as caught:
+        await store.exists(fragment)
+    assert caught.type is StoreError
+    assert caught.value.retriable
+    with pytest.raises(StoreError, match=r"cannot read fragment .*refused"):
+        await read_directly(fragment, store.sign(fragment, 60), 0, 1)

@@ -1,0 +1,33 @@
+"""Freed memory is kept where the C library can be told to."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import resource
+
+from coranto.process.memory import GARBAGE_OBJECTS, keep_freed_memory, spare_garbage_collection
+
+
+def test_large_blocks_are_reused_without_new_pages() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    if not keep_freed_memory():
+        return
+    size, rounds = 1 << 20, 64
+    bytearray(size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        bytearray(size)  # Touches all of it.
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < rounds * size // resource.getpagesize() // 4
+
+
+def test_what_a_started_process_has_is_never_garbage_collected_again() -> None:
+    before = gc.get_threshold()
+    try:
+        spare_garbage_collection()
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold() == (GARBAGE_OBJECTS, *before[1:])
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -1,0 +1,85 @@
+"""What is put together is appended in order, and shares its fate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from coranto.client import AppendResult
+from coranto.errors import NotAllowed
+from coranto.streams.control.batches import MAX_BATCH_BYTES, Batches, Place
+from coranto.wire import protocol_pb2 as pb
+
+
+class Journal:
+    """Appends that take until they are let go."""
+
+    def __init__(self) -> None:
+        self.content = b""
+        self.sent: list[int] = []
+        self.gate = asyncio.Event()
+        self.broken = False
+
+    async def send(self, contents: Sequence[bytes]) -> AppendResult:
+        self.sent.append(len(contents))
+        await self.gate.wait()
+        if self.broken:
+            raise NotAllowed("a/journal")
+        begin = len(self.content)
+        self.content += b"".join(contents)
+        return AppendResult("a/journal", begin, len(self.content), b"", pb.LabelSet(), pb.Header())
+
+
+async def test_what_comes_meanwhile_goes_together() -> None:
+    journal = Journal()
+    batches = Batches(journal.send)
+    tasks = [asyncio.create_task(batches.append(b"x" * size)) for size in (1, 2, 3)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.create_task(batches.append(b"y" * size)) for size in (4, 5)]
+    await asyncio.sleep(0)
+    journal.gate.set()
+    assert await asyncio.gather(*tasks) == [Place(0, 1), Place(1, 3), Place(3, 6), Place(6, 10), Place(10, 15)]
+    assert sum(journal.sent) == 5
+    assert len(journal.sent) == 2
+    assert await batches.append(b"z") == Place(15, 16)
+
+
+async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -> None:
+    journal = Journal()
+    batches = Batches(journal.send)
+    big = [asyncio.create_task(batches.append(b"x" * (MAX_BATCH_BYTES - 1))) for _ in range(2)]
+    big.append(asyncio.create_task(batches.append(b"x" * (2 * MAX_BATCH_BYTES))))
+    await asyncio.sleep(0)
+    big[1].cancel()
+    journal.gate.set()
+    found = await asyncio.gather(*big, return_exceptions=True)
+    assert isinstance(found[1], asyncio.CancelledError)
+    assert found[2] == Place(2 * (MAX_BATCH_BYTES - 1), 4 * MAX_BATCH_BYTES - 2)
+    assert journal.sent == [1, 1, 1]
+
+
+async def test_those_that_go_together_fail_together_and_later_ones_do_not() -> None:
+    journal = Journal()
+    batches = Batches(journal.send)
+    journal.broken = True
+    tasks = [asyncio.create_task(batches.append(b"x")) for _ in range(3)]
+    await asyncio.sleep(0)
+    journal.gate.set()
+    assert [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)] == [NotAllowed] * 3
+    journal.broken = False
+    assert await batches.append(b"x") == Place(0, 1)
+
+
+async def test_whoever_waits_is_told_when_it_ends_with_its_loop() -> None:
+    journal = Journal()
+    batches = Batches(journal.send)
+    tasks = [asyncio.create_task(batches.append(b"x" * MAX_BATCH_BYTES)) for _ in range(2)]
+    await asyncio.sleep(0)
+    (runner,) = [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "Batches._run"]
+    await asyncio.sleep(0)
+    runner.cancel()
+    for task in tasks:
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -1,0 +1,285 @@
+"""Writers' state in registers, as values: entries, how a writer stands, and what appends change on which condition.
+
+The registers are changed here exactly as brokers change them (`coranto.labels`), so what the conditions let through is
+what brokers let through.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto import labels
+from coranto.errors import CorruptData, InvalidInput
+from coranto.messages.uuids import ProducerId
+from coranto.streams.model.registers import (
+    MAX_FENCES,
+    Conditions,
+    Entry,
+    Expired,
+    Fence,
+    Identity,
+    Registers,
+    Standing,
+    advance,
+    enter,
+    hold,
+    raise_fence,
+    restore,
+    stable_producer,
+    standing,
+    validate_fence_name,
+)
+from coranto.wire import protocol_pb2 as pb
+
+NUMBERS = st.integers(0, (1 << 64) - 1)
+ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+
+
+class Journal:
+    """A journal's registers and head, under the rules of brokers."""
+
+    def __init__(self) -> None:
+        self.found = pb.LabelSet()
+        self.head = 0
+
+    @property
+    def registers(self) -> Registers:
+        return Registers.of(self.found)
+
+    def append(self, conditions: Conditions) -> bool:
+        """Append a byte. False on a register mismatch."""
+        labels.validate_selector(conditions.check)
+        labels.validate_label_set(conditions.union)
+        strict = any(label.name == labels.HELD for label in conditions.check.include.labels)
+        if (self.found.labels or strict) and not labels.matches(conditions.check, self.found):
+            return False
+        if conditions.subtract is not None:
+            self.found = labels.subtract(self.found, conditions.subtract)
+        self.found = labels.union(conditions.union, self.found)
+        self.head += 1
+        return True
+
+    def lose(self) -> None:
+        self.found = pb.LabelSet()
+
+
+def identity(number: int, session: int = 1, *, stable: bool = False) -> Identity:
+    return Identity(f"writer {number}", ProducerId(b"\x01" + number.to_bytes(5)), session, stable)
+
+
+def entered(journal: Journal, who: Identity, entry: Entry, max_writers: int = 64) -> bool:
+    nonce = f"{who.session:x}.{who.producer.hex()}.{entry.clock:x}"
+    return journal.append(enter(journal.registers, who.label, entry.encode(), nonce=nonce, max_writers=max_writers))
+
+
+@given(ENTRIES)
+def test_an_entry_survives_its_label(entry: Entry) -> None:
+    found = labels.label_set({"coranto.dev/writer-01": entry.encode()})
+    assert Registers.of(found).entries == {"coranto.dev/writer-01": entry}
+
+
+@pytest.mark.parametrize("value", ["", "1.2.3.4", "1.2.3.4.5.6", "1.2.3.4.x", "1.2.3.4.-5", "1.2.3.4.1_0", "1.2.3.4."])
+def test_what_is_no_entry_is_corrupt(value: str) -> None:
+    with pytest.raises(CorruptData, match="not a register"):
+        Entry.decode(value)
+
+
+@given(st.lists(ENTRIES, min_size=2, max_size=5, unique=True), st.data())
+def test_an_append_is_applied_only_upon_the_one_before_it(chain: list[Entry], data: st.DataObject) -> None:
+    """However often attempts are repeated and in whatever order they come, each is applied once, and in order."""
+    journal, who = Journal(), identity(1)
+    assert entered(journal, who, chain[0])
+    attempts = list(range(1, len(chain)))
+    applied = [
+        number
+        for number in data.draw(st.lists(st.sampled_from(attempts), max_size=12)) + attempts
+        if journal.append(advance(who.label, chain[number - 1].encode(), chain[number].encode()))
+    ]
+    assert applied == attempts
+    assert journal.registers.entries[who.label] == chain[-1]
+
+
+def test_the_first_append_to_a_journal_is_one_only() -> None:
+    journal = Journal()
+    first, second = identity(1), identity(2)
+    seen = journal.registers
+    attempts = [
+        enter(seen, who.label, Entry(1, 1, 1, 0, 1).encode(), nonce=who.writer.replace(" ", ""), max_writers=64)
+        for who in (first, second)
+    ]
+    assert journal.append(attempts[0])
+    assert not journal.append(attempts[1])  # It has to look again.
+    assert entered(journal, second, Entry(1, 1, 1, 0, 1))
+    assert set(journal.registers.entries) == {first.label, second.label}
+    assert not journal.append(hold())
+
+
+def test_an_outdated_attempt_to_enter_is_never_applied() -> None:
+    """Not even when the writer's entry is absent again, as it was when the attempt was made."""
+    journal = Journal()
+    assert entered(journal, identity(0), Entry(1, 1, 1, 0, 0))
+    who = identity(1)
+    late = enter(journal.registers, who.label, Entry(1, 1, 1, 0, 1).encode(), nonce="late", max_writers=2)
+    assert entered(journal, who, Entry(1, 2, 2, 0, 1), max_writers=2)
+    for number in range(2, 6):
+        assert entered(journal, identity(number), Entry(1, 1, 1, 0, number), max_writers=2)
+    assert who.label not in journal.registers.entries
+    assert not journal.append(late)
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 20), max_size=60), st.randoms(use_true_random=False))
+def test_entries_are_bounded_and_the_least_recently_used_go_first(
+    most: int, writers: list[int], rng: random.Random
+) -> None:
+    journal = Journal()
+    used: dict[str, int] = {}
+    removed = Expired(0, 0)
+    for now, number in enumerate(writers, start=1):
+        who = identity(number)
+        before = journal.registers.entries
+        entry = Entry(1, now, rng.randrange(1 << 40), 0, now)
+        if who.label in before:
+            assert journal.append(advance(who.label, before[who.label].encode(), entry.encode()))
+        else:
+            assert entered(journal, who, entry, most)
+            gone = before.keys() - journal.registers.entries.keys()
+            assert gone == set(sorted(before, key=lambda label: used[label])[: max(0, len(before) + 1 - most)])
+            for label in gone:
+                removed = Expired(max(removed.used, before[label].used), max(removed.clock, before[label].clock))
+        used[who.label] = now
+        assert len(journal.registers.entries) <= most
+        assert (journal.registers.expired or Expired(0, 0)) == removed
+
+
+def test_an_entry_used_in_the_future_goes_first() -> None:
+    """Else the entries of a machine whose clock is ahead would stay, and every other writer's go."""
+    year, now = 365 * 24 * 3600, 1_900_000_000
+    journal = Journal()
+    for number in range(3):
+        assert entered(journal, identity(number), Entry(1, 1, 1, 100 - number, now + year), 4)
+    right = identity(5)
+    assert entered(journal, right, Entry(1, 1, 1, 90, now), 4)
+    for number, gone in ((10, 2), (11, 1), (12, 0)):
+        assert identity(gone).label in journal.registers.entries
+        assert entered(journal, identity(number), Entry(1, 1, 1, 200, now + number), 4)
+        assert identity(gone).label not in journal.registers.entries
+    assert right.label in journal.registers.entries
+    # A writer whose own clock is behind believes nobody's, and goes by offsets.
+    assert entered(journal, identity(13), Entry(1, 1, 1, 300, now - year), 4)
+    assert right.label not in journal.registers.entries
+
+
+def test_a_writer_is_not_removed_that_was_used_meanwhile() -> None:
+    journal = Journal()
+    old, young, new = identity(1), identity(2), identity(3)
+    assert entered(journal, old, Entry(1, 1, 1, 0, 1))
+    assert entered(journal, young, Entry(1, 1, 1, 0, 2))
+    seen = journal.registers
+    assert journal.append(advance(old.label, Entry(1, 1, 1, 0, 1).encode(), Entry(1, 2, 2, 0, 3).encode()))
+    attempt = enter(seen, new.label, Entry(1, 1, 1, 0, 4).encode(), nonce="n", max_writers=2)
+    assert not journal.append(attempt)
+    assert entered(journal, new, Entry(1, 1, 1, 0, 4), 2)
+    assert set(journal.registers.entries) == {old.label, new.label}
+
+
+def test_how_a_writer_stands() -> None:
+    journal = Journal()
+    plain, stable = identity(1, 7), identity(1, 7, stable=True)
+
+    def stands(who: Identity, taken_from: int | None = None) -> Standing:
+        return standing(journal.registers, journal.head, who, taken_from)
+
+    assert stands(plain) is Standing.NEW
+    assert entered(journal, identity(2), Entry(1, 1, 1, 0, 1))
+    assert stands(plain) is Standing.NEW
+    assert entered(journal, identity(1), Entry(3, 1, 1, 0, 2))
+    assert stands(plain) is Standing.FOREIGN
+    assert stands(stable) is Standing.FOREIGN
+    assert stands(stable, taken_from=3) is Standing.TAKEN_OVER
+    assert stands(plain, taken_from=3) is Standing.FOREIGN  # Nobody else can have had its id.
+    taken = Entry(7, 2, 2, 0, 3)
+    assert journal.append(advance(plain.label, Entry(3, 1, 1, 0, 2).encode(), taken.encode()))
+    assert stands(stable, taken_from=3) is Standing.OURS
+    assert entered(journal, identity(4), Entry(1, 1, 1, 0, 4), 1)
+    assert stands(stable, taken_from=3) is Standing.FORGOTTEN
+    journal.lose()
+    assert stands(stable) is Standing.LOST
+    assert journal.append(restore(journal.head))
+    assert stands(stable) is Standing.FORGOTTEN
+    assert journal.registers.restored == 4
+
+
+def test_after_a_loss_nothing_that_was_under_way_is_applied_and_one_restores() -> None:
+    journal, who = Journal(), identity(1)
+    fence = Fence("shard-0", "token")
+    before, after = Entry(1, 1, 1, 0, 1).encode(), Entry(1, 2, 2, 0, 1).encode()
+    assert entered(journal, who, Entry(1, 1, 1, 0, 1))
+    assert journal.append(raise_fence(journal.registers, fence))
+    late = enter(journal.registers, "coranto.dev/writer-02", before, nonce="late", max_writers=64)
+    journal.lose()
+    for attempt in (advance(who.label, before, after), advance(who.label, before, after, fence), late):
+        assert not journal.append(attempt)
+    assert not journal.append(raise_fence(journal.registers, fence))
+    restores = [restore(journal.head), restore(journal.head)]
+    assert [journal.append(each) for each in restores] == [True, False]
+    assert not journal.append(advance(who.label, before, after, fence))
+    assert journal.registers.token_of("shard-0") is None
+
+
+def test_a_fence_holds_off_whoever_has_another_token() -> None:
+    journal, who = Journal(), identity(1)
+    chain = [Entry(1, number, number, 0, 1).encode() for number in range(1, 5)]
+    assert entered(journal, who, Entry.decode(chain[0]))
+    old, new = Fence("f", "old"), Fence("f", "new")
+    assert journal.append(raise_fence(journal.registers, old))
+    assert journal.append(advance(who.label, chain[0], chain[1], old))
+    assert journal.append(raise_fence(journal.registers, new))
+    assert not journal.append(advance(who.label, chain[1], chain[2], old))
+    assert journal.append(advance(who.label, chain[1], chain[2], new))
+    assert journal.append(advance(who.label, chain[2], chain[3]))  # Who asks for none is not held off.
+    assert journal.registers.token_of("f") == "new"
+    newcomer = enter(journal.registers, "coranto.dev/writer-02", chain[0], nonce="n", max_writers=64, fence=old)
+    assert not journal.append(newcomer)
+
+
+def test_an_attempt_at_raising_a_fence_that_comes_late_does_not_bring_an_earlier_token_back() -> None:
+    journal = Journal()
+    assert journal.append(hold())
+    first, second = Fence("f", "first"), Fence("f", "second")
+    sent, again = raise_fence(journal.registers, first), raise_fence(journal.registers, first)
+    assert journal.append(sent)
+    late = raise_fence(journal.registers, Fence("f", "late"))
+    assert journal.append(raise_fence(journal.registers, second))
+    for attempt in (sent, again, late):
+        assert not journal.append(attempt)
+    assert journal.registers.token_of("f") == "second"
+
+
+def test_fences_are_few_and_short() -> None:
+    journal = Journal()
+    assert journal.append(hold())
+    for number in range(MAX_FENCES):
+        assert journal.append(raise_fence(journal.registers, Fence(f"f{number}", "t")))
+    assert journal.append(raise_fence(journal.registers, Fence("f0", "u")))
+    with pytest.raises(InvalidInput, match="at most 16 fences"):
+        raise_fence(journal.registers, Fence("another", "t"))
+    assert validate_fence_name("x" * 46) == "x" * 46
+    for wrong in ("", "x" * 47, "a b"):
+        with pytest.raises(InvalidInput):
+            validate_fence_name(wrong)
+
+
+def test_a_writer_id_has_one_producer_id() -> None:
+    assert stable_producer("orders") == stable_producer("orders") != stable_producer("order")
+    assert stable_producer("orders")[0] & 1  # As every producer id.
+
+
+def test_registers_of_others_are_passed_over() -> None:
+    registers = Registers.of(labels.label_set({"author": "x", "epoch": "3", "coranto.dev/held": "1"}))
+    assert registers.held
+    assert not registers.entries
+    assert not registers.forgot

@@ -1,0 +1,61 @@
+"""Promises: waiting that can be cancelled, and nothing else with it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coranto.streams.writer.promise import Promise
+
+
+async def promised() -> tuple[Promise[int], list[asyncio.Task[int]]]:
+    promise: Promise[int] = Promise(loop=asyncio.get_running_loop())
+    waiting = [asyncio.create_task(promise.outcome()) for _ in range(2)]
+    await asyncio.sleep(0)
+    return promise, waiting
+
+
+async def test_all_who_wait_get_the_result_and_later_ones_too() -> None:
+    promise, waiting = await promised()
+    promise.set_result(7)
+    assert await asyncio.gather(*waiting) == [7, 7]
+    assert await promise.outcome() == await promise == 7
+
+
+async def test_all_who_wait_get_the_error() -> None:
+    promise, waiting = await promised()
+    promise.set_exception(ValueError("no"))
+    for each in [*waiting, promise.outcome()]:
+        with pytest.raises(ValueError, match="no"):
+            await each
+
+
+async def test_waiting_is_cancelled_alone() -> None:
+    promise, (first, second) = await promised()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not promise.done()
+    promise.set_result(7)
+    assert await second == 7
+
+
+async def test_who_waits_for_what_is_cancelled_is() -> None:
+    promise, waiting = await promised()
+    assert promise.cancel()
+    assert not promise.cancel()
+    for each in [*waiting, promise.outcome()]:
+        with pytest.raises(asyncio.CancelledError):
+            await each
+
+
+async def test_callbacks_come_before_those_who_wait_and_these_in_the_next_turn() -> None:
+    promise, waiting = await promised()
+    seen: list[str] = []
+    promise.add_done_callback(lambda _: seen.append("callback"))
+    waiting[0].add_done_callback(lambda _: seen.append("waited"))
+    promise.set_result(7)
+    await asyncio.sleep(0)
+    assert (seen, waiting[0].done()) == (["callback"], True)
+    await asyncio.gather(*waiting)

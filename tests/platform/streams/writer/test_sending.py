@@ -1,0 +1,100 @@
+"""What is sent by a segment's writer while all is well, and what keeps it from being sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coranto.client.appender import Appender
+from coranto.client.dispatch import Way
+from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteError, WriterClosed
+from coranto.labels import label_selector
+from coranto.specs.validation import validate
+from coranto.streams import JsonEvents, Split, StreamWriter
+from coranto.streams.model.registers import Advances, Entry, advance
+from coranto.testing.stream_world import STREAM, Point, stream_world
+
+LABEL = "coranto.dev/writer-010203040506"
+NUMBERS = st.integers(0, (1 << 63) - 1)
+ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+
+
+class Fragile(JsonEvents):
+    """Cannot stamp events that say so."""
+
+    def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
+        if b"fragile" in encoded:
+            raise ValueError("broken")
+        return super().stamp(encoded, uuid)
+
+
+async def test_what_cannot_be_stamped_is_not_applied_and_the_writer_goes_on() -> None:
+    async with stream_world() as world, StreamWriter(world.client, STREAM, format=Fragile()) as writer:
+        await writer.write_event("key", {"n": 0})
+        for _ in range(2):
+            failing = writer.write_events("key", [{"n": 1}, {"fragile": True}])
+            with pytest.raises(WriteError, match=r"could not stamp what goes to .*broken") as caught:
+                await failing
+            assert caught.value.outcome is Outcome.NOT_APPLIED
+            assert writer.pending_bytes == 0
+            await writer.write_events("key", [{"n": 2}])
+        assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0, 2, 2]
+
+
+async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    open_call = Appender._open
+
+    def opened(append: Appender, way: Way) -> Any:
+        calls.append(open_call(append, way))
+        return calls[-1]
+
+    async with stream_world() as world:
+        writer = StreamWriter[Any](world.client, STREAM)
+        await writer.open()
+        await writer.write_events("key", [{"n": 0}])
+        monkeypatch.setattr(Appender, "_open", opened)
+        begun = writer.write_events("key", [{"n": 1}])
+        assert [call.done() for call in calls] == [False]  # It is opened, and nothing was sent yet.
+        await writer._ready_routing.route(writer.place("key")).cancel(WriterClosed("in the same turn of the loop"))
+        with pytest.raises(CommitUnknown):
+            await begun
+        assert [call.done() for call in calls] == [True]
+        await writer.close()
+        assert [each.message["n"] for each in await world.messages() if "n" in each.message] == [0]
+
+
+@given(ENTRIES, ENTRIES)
+def test_the_parameters_of_appends_are_those_of_an_advance(before: Entry, after: Entry) -> None:
+    advances = Advances("some/journal", LABEL)
+    for first, second in ((before, after), (after, before)):  # Nothing is left of the one before.
+        found = advances.parameters(first.encode(), second.encode())
+        assert found == advance(LABEL, first.encode(), second.encode()).parameters("some/journal")
+        validate(found)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["it had content before", "its first append"])
+async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_more(known: bool) -> None:
+    async with stream_world(2) as world, StreamWriter[Any](world.client, STREAM) as writer:
+        (segment,) = (await world.streams.describe(STREAM)).active()
+        listing = await world.client.list(label_selector(include={"name": segment.journal}))
+        route = listing.journals[0].route
+        if known:
+            await writer.write_event("key", {"n": 0})
+        else:
+            assert await writer.last_sequence("key") == -1
+        applied = asyncio.Event()
+        world.wire.cut(Point.ANSWER, then=applied.set)
+        doubtful = writer.write_events("key", [{"n": 1}])
+        await applied.wait()
+        await world.cluster.kill(int(route.members[route.primary].suffix.rpartition("-")[2]), expire=True)
+        with contextlib.suppress(IndexHasGreaterOffset):  # Where it ends nobody knows, but it takes no more.
+            await world.streams.scale(STREAM, [Split(segment.number, 2)])
+        with pytest.raises(CommitUnknown):
+            await doubtful
