@@ -1,0 +1,1 @@
+"""The journal broker. Start it with `coranto broker serve`; other packages reach it through the client only."""

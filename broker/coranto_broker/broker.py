@@ -28,7 +28,6 @@ from coranto_broker.append.states import State
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.cache import FragmentCache
-from coranto_broker.fragments.copies import PeerCopies
 from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.fragments.retention import Retention
@@ -40,6 +39,7 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stra
 from coranto_broker.recovery.orphaned_spools import Leftovers
 from coranto_broker.recovery.residence import Residence, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
+from coranto_broker.replication.peer_copies import PeerCopies
 from coranto_broker.replication.peers import Peers, PeerStream
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicaStream
 from coranto_broker.replication.replica import PULSE_SECONDS, PulseFailed, Replica

@@ -24,9 +24,10 @@ from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fsm, preconditions, states
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.preconditions import Known, Verdict
+from coranto_broker.append.preconditions import Verdict
 from coranto_broker.append.states import State
 from coranto_broker.fragments.backlog import Backlog
+from coranto_broker.fragments.known import Known
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption

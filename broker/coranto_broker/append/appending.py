@@ -17,14 +17,14 @@ from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
-from coranto_broker.append.group_commit import Member, Whole
 from coranto_broker.append.states import TRANSITIONS, State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading
-from coranto_broker.replication.flow_control import RolledBack
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution, Resolver
+from coranto_broker.replication.waiting_appends import Member, Whole
+from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool
 from coranto_broker.spool.spool import Hash
 

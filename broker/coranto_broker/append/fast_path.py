@@ -17,9 +17,10 @@ from coranto.fragments.fragment import Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
-from coranto_broker.append.group_commit import Whole, is_plain
+from coranto_broker.append.group_commit import is_plain
 from coranto_broker.replication.pipeline import Pipeline, Standing
 from coranto_broker.replication.resolver import Resolution, Resolver
+from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.spool import spool
 
 

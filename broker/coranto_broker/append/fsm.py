@@ -15,10 +15,11 @@ from coranto.fragments.fragment import Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
-from coranto_broker.append.group_commit import Course, Tokens, commit_of, gather
+from coranto_broker.append.group_commit import Course, Tokens, gather
 from coranto_broker.append.readiness import Readying
 from coranto_broker.append.states import TERMINAL, State
 from coranto_broker.replication.pipeline import rolled_back
+from coranto_broker.replication.waiting_appends import commit_of
 from coranto_broker.rpc.content import AppendMessage, Content
 from coranto_broker.spool.spool import new_sum
 

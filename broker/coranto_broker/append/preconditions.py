@@ -7,13 +7,14 @@ pipeline should be working on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
+from coranto_broker.fragments.known import Known
 from coranto_broker.spool.spool import Committed, empty_at
 
 Suspend = pb.JournalSpec.Suspend
@@ -43,18 +44,6 @@ class Verdict:
 
 GO: Final = Verdict()
 """Content may stream, to the fragment as it is."""
-
-
-class Known(NamedTuple):
-    """What the fragment index knows: [begin, end) of all fragments, and whether there are any.
-
-    `flushed_at` is when the last of them was stored, in Unix seconds; 0 if it is not.
-    """
-
-    begin: int = 0
-    end: int = 0
-    empty: bool = True
-    flushed_at: int = 0
 
 
 def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float) -> Verdict:

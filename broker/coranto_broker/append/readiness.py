@@ -13,11 +13,12 @@ from coranto.specs.validation import may_write, routes_equivalent
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.append.appending import Appending
-from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT, Member, Refusal, TakenAlong
+from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.states import State
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.replication.resolver import Resolution
+from coranto_broker.replication.waiting_appends import Member, Refusal, TakenAlong
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.in_sync import Takeover
 

@@ -16,11 +16,12 @@ from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import has_parameters, registers_change
-from coranto_broker.append.group_commit import Line, Whole
-from coranto_broker.handlers.errors import Source, next_message, require_readable
-from coranto_broker.replication.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
+from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
+from coranto_broker.replication.waiting_appends import Line, Whole
 from coranto_broker.rpc.content import AppendMessage, Content
 from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.rolled_back import AppendUnderflow
+from coranto_broker.rpc.source import Source, next_message, require_readable
 
 LATE_SECONDS = 0.25
 """A timer that fires later than this after its time says that this process was busy, not that the client was slow."""

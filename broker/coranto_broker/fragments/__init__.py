@@ -1,1 +1,1 @@
-"""fragments."""
+"""Fragments of a broker: the index, the cache, the persister and its backlog, retention, and probes of stores."""

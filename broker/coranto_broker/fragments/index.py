@@ -34,7 +34,7 @@ from coranto.errors import Unavailable
 from coranto.fragments.codecs import can_hold
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Fragment
-from coranto_broker.append.preconditions import Known
+from coranto_broker.fragments.known import Known
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
 

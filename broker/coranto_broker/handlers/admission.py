@@ -14,7 +14,7 @@ import structlog
 from coranto.effects import Clock
 from coranto_broker.fast_counters import Tally
 from coranto_broker.metrics import UnderWay
-from coranto_broker.replication.flow_control import Crowded
+from coranto_broker.rpc.rolled_back import Crowded
 
 LOG_SECONDS: Final = 1.0
 """Refusals of so long are told of together, since they come by the thousand."""

@@ -15,17 +15,19 @@ from coranto.security.tokens import Capability, Claims
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.group_commit import Whole
 from coranto_broker.append.receiving import Inbox, Watchdog
 from coranto_broker.append.states import State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.handlers.append_answers import Answers
-from coranto_broker.handlers.errors import Source, concerns, require_readable
+from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.first_message import first_message
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.replication.flow_control import FlowControl, RolledBack
+from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import ReplicationFailed
+from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.rpc.content import AppendMessage, Content
+from coranto_broker.rpc.rolled_back import RolledBack
+from coranto_broker.rpc.source import Source, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker

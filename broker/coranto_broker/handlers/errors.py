@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
@@ -23,27 +23,12 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto_broker.authorization import TokenExpired
-from coranto_broker.replication.flow_control import Crowded, RolledBack
-from coranto_broker.rpc.content import Content
+from coranto_broker.rpc.rolled_back import Crowded, RolledBack
 
 _log = structlog.get_logger(__name__)
 _MOST_TOLD: Final = 1500
 _MOST_LOGGED: Final = 8000
-MessageT = TypeVar("MessageT")
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class Source(Protocol):
-    """What a handler takes a client's messages from: a gRPC call, or what stands for one."""
-
-    async def read(self) -> Any:
-        """The next message; something else at the end."""
-
-
-class Sink(Protocol):
-    """What a handler sends its messages to. Returns once there is room for more."""
-
-    async def write(self, message: Any, /) -> None: ...
 
 
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
@@ -62,31 +47,12 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 )
 
 
-class Unreadable:
-    """What came in place of a message: bytes that are not its protobuf."""
-
-
 _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
 def concerns(journal: str) -> None:
     """Whatever this call logs from now on is about that journal."""
     _concerned.set(journal)
-
-
-async def next_message(context: Source, kind: type[MessageT]) -> MessageT | Content | None:
-    """The next message of a client's stream, or None at its end. Raises InvalidInput for bytes that are no message."""
-    message = await context.read()
-    if isinstance(message, (Content, kind)):
-        return message
-    require_readable(message)
-    return None
-
-
-def require_readable(message: object) -> None:
-    """Raises InvalidInput for what could not be read as a message."""
-    if isinstance(message, Unreadable):
-        raise InvalidInput("the message is not the protobuf of this call", field="message")
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:

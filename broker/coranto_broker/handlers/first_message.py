@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from coranto_broker.handlers.errors import Source
-from coranto_broker.replication.flow_control import RolledBack
 from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.rolled_back import RolledBack
+from coranto_broker.rpc.source import Source
 
 FIRST_MESSAGE_SECONDS: Final = 60.0
 """Clients open a stream when they have something to say, or at most a moment before."""

@@ -19,8 +19,9 @@ from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.cache import Content
 from coranto_broker.fragments.index import Entry, FragmentIndex
-from coranto_broker.handlers.errors import Sink, concerns
+from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
+from coranto_broker.rpc.source import Sink
 from coranto_broker.spool.shared_file import SharedFile
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from coranto.client.config import is_loopback
 from coranto.security.server import ServerSettings, keys_of
+from coranto.security.tls import is_loopback
 
 
 def trusts_the_machine(settings: ServerSettings) -> bool:

@@ -15,7 +15,7 @@ from coranto.errors import (
 )
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.authorization import TokenExpired
-from coranto_broker.replication.flow_control import AppendUnderflow, DiskFull, RolledBack
+from coranto_broker.rpc.rolled_back import AppendUnderflow, DiskFull, RolledBack
 
 # Gazette's gateway answers 404, 416, and 503 for too few brokers; and 500 for everything else.
 STATUSES: Mapping[int, int] = {

@@ -1,1 +1,1 @@
-"""recovery."""
+"""After a restart or a loss: in-sync records, spools taken up or orphaned, deleted journals, restored etcds."""

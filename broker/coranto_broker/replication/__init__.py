@@ -1,1 +1,1 @@
-"""replication."""
+"""Replication: from a journal to its brokers, replicas, peers, and the pipeline with those that wait for it."""

@@ -11,18 +11,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coranto.client.certificates import ChannelCertificates
 from coranto.client.channels import Channels
-from coranto.client.config import ClientTls, parse_endpoint, require_private
+from coranto.client.config import parse_endpoint, require_private
 from coranto.effects import Bytes
 from coranto.errors import InvalidInput, Unavailable
 from coranto.fragments.fragment import Fragment
 from coranto.security.call_tokens import CallTokens, Metadata
+from coranto.security.certificates import ChannelCertificates
+from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
-from coranto_broker.replication.flow_control import RolledBack
 from coranto_broker.replication.pipeline import ReplicationFailed
+from coranto_broker.rpc.rolled_back import RolledBack
 
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20

@@ -27,7 +27,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.recovery.in_sync_records import Reading
-from coranto_broker.replication.flow_control import DiskFull, RolledBack
+from coranto_broker.rpc.rolled_back import DiskFull, RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 
 GOOD_BYE_SECONDS = 5.0

@@ -21,7 +21,6 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, StoreError
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.group_commit import Line
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.ownership import Invalidated, Signal, Slot
@@ -29,6 +28,7 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.spool_recovery import take_up
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline
+from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.spool.in_sync import Stamp
 from coranto_broker.spool.shared_file import SharedFile

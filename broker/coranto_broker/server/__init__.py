@@ -1,1 +1,1 @@
-"""server."""
+"""A broker process: settings, port, lease and commands. Also a broker inside another process."""

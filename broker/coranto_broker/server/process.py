@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import structlog
 
-from coranto.client.config import is_loopback
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
@@ -24,6 +23,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.process.dirlock import DirectoryLock
 from coranto.process.memory import keep_freed_memory, spare_garbage_collection
 from coranto.security.server import check_exposure, etcd_tls, server_context, server_credentials
+from coranto.security.tls import is_loopback
 from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.broker import Broker

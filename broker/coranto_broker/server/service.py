@@ -19,9 +19,10 @@ from coranto_broker.authorization import RULES, UNRESTRICTED
 from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
-from coranto_broker.handlers.errors import Context, Unreadable, report, reported, require_readable
-from coranto_broker.replication.flow_control import Crowded
+from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.content import append_reader, replicate_reader
+from coranto_broker.rpc.rolled_back import Crowded
+from coranto_broker.rpc.source import Unreadable, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import grpc.aio
 
-from coranto.client.certificates import ChannelCertificates
 from coranto.client.channels import Channels
-from coranto.client.config import ClientTls, parse_endpoint
+from coranto.client.config import parse_endpoint
 from coranto.errors import Unavailable
+from coranto.security.certificates import ChannelCertificates
+from coranto.security.tls import ClientTls
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 
 MAX_MESSAGE_BYTES = 64 << 20

@@ -3,7 +3,7 @@
 from coranto.client.append_service import Appended, AppendService
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import ClientConfig, ClientTls
+from coranto.client.config import ClientConfig
 from coranto.client.sync import SyncAppender, SyncAppendService, SyncJournalClient
 from coranto.client.values import (
     AppendConditions,
@@ -14,6 +14,7 @@ from coranto.client.values import (
     Listing,
     Suspend,
 )
+from coranto.security.tls import ClientTls
 
 __all__ = [
     "AppendConditions",

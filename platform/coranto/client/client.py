@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from coranto.client.appender import Appender
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Connect, Dispatcher
@@ -46,6 +46,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.labels import parse_selector
 from coranto.names import validate_journal
 from coranto.security.call_tokens import Metadata
+from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb

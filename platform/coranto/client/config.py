@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from coranto.errors import InvalidInput
 from coranto.names import validate_zone
+from coranto.security.tls import ClientTls, is_loopback
 from coranto.security.tokens import Auth, BearerToken, Keys
 
 DEFAULT_ROUTE_CACHE = 1024
@@ -19,22 +19,6 @@ DEFAULT_ROUTE_CACHE = 1024
 
 DEFAULT_PATIENCE = 60.0
 """Seconds for which a call is repeated while brokers cannot serve it: longer than a lease, to sit out a fail-over."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """Certificates for `https` endpoints, as PEM files.
-
-    `ca` holds the authorities to trust (default: those of gRPC). `cert` and `key` show the broker who we are.
-    """
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cert is None) != (self.key is None):
-            raise InvalidInput("a certificate and its key must be given together", field="TLS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +128,6 @@ def require_private(endpoint: str) -> None:
             f"a token must not be sent to {host} in the clear: use https://, or an endpoint on this machine",
             field="endpoint",
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is certainly this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _auth_of(environment: Mapping[str, str]) -> Auth | None:

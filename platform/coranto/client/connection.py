@@ -13,11 +13,11 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from coranto.client.certificates import ChannelCertificates
 from coranto.client.config import ClientConfig, parse_endpoint
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
+from coranto.security.certificates import ChannelCertificates
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 MAX_RECEIVE_BYTES = 16 << 20

@@ -20,12 +20,13 @@ from coranto.client.append_service import (
 from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
-from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig, ClientTls
+from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, HandingFace, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.values import AppendResult, Chunk, Suspend
 from coranto.errors import AppendOutcomeUnknown, Unavailable
+from coranto.security.tls import ClientTls
 from coranto.security.tokens import Auth
 from coranto.wire import protocol_pb2 as pb
 

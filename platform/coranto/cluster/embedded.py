@@ -15,7 +15,6 @@ from types import TracebackType
 
 import structlog
 
-from coranto.client.config import ClientTls
 from coranto.cluster import info as cluster_info
 from coranto.cluster.brokers import BrokerSlot, Restarts, port_of, serves
 from coranto.cluster.etcd_server import EtcdServer, etcd_tls, is_healthy, keep_lease_alive
@@ -27,6 +26,7 @@ from coranto.coordination.lease import LeaseRecord
 from coranto.effects import LocalDisk
 from coranto.errors import ClusterError, InvalidInput
 from coranto.process.dirlock import DirectoryLock
+from coranto.security.tls import ClientTls
 
 log = structlog.get_logger(__name__)
 

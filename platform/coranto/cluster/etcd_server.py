@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from coranto.client.config import ClientTls
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.errors import ClusterError
+from coranto.security.tls import ClientTls
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 5.0

@@ -24,10 +24,10 @@ import grpc.aio
 import structlog
 from aetcd.rpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
-from coranto.client.certificates import ChannelCertificates
-from coranto.client.config import ClientTls
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
+from coranto.security.certificates import ChannelCertificates
+from coranto.security.tls import ClientTls
 from coranto.wire import protocol_pb2 as pb
 
 log = structlog.get_logger(__name__)

@@ -1,1 +1,1 @@
-"""fragments."""
+"""Fragments: values, codecs, stores, paths in them, and retention."""

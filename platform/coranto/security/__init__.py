@@ -1,1 +1,1 @@
-"""security."""
+"""Tokens and their scopes, admission of calls, and TLS of servers."""

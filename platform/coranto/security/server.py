@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import grpc
 import structlog
 
-from coranto.client.certificates import Reloaded, channel_credentials, check_usable, load, read_pem
-from coranto.client.config import ClientTls, is_loopback
 from coranto.errors import InvalidInput
+from coranto.security.certificates import Reloaded, channel_credentials, check_usable, load, read_pem
+from coranto.security.tls import ClientTls, is_loopback
 from coranto.security.tokens import Keys
 
 _log = structlog.get_logger(__name__)

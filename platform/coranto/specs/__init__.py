@@ -1,1 +1,1 @@
-"""specs."""
+"""Specs and messages: what is valid, and specs as YAML."""

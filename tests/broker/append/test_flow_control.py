@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers import append
-from coranto_broker.replication.flow_control import AppendUnderflow, FlowControl
+from coranto_broker.replication.flow_control import FlowControl
+from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.testing.running import ManualClock
 
 KIB = 1024

@@ -20,14 +20,16 @@ from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavaila
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import _HANDLERS, AppendFsm
-from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT, Line, Whole
+from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, State
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stranded
-from coranto_broker.replication.flow_control import FlowControl, RolledBack
+from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
+from coranto_broker.replication.waiting_appends import Line, Whole
+from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, Record, Stamp

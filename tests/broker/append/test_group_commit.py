@@ -15,10 +15,11 @@ from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import group_commit, preconditions
-from coranto_broker.append.group_commit import Course, Line, Member, Place, Refusal, Whole, gather
-from coranto_broker.append.preconditions import Known
+from coranto_broker.append.group_commit import Course, gather
+from coranto_broker.fragments.known import Known
 from coranto_broker.ownership import Signal
 from coranto_broker.replication.flow_control import FlowControl
+from coranto_broker.replication.waiting_appends import Line, Member, Place, Refusal, Whole
 from coranto_broker.spool.spool import Committed, Outcome, Spool, new_sum
 
 J = "a/journal"

@@ -12,7 +12,6 @@ from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.preconditions import (
-    Known,
     Verdict,
     foresee,
     may_have_content,
@@ -21,6 +20,7 @@ from coranto_broker.append.preconditions import (
     registers_match,
 )
 from coranto_broker.append.preconditions import check as check_known
+from coranto_broker.fragments.known import Known
 from coranto_broker.spool.spool import Committed
 
 JOURNAL = "a/journal"

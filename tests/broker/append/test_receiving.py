@@ -13,11 +13,12 @@ from coranto.effects import SystemClock
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.group_commit import Line
 from coranto_broker.append.receiving import Ahead, Watchdog
-from coranto_broker.replication.flow_control import BURST_SECONDS, AppendUnderflow, FlowControl
+from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
+from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.rpc.content import Content
 from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.rolled_back import AppendUnderflow
 
 EOF = object()
 

@@ -16,8 +16,8 @@ from coranto.errors import Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.handlers.append import _proxy
 from coranto_broker.handlers.errors import code_of
-from coranto_broker.replication.flow_control import RolledBack
 from coranto_broker.replication.peers import Peers
+from coranto_broker.rpc.rolled_back import RolledBack
 
 J = "a/journal"
 

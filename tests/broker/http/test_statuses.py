@@ -6,7 +6,7 @@ import pytest
 
 from coranto.errors import CorantoError, InvalidInput, PermissionDenied, StoreError, Unauthenticated, Unavailable
 from coranto_broker.http.statuses import http_status
-from coranto_broker.replication.flow_control import AppendUnderflow, DiskFull, RolledBack
+from coranto_broker.rpc.rolled_back import AppendUnderflow, DiskFull, RolledBack
 
 
 @pytest.mark.parametrize(

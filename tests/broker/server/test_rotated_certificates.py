@@ -15,8 +15,8 @@ import pytest
 import trustme
 
 from coranto.client import ClientConfig, ClientTls, JournalClient
-from coranto.client.certificates import ChannelCertificates, Reloaded, channel_credentials
 from coranto.errors import InvalidInput, Unavailable
+from coranto.security.certificates import ChannelCertificates, Reloaded, channel_credentials
 from coranto.security.server import server_context
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.server.process import BrokerProcess
@@ -61,7 +61,7 @@ async def test_a_whole_cluster_moves_to_another_authority_without_a_restart(
 
     Connections that were made before go on; to see new ones, brokers are made to connect to each other anew.
     """
-    monkeypatch.setattr("coranto.client.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
     old, new = authority(), authority()
     held = [Files(tmp_path / name) for name in ("one", "two", "client")]
     for files in held:
@@ -115,7 +115,7 @@ async def test_brokers_show_each_other_what_the_files_hold_when_they_connect(
     broker_settings: BrokerSettings, spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has long known another connects again, once that has restarted, with its certificate of today."""
-    monkeypatch.setattr("coranto.client.certificates.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coranto.security.certificates.LOOK_SECONDS", 0.0)
     old, new = authority(), authority()
     one, two, reader = (Files(tmp_path / name) for name in ("one", "two", "client"))
     for files in (one, two, reader):

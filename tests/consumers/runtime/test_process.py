@@ -12,12 +12,12 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
-from coranto.client.config import ClientTls
 from coranto.effects import SystemClock
 from coranto.errors import Fenced, InvalidInput, SqlStoreError
 from coranto.labels import label_selector, label_set
 from coranto.messages import Checkpoint, Source
 from coranto.security.call_tokens import CallTokens
+from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability, Keys
 from coranto.wire import consumer_pb2 as pc
 from coranto_consumers.runtime import replica

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from coranto.client import ClientConfig
-from coranto.client.config import ClientTls
 from coranto.errors import InvalidInput
+from coranto.security.tls import ClientTls
 from coranto.security.tokens import BearerToken, Keys
 from coranto_consumers.spark.options import Isolation, ReadOptions, client_options
 

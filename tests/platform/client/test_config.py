@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client.config import ClientConfig, ClientTls, Target, parse_endpoint
+from coranto.client.config import ClientConfig, Target, parse_endpoint
 from coranto.client.retry import Retry, backoff
 from coranto.errors import InvalidInput
+from coranto.security.tls import ClientTls
 
 
 @pytest.mark.parametrize(

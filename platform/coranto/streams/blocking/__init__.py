@@ -1,1 +1,1 @@
-"""blocking."""
+"""Streams for code that blocks."""

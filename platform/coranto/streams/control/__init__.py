@@ -1,1 +1,1 @@
-"""control."""
+"""The life of streams: creation, scaling, decisions and deletion."""

@@ -37,8 +37,7 @@ from coranto.client.values import AppendResult
 from coranto.effects import Entropy
 from coranto.errors import CorruptData, JournalNotFound, NotAllowed, RegisterMismatch
 from coranto.streams.control.batches import Batches
-from coranto.streams.groups.state_synchronizer import MAX_RECORD_BYTES
-from coranto.streams.model.stream import HELD_LABEL, transactions_journal
+from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES, transactions_journal
 from coranto.wire import protocol_pb2 as pb
 
 GATE_LABEL: Final = "coranto.dev/gate"

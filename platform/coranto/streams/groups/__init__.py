@@ -1,1 +1,1 @@
-"""groups."""
+"""Reader groups, and values that processes share."""

@@ -45,9 +45,7 @@ from coranto.errors import (
     RegisterMismatch,
     StreamNotFound,
 )
-from coranto.streams.model.stream import (
-    HELD_LABEL,
-)
+from coranto.streams.model.stream import HELD_LABEL, MAX_RECORD_BYTES
 from coranto.wire import protocol_pb2 as pb
 
 S = TypeVar("S")
@@ -59,8 +57,6 @@ DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
 DEFAULT_PATIENCE: Final = 60.0
 """Seconds for which a call goes on trying."""
-MAX_RECORD_BYTES: Final = 64 << 20
-"""What goes on for longer without a newline is no record, lest whoever may append fill the memory of all members."""
 
 _log = structlog.get_logger(__name__)
 

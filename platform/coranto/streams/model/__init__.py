@@ -1,1 +1,1 @@
-"""model."""
+"""What a stream is: keys, segments, events, registers, positions and watermarks. Pure."""

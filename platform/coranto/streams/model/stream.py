@@ -49,6 +49,9 @@ SCALING_LABEL: Final = "coranto.dev/scaling"
 STREAM_PART_LABEL: Final = "coranto.dev/stream-part"
 """The stream that a journal beside its segments belongs to."""
 
+MAX_RECORD_BYTES: Final = 64 << 20
+"""Bound of one record in a stream's journals of state: a longer line would fill the memory of every member."""
+
 # Registers of segments.
 HELD_LABEL: Final = labels.HELD
 """Says that the registers were not lost. A check that includes it fails on empty registers."""

@@ -1,1 +1,1 @@
-"""reader."""
+"""Reading a stream in one process."""

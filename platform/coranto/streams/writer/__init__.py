@@ -1,1 +1,1 @@
-"""writer."""
+"""Writing a stream: events, and transactions on one key."""

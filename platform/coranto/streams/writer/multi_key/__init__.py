@@ -1,1 +1,1 @@
-"""multi_key."""
+"""Transactions on several routing keys."""

@@ -15,8 +15,8 @@ from typing import Final, Generic, TypeVar
 import grpc
 import structlog
 
-from coranto.client.config import ClientTls
 from coranto.errors import InvalidInput
+from coranto.security.tls import ClientTls
 
 LOOK_SECONDS: Final = 1.0
 """How often files are looked at while calls are made."""

@@ -1,0 +1,5 @@
+"""Bearer tokens, under the name by which programs import them; `coranto.security.tokens` has them."""
+
+from coranto.security.tokens import Auth, BearerToken, Capability, Claims, Keys, sign
+
+__all__ = ["Auth", "BearerToken", "Capability", "Claims", "Keys", "sign"]

@@ -1,0 +1,33 @@
+"""Certificates of a client, and hosts that need none."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from coranto.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Certificates for `https` endpoints, as PEM files.
+
+    `ca` holds the authorities to trust (default: those of gRPC). `cert` and `key` show the broker who we are.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidInput("a certificate and its key must be given together", field="TLS")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is certainly this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -1,1 +1,0 @@
-"""Generated code; see `tools/generate_blocking.py`."""

@@ -1,0 +1,43 @@
+"""The page of the architecture names rooms and files that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+LINK = re.compile(r"\[(`?)([^\]`]+)`?\]\(([^)#]+)\)")
+ROOMS = {
+    "### The platform, bottom up": ROOT / "platform" / "coranto",
+    "### The broker, bottom up": ROOT / "broker" / "coranto_broker",
+    "### Streams, bottom up": ROOT / "platform" / "coranto" / "streams",
+}
+
+
+def section(title: str) -> str:
+    return PAGE.read_text().partition(f"{title}\n")[2].partition("\n##")[0]
+
+
+def rooms_of(title: str) -> set[str]:
+    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_link_leads_to_a_file_and_every_named_thing_is_in_it() -> None:
+    links = LINK.findall(PAGE.read_text())
+    assert len(links) > 20
+    for quoted, name, target in links:
+        path = (PAGE.parent / target).resolve()
+        assert path.exists(), f"{PAGE.name} links to {target}, which does not exist"
+        if quoted and name.isidentifier() and name[0].isupper():
+            assert re.search(rf"^class {name}\b", path.read_text(), re.MULTILINE), f"{target} has no class {name}"
+
+
+def test_every_room_is_described() -> None:
+    for title, folder in ROOMS.items():
+        present = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+        named = rooms_of(title)
+        assert present <= named, f"{title}: {sorted(present - named)} are not described"
+        for name in named:
+            assert (folder / name).is_dir() or (folder / f"{name}.py").is_file(), f"{title}: there is no {name}"
