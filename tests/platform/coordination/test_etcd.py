@@ -19,21 +19,13 @@ from coranto.cluster import EmbeddedCluster, EtcdServer
 from coranto.cluster.etcd_server import etcd_tls, find_etcd, is_healthy, keep_lease_alive
 from coranto.cluster.processes import ChildProcess, free_port, wait_ready
 from coranto.coordination.etcd import (
-    Compare,
-    Delete,
     EtcdCoordinator,
-    Event,
     Put,
-    Relation,
-    Target,
-    absent,
     channel_target,
     prefix_end,
-    unmodified,
 )
 from coranto.coordination.layout import Layout
 from coranto.errors import CoordinationError, InvalidInput, TxnOutcomeUnknown, Unavailable, WatchReset
-from coranto.wire import protocol_pb2 as pb
 
 
 @pytest.mark.parametrize(
@@ -77,29 +69,6 @@ def test_prefix_end() -> None:
 
 
 @pytest.mark.integration
-async def test_ranges_are_of_one_revision_and_say_where_they_come_from(
-    coordinator: EtcdCoordinator, layout: Layout
-) -> None:
-    root = layout.root
-    first = await coordinator.txn([], [Put(f"{root}{i:03}", b"x" * i) for i in range(100)])
-    assert first.succeeded
-    await coordinator.txn([], [Put(f"{root}050", b"later"), Delete(f"{root}001")])
-    old = await coordinator.range(root, revision=first.header.revision)
-    assert [kv.value for kv in old.kvs] == [b"x" * i for i in range(100)]
-    assert (old.count, old.header.revision) == (100, first.header.revision)
-    header = old.header
-    assert header.cluster_id > 0
-    assert header.member_id > 0
-    assert header.raft_term > 0
-    assert pb.Header.Etcd.FromString(header.to_wire().SerializeToString()).cluster_id == header.cluster_id
-
-    now = await coordinator.range(root, min_mod_revision=first.header.revision + 1, limit=1, keys_only=True)
-    assert [(kv.key, kv.value) for kv in now.kvs] == [(f"{root}050", b"")]
-    assert now.count == 99, "the count is of the range, whatever the filter"
-    assert len((await coordinator.range(root, limit=7)).kvs) == 7
-
-
-@pytest.mark.integration
 async def test_long_ranges_come_in_pages_of_the_same_revision(
     coordinator: EtcdCoordinator, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,31 +78,6 @@ async def test_long_ranges_come_in_pages_of_the_same_revision(
     assert [kv.key for kv in snapshot.kvs] == [f"{layout.root}{i:03}" for i in range(50)]
     assert snapshot.count == 50
     assert len((await coordinator.range(layout.root, limit=15)).kvs) == 15
-
-
-@pytest.mark.integration
-async def test_transactions_compare_everything(coordinator: EtcdCoordinator, layout: Layout) -> None:
-    key = layout.root + "key"
-    assert (await coordinator.txn([absent(key)], [Put(key, b"one")])).succeeded
-    refused = await coordinator.txn([absent(key)], [Put(key, b"two")], otherwise=[key, key + "-none"])
-    assert not refused.succeeded
-    found, nothing = refused.found
-    assert nothing is None
-    assert found is not None
-    assert (found.value, found.version, found.create_revision) == (b"one", 1, found.mod_revision)
-
-    async def holds(*compares: Compare) -> bool:
-        return (await coordinator.txn(compares, [])).succeeded
-
-    assert await holds(unmodified(found))
-    assert await holds(
-        Compare(key, Target.VALUE, b"one"), Compare(key, Target.VERSION, 1), Compare(key, Target.LEASE, 0)
-    )
-    assert await holds(Compare(key, Target.VALUE, b"zzz", Relation.LESS))
-    assert await holds(Compare(key, Target.MOD_REVISION, 1, Relation.GREATER))
-    assert not await holds(Compare(key, Target.CREATE_REVISION, found.create_revision, Relation.NOT_EQUAL))
-    assert (await coordinator.txn([unmodified(found)], [Delete(layout.root, prefix=True)])).succeeded
-    assert (await coordinator.get(key))[1] is None
 
 
 @pytest.mark.integration
@@ -151,39 +95,6 @@ async def test_keys_that_are_not_text_do_no_harm(coordinator: EtcdCoordinator, l
     key = layout.root + b"\xff\x00".decode("utf-8", "surrogateescape")
     await coordinator.txn([], [Put(key, b"odd")])
     assert [kv.key for kv in (await coordinator.range(layout.root)).kvs] == [key]
-
-
-@pytest.mark.integration
-async def test_a_watch_delivers_whole_revisions_from_the_past_on(coordinator: EtcdCoordinator, layout: Layout) -> None:
-    root = layout.root
-    first = await coordinator.txn([], [Put(root + "a", b"1"), Put(root + "b", b"2")])
-    second = await coordinator.txn([], [Delete(root + "a"), Put(root + "c", b"3" * 100)])
-    async with aclosing(coordinator.watch(root, first.header.revision)) as batches:
-        events: list[Event] = []
-        async for batch in batches:
-            events += batch.events
-            assert batch.header.revision == batch.events[-1].kv.mod_revision
-            if batch.header.revision >= second.header.revision:
-                break
-    assert [(e.kv.key[-1], e.deleted) for e in events] == [("a", False), ("b", False), ("a", True), ("c", False)]
-    assert events[2].kv.mod_revision == second.header.revision
-
-
-@pytest.mark.integration
-async def test_leases(coordinator: EtcdCoordinator, layout: Layout) -> None:
-    lease = await coordinator.lease_grant(60)
-    assert lease.ttl_seconds == 60
-    key = layout.root + "leased"
-    await coordinator.txn([], [Put(key, b"1", lease=lease.id)])
-    await coordinator.txn([], [Put(key, b"2", keep_lease=True)])
-    assert await coordinator.lease_keepalive(lease.id) == 60
-    status = await coordinator.lease_status(lease.id)
-    assert (status.granted, status.keys) == (60, (key,))
-    await coordinator.lease_revoke(lease.id)
-    await coordinator.lease_revoke(lease.id)
-    assert (await coordinator.get(key))[1] is None
-    assert await coordinator.lease_keepalive(lease.id) == 0
-    assert (await coordinator.lease_status(lease.id)).remaining == 0
 
 
 def _compact(etcd: EtcdServer, revision: int) -> None:

@@ -1,20 +1,13 @@
-"""What every fragment store does: those of files, and those of an S3 server that is spoken to over HTTP."""
+"""Stores of files, and of an S3 server that is spoken to over HTTP, keep the contract of fragment stores."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coranto.client.direct import DirectReader
-from coranto.errors import CorruptFragment, FragmentNotFound
-from coranto.fragments.codecs import compress
-from coranto.fragments.fragment import Codec
 from coranto.fragments.stores import FragmentStore, open_store
-from coranto.testing.fragments import CONTENT, fragment_of, listed, put, read_directly
+from coranto.testing.contracts.fragment_store import FragmentStoreContract
 from coranto.testing.s3_server import ANY_KEY, S3Server
 
 pytestmark = pytest.mark.integration
@@ -22,219 +15,15 @@ pytestmark = pytest.mark.integration
 BUCKET = "contract"
 
 
-@pytest.fixture(params=["file", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FragmentStore:
-    if request.param == "file":
-        return open_store("file:///fragments/", file_root=tmp_path)
-    server: S3Server = request.getfixturevalue("s3_server")
-    for name, value in ANY_KEY.environment.items():
-        monkeypatch.setenv(name, value)
-    return open_store(server.store_url(BUCKET, f"{tmp_path.name}/"))
+class TestFileStore(FragmentStoreContract):
+    @pytest.fixture
+    def store(self, file_root: Path) -> FragmentStore:
+        return open_store("file:///fragments/", file_root=file_root)
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 13])
-async def test_content_whose_last_piece_fails_gets_no_name_and_replaces_nothing(
-    store: FragmentStore, pieces: int
-) -> None:
-    """In an S3 store so much comes in several parts."""
-    fragment = fragment_of(CONTENT)
-
-    async def content(*, fails: bool) -> AsyncIterator[bytes]:
-        for _ in range(pieces):
-            yield bytes(1 << 20)
-        if fails:
-            raise CorruptFragment("its SHA-1 is another")
-        yield b"the end"
-
-    with pytest.raises(CorruptFragment):
-        await store.put(fragment, content(fails=True))
-    assert await store.size(fragment) is None
-    assert await listed(store, fragment.journal) == []
-    await store.put(fragment, content(fails=False))
-    with pytest.raises(CorruptFragment):
-        await store.put(fragment, content(fails=True))
-    assert await store.size(fragment) == (pieces << 20) + len(b"the end")
-    (found,) = await listed(store, fragment.journal)
-    assert found.file_bytes == (pieces << 20) + len(b"the end")
-
-
-@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.GZIP_OFFLOAD_DECOMPRESSION])
-async def test_round_trip(store: FragmentStore, codec: Codec) -> None:
-    fragment = fragment_of(CONTENT, codec)
-    assert not await store.exists(fragment)
-    await put(store, fragment)
-    assert await store.exists(fragment)
-    assert await store.get(fragment) == compress(codec, CONTENT)
-    assert await store.read(fragment) == CONTENT
-    (found,) = await listed(store, fragment.journal)
-    assert found == replace(fragment, backing_store=store.url, mod_time=found.mod_time)
-    assert found.mod_time > 0
-    await store.remove(fragment)
-    assert not await store.exists(fragment)
-    assert await listed(store, fragment.journal) == []
-    await store.remove(fragment)
-
-
-@pytest.mark.parametrize(
-    ("journal", "postfix"),
-    [
-        ("flights/events/part-000", ""),
-        ("a/region=eu/part-000", "date=2013-01-01/hour=05"),
-        ("a/100%/b%2Fc/%41", "p%20q"),
-        ("été/漢字/Ω=٣", "día=1"),
-        ("a+b/c_d.e/.hidden", "x+y"),
-        ("abcd", "c/d"),
-    ],
-)
-async def test_names_survive_and_signed_urls_read(
-    store: FragmentStore, tmp_path: Path, journal: str, postfix: str
-) -> None:
-    fragment = fragment_of(CONTENT, journal=journal, postfix=postfix)
-    await put(store, fragment)
-    (found,) = await listed(store, journal)
-    assert replace(found, backing_store="", mod_time=0) == fragment
-    assert await store.read(found) == CONTENT
-    for url in (store.sign(found, 60), await store.sign_async(found, 60)):
-        assert DirectReader(tmp_path).can_read(url)
-        assert await read_directly(found, url, 10, found.end - 10, tmp_path) == CONTENT[10:-10]
-
-
-async def test_a_listing_keeps_to_its_journal(store: FragmentStore) -> None:
-    for journal in ("flights/events", "flights/events-late", "flights/event"):
-        await put(store, fragment_of(CONTENT, journal=journal))
-    assert [found.journal for found in await listed(store, "flights/events")] == ["flights/events"]
-    assert await listed(store, "flights/none") == []
-
-
-async def test_markers_and_names_tell_whose_a_folder_is(store: FragmentStore) -> None:
-    for journal, postfix in (("flights/100%", "a=1"), ("flights/100%/eu", ""), ("flights/100%/eu", "b=1")):
-        await put(store, fragment_of(CONTENT, journal=journal, postfix=postfix))
-    mine = await store.listing("flights/100%", lambda: ["flights/100%/eu", "flights/other"])
-    assert (len(mine.fragments), mine.others, mine.unmarked) == (1, {"eu"}, {"eu", ""})
-    assert len(await listed(store, "flights/100%")) == 3, "who knows of no names, without markers"
-    for _ in range(2):
-        await store.mark("flights/100%/eu")
-    assert [found.path_postfix for found in await listed(store, "flights/100%")] == ["a=1"]
-    theirs = await store.listing("flights/100%/eu")
-    assert (len(theirs.fragments), theirs.others, theirs.unmarked, theirs.unreadable) == (2, set(), set(), ())
-
-
-async def test_a_listing_of_several_pages(store: FragmentStore) -> None:
-    """The S3 server tells 100 keys at a time."""
-    fragments = [fragment_of(b"x", Codec.NONE, begin=begin) for begin in range(250)]
-    await asyncio.gather(*(put(store, fragment, b"x") for fragment in fragments))
-    assert [
-        replace(found, backing_store="", mod_time=0) for found in await listed(store, "flights/events")
-    ] == fragments
-
-
-async def test_equal_names_are_replaced(store: FragmentStore) -> None:
-    fragment = fragment_of(CONTENT)
-    await store.put(fragment, b"not its content")
-    await put(store, fragment)
-    assert await store.read(fragment) == CONTENT
-    assert len(await listed(store, fragment.journal)) == 1
-
-
-@pytest.mark.parametrize("piece_bytes", [10, 6 << 20])
-async def test_content_may_arrive_in_pieces(store: FragmentStore, piece_bytes: int) -> None:
-    content = CONTENT if piece_bytes == 10 else CONTENT * 400
-    fragment = fragment_of(content, Codec.GZIP if piece_bytes == 10 else Codec.NONE)
-    data = compress(fragment.codec, content)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), piece_bytes):
-            yield data[start : start + piece_bytes]
-
-    await store.put(fragment, pieces())
-    assert await store.read(fragment) == content
-    assert len(await listed(store, fragment.journal)) == 1
-
-
-async def test_a_put_that_fails_leaves_nothing(store: FragmentStore) -> None:
-    fragment = fragment_of(CONTENT)
-
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"half of it"
-        raise RuntimeError("the disk went away")
-
-    with pytest.raises(RuntimeError, match="went away"):
-        await store.put(fragment, broken())
-    assert not await store.exists(fragment)
-    assert await listed(store, fragment.journal) == []
-
-
-async def test_a_put_that_is_cancelled_leaves_nothing(store: FragmentStore) -> None:
-    fragment = fragment_of(CONTENT)
-    begun = asyncio.Event()
-
-    async def endless() -> AsyncIterator[bytes]:
-        yield b"half of it"
-        begun.set()
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(store.put(fragment, endless()))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not await store.exists(fragment)
-    assert await listed(store, fragment.journal) == []
-
-
-async def test_no_reader_sees_part_of_a_fragment(store: FragmentStore) -> None:
-    """While a fragment is put again and again, it is either not there or whole."""
-    fragment = fragment_of(CONTENT)
-    data = compress(fragment.codec, CONTENT)
-
-    async def slowly() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), 50):
-            yield data[start : start + 50]
-            await asyncio.sleep(0)
-
-    async def write() -> None:
-        for _ in range(5):
-            await store.put(fragment, slowly())
-
-    writing = asyncio.create_task(write())
-    reads = 0
-    while not writing.done():
-        try:
-            assert await store.read(fragment) == CONTENT
-            reads += 1
-        except FragmentNotFound:
-            assert reads == 0
-        await asyncio.sleep(0)
-    await writing
-    assert await store.read(fragment) == CONTENT
-
-
-async def test_a_missing_fragment(store: FragmentStore) -> None:
-    fragment = fragment_of(CONTENT)
-    for call in (store.get, store.read):
-        with pytest.raises(FragmentNotFound) as caught:
-            await call(fragment)
-        assert fragment.content_path in str(caught.value)
-        assert not caught.value.retriable
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda content: content[:-1] + b"!", "has the SHA-1"),
-        (lambda content: content[:-1], "bytes where its name says"),
-        (lambda content: content + b"x", "bytes expected"),
-        (lambda content: b"", "bytes"),
-    ],
-)
-async def test_damage_is_found_on_reading(
-    store: FragmentStore, tmp_path: Path, damage: Callable[[bytes], bytes], problem: str
-) -> None:
-    fragment = fragment_of(CONTENT)
-    await store.put(fragment, compress(fragment.codec, damage(CONTENT)))
-    with pytest.raises(CorruptFragment, match=problem) as caught:
-        await store.read(fragment)
-    assert fragment.content_path in str(caught.value)
-    assert store.url in str(caught.value)
-    with pytest.raises(CorruptFragment):
-        await read_directly(fragment, store.sign(fragment, 60), 0, 10, tmp_path)
+class TestS3Store(FragmentStoreContract):
+    @pytest.fixture
+    def store(self, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FragmentStore:
+        for name, value in ANY_KEY.environment.items():
+            monkeypatch.setenv(name, value)
+        return open_store(s3_server.store_url(BUCKET, f"{tmp_path.name}/"))

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from coranto.coordination.etcd import (
@@ -84,6 +84,7 @@ class SimEtcd:
         self._network = network
         self._history: list[tuple[int, tuple[Event, ...]]] = []
         self._compacted = 0
+        self._at_compaction: dict[str, KeyValue] = {}
         self._leases: dict[int, _Lease] = {}
         self._next_lease = 0x7000
         self._watchers: dict[_Watcher, None] = {}
@@ -111,7 +112,7 @@ class SimEtcd:
 
     def compact(self) -> None:
         """Forget all history."""
-        self._compacted = self.revision
+        self._compacted, self._at_compaction = self.revision, dict(self.kvs)
         self._history.clear()
 
     def break_watches(self) -> None:
@@ -125,18 +126,36 @@ class SimEtcd:
 
     # -- Calls ---------------------------------------------------------------------------------------------------------
 
-    def range(self, prefix: str, revision: int, min_mod_revision: int, limit: int) -> Snapshot:
+    def range(self, prefix: str, revision: int, min_mod_revision: int, limit: int, keys_only: bool = False) -> Snapshot:
+        """Keys of a prefix as of a revision. Raises CoordinationError for one in the future or before compaction."""
         if revision > self.revision:
             raise CoordinationError(f"required revision {revision} is a future one")
+        header = self.header
         if revision and revision != self.revision:
-            raise CoordinationError("the simulation has no past ranges")
-        found = self.prefixed(prefix)
-        kvs = [kv for kv in found if kv.mod_revision >= min_mod_revision]
-        return Snapshot(self.header, tuple(kvs[:limit] if limit else kvs), len(found))
+            header = replace(header, revision=revision)
+            found = [kv for key, kv in sorted(self._as_of(revision).items()) if key.startswith(prefix)]
+        else:
+            found = self.prefixed(prefix)
+        kvs = [replace(kv, value=b"") if keys_only else kv for kv in found if kv.mod_revision >= min_mod_revision]
+        return Snapshot(header, tuple(kvs[:limit] if limit else kvs), len(found))
+
+    def _as_of(self, revision: int) -> dict[str, KeyValue]:
+        if revision < self._compacted:
+            raise CoordinationError(f"required revision {revision} has been compacted")
+        kvs = dict(self._at_compaction)
+        for _, event in ((at, event) for at, events in self._history if at <= revision for event in events):
+            if event.deleted:
+                kvs.pop(event.kv.key, None)
+            else:
+                kvs[event.kv.key] = event.kv
+        return kvs
 
     def txn(self, compares: Sequence[Compare], ops: Sequence[Op], otherwise: Sequence[str]) -> TxnResult:
         if not all(self._holds(compare) for compare in compares):
             return TxnResult(False, self.header, tuple(self.kvs.get(key) for key in otherwise))
+        written = [op.key for op in ops if isinstance(op, Put)]
+        if len(set(written)) < len(written):
+            raise CoordinationError("etcdserver: duplicate key given in txn request")
         for op in ops:
             if isinstance(op, Put) and op.lease and op.lease not in self._leases:
                 raise CoordinationError("etcdserver: requested lease not found")
@@ -304,7 +323,7 @@ class SimCoordinator:
     async def range(
         self, prefix: str, *, revision: int = 0, min_mod_revision: int = 0, limit: int = 0, keys_only: bool = False
     ) -> Snapshot:
-        return await self._call(lambda: self._etcd.range(prefix, revision, min_mod_revision, limit))
+        return await self._call(lambda: self._etcd.range(prefix, revision, min_mod_revision, limit, keys_only))
 
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
         return await self._call(lambda: (self._etcd.header, self._etcd.kvs.get(key)))
