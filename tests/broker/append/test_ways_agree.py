@@ -1,0 +1,144 @@
+"""An append ends alike whichever way it takes: the fast path, or the state machine, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from coranto import labels
+from coranto.client import Suspend
+from coranto.errors import CorantoError
+from coranto.testing import Cluster
+from coranto.testing.sim.loop import SimLoop, simulated
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append import fast_path
+from coranto_broker.append.receiving import Inbox
+
+JOURNAL = "test/ways"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One append. `beside` is where it asks to begin, relative to the journal's end; None: it does not ask."""
+
+    content: bytes = b"x"
+    beside: int | None = None
+    check: tuple[tuple[str, str], ...] = ()
+    without: tuple[tuple[str, str], ...] = ()
+    union: tuple[tuple[str, str], ...] = ()
+    subtract: tuple[tuple[str, str], ...] = ()
+    suspend: Suspend = Suspend.RESUME
+
+
+NAMES = st.sampled_from(["author", "epoch"])
+PAIRS = st.lists(st.tuples(NAMES, st.sampled_from(["", "1", "2"])), max_size=2).map(tuple)
+SETS = st.dictionaries(NAMES, st.sampled_from(["1", "2"]), max_size=2).map(lambda found: tuple(found.items()))
+STEPS = st.builds(
+    Step,
+    content=st.sampled_from([b"", b"x", b"some more", b"y" * 700]),
+    beside=st.sampled_from([None, None, None, None, 0, 1, -1]),
+    check=PAIRS,
+    without=PAIRS,
+    union=SETS,
+    subtract=SETS,
+    suspend=st.sampled_from([Suspend.RESUME] * 6 + list(Suspend)),
+)
+AUTHOR = (("author", "1"),)
+QUICK = [Step(b"first"), Step(b"y" * 1200), Step(b"second"), Step(union=AUTHOR), Step(check=AUTHOR)]
+
+
+def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple[list[object], bytes, int]:
+    """The outcomes of appends one after the other, the journal's content, and how many took the fast path."""
+    outcomes: list[object] = []
+    content, quick = b"", 0
+    commit = fast_path.commit
+
+    def counted(*arguments: Any) -> fast_path.Committed | None:
+        nonlocal quick
+        found = commit(*arguments)
+        quick += found is not None
+        return found
+
+    async def main(loop: SimLoop) -> None:
+        nonlocal content
+        async with Cluster(brokers=1) as cluster:
+            spec = pb.JournalSpec(name=JOURNAL, replication=1)
+            spec.fragment.length, spec.fragment.compression_codec = 1024, pb.NONE
+            spec.fragment.refresh_interval.seconds = 60
+            await cluster.create(spec)
+            client, end = cluster.client(patience=5), 0
+            for step in steps:
+                try:
+                    done = await client.append(
+                        JOURNAL,
+                        step.content,
+                        offset=0 if step.beside is None else max(0, end + step.beside),
+                        check_registers=labels.label_selector(include=list(step.check), exclude=list(step.without))
+                        if step.check or step.without
+                        else None,
+                        union_registers=labels.label_set(**dict(step.union)) if step.union else None,
+                        subtract_registers=labels.label_set(**dict(step.subtract)) if step.subtract else None,
+                        suspend=step.suspend,
+                    )
+                    end = done.end
+                    registers = [(each.name, each.value) for each in done.registers.labels]
+                    outcomes.append((done.begin, done.end, done.sum, registers))
+                except CorantoError as error:
+                    outcomes.append(type(error).__name__)
+            content = await client.read_all(JOURNAL, 0, end) if end else b""
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(fast_path, "commit", counted))
+        prepare(stack)
+        with simulated(0) as loop:
+            loop.run_until_complete(main(loop))
+    return outcomes, content, quick
+
+
+def every_way(stack: ExitStack) -> None:
+    """As it is: the fast path where that may be."""
+
+
+def through_the_machine(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(fast_path, "candidate", lambda *_: None))
+
+
+def streamed(stack: ExitStack) -> None:
+    async def receive(*_: object) -> None:
+        return None
+
+    through_the_machine(stack)
+    stack.enter_context(patch.object(Inbox, "receive", receive))
+
+
+@given(st.lists(STEPS, min_size=1, max_size=8))
+@example(QUICK)
+@settings(max_examples=25, deadline=None)
+def test_an_append_ends_alike_whichever_way_it_takes(steps: list[Step]) -> None:
+    steps = [Step(b"begun"), Step(b"z" * 1100), Step(b"and rolled"), *steps]
+    outcomes, content, _ = outcome_of(steps, every_way)
+    for way in (through_the_machine, streamed):
+        assert outcome_of(steps, way) == (outcomes, content, 0), way.__name__
+
+
+def test_the_fast_path_is_taken() -> None:
+    *_, quick = outcome_of(QUICK, every_way)
+    assert quick >= 2
+
+
+def test_a_fast_path_that_forgets_a_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    careless = SimpleNamespace(**vars(fast_path.preconditions) | {"registers_match": lambda *_: True})
+    steps = [*QUICK, Step(check=(("author", "2"),))]
+    right, *_ = outcome_of(steps, through_the_machine)
+    monkeypatch.setattr(fast_path, "preconditions", careless)
+    wrong, *_ = outcome_of(steps, every_way)
+    assert right[:-1] == wrong[:-1]
+    assert right[-1] != wrong[-1]
