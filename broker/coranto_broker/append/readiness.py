@@ -247,7 +247,10 @@ class Readying(Appending):
         return State.SEND_PIPELINE_SYNC if verdict.resync else State.STREAM_CONTENT
 
     async def _update_suspend(self) -> State:
-        """Change the suspension in the journal's spec. If another change wins, resolve again at the later revision."""
+        """Change the suspension in the journal's spec, then resolve again at the resulting revision.
+
+        This may lose against another change. The later revision then shows that change.
+        """
         resolution = self._resolved
         assert resolution.item is not None
         spec = pb.JournalSpec()

@@ -43,7 +43,7 @@ FIRST_REFRESH_PATIENCE_SECONDS = 5.0
 READABLE_PATIENCE_SECONDS = 5.0
 """Time that a non-blocking read waits for content of this replica that the others may not have yet.
 
-The primary tells us with its next message whether they have it, unless it has just died.
+The primary reports that within the latency of one message, unless it has just died.
 """
 
 

@@ -56,8 +56,8 @@ _HELD_SECONDS = 10.0
 """The longest pause between attempts while the backlog holds appends back."""
 _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
-"""Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not ending,
-it goes on with its own copies."""
+"""Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
+goes on with its own copies."""
 _HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
 """Time that fragments wait for a damaged one before them. By then, replicas with good copies have stored them."""
 _log = structlog.get_logger(__name__)
@@ -266,7 +266,7 @@ class FragmentPersister:
             job.delay = min(job.delay, _HELD_SECONDS)
 
     def _count(self, job: _Job) -> None:
-        """Count the fragment in the backlog: it is now ours to store. A replica's is when its primary seems not to."""
+        """Count the fragment in the backlog: we must store it now. A replica must once its primary seems not to."""
         if not job.counted:
             job.counted = True
             self._backlog.add(job.sealed.fragment.journal, job.sealed.fragment.length)

@@ -1,6 +1,6 @@
 """Retention: the primary of a journal removes stored fragments that are older than the journal's retention.
 
-It plans anew after each listing of the stores (`coranto.fragments.retention` chooses the fragments). It removes them
+It makes a new plan after each listing of the stores (`coranto.fragments.retention` chooses fragments). It removes them
 one by one, lowest offsets first, so that the rest has no gap wherever it stops. If a store fails, the round ends, and
 the next listing begins another. All journals of a broker share one pace.
 

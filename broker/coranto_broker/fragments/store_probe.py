@@ -24,7 +24,7 @@ HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 FORGET_SECONDS = 2 * 60 * 60.0
 PATIENCE = 5
-"""Number of failed probes after which an append gives up."""
+"""Number of failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
 _CONTENT = b"A broker wrote this to see whether it can.\n"
 _FOLDER = ".test/coranto"
