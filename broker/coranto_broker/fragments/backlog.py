@@ -28,7 +28,7 @@ QUARTERS = 3
 FAILING_ATTEMPTS = 5
 """Failed attempts in a row to store a fragment after which its journal is held back."""
 PATIENCE_SECONDS = 10.0
-"""Time after the start of a hold until which appends wait for its end. Later ones do not wait."""
+"""Time for which appends wait after a hold begins. Appends that come later do not wait."""
 _log = structlog.get_logger(__name__)
 
 
