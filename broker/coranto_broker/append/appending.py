@@ -1,7 +1,7 @@
-"""An append under way: what is known of it, what it holds, and how it gives that up.
+"""An append under way: its state, the resources that it holds, and their release.
 
-What an append holds on its way: nothing until it has acquired the replica's pipeline; then the pipeline, through
-synchronization and streaming; then, having sent its commit or roll-back, only its turn to read acknowledgements.
+An append holds nothing until it has acquired the replica's pipeline. It keeps the pipeline while it synchronizes and
+streams. Once it has sent its commit or roll-back, it holds only its turn to read acknowledgements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coranto_broker.spool.spool import Hash
 
 
 class AppendEnvironment(Protocol):
-    """What appends need of their broker."""
+    """The part of the broker that appends use."""
 
     clock: Clock
     coordinator: Coordinator
@@ -39,17 +39,17 @@ class AppendEnvironment(Protocol):
     in_sync: InSyncRecords
 
     async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
-        """The in-sync record, if the broker's own spool may take part in a pipeline; else raises Stranded."""
+        """Return the in-sync record. Raises Stranded if the broker's own spool may not take part in a pipeline."""
         ...
 
     def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
-        """A pipeline of the resolution's Route around the broker's own spool."""
+        """Build a pipeline for the resolution's Route around the broker's own spool."""
         ...
 
     async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
-        """What keeps a journal's content out of a fragment store, after that has been given some time; or empty.
+        """Return the reason why a fragment store does not take a journal's content, or "" if it does.
 
-        Raises Invalidated when `until` fires first.
+        Waits some time for a problem to pass. Raises Invalidated when `until` fires first.
         """
         ...
 
@@ -58,20 +58,20 @@ class AppendEnvironment(Protocol):
         ...
 
     def grouped(self, appends: int) -> None:
-        """So many whole appends are being proposed together."""
+        """Note that this many whole appends are proposed together."""
         ...
 
 
 class Appending:
-    """See the module.
+    """One append: its request, state, outcome, and the pipeline that it holds.
 
-    `status` and `error` say what became of it: a status other than OK is for the response, an error is of the RPC.
+    `status` and `error` give the outcome: a status other than OK goes into the response, an error fails the RPC.
     """
 
     def __init__(
         self, environment: AppendEnvironment, request: pb.AppendRequest, claims: Claims = UNRESTRICTED
     ) -> None:
-        """`request` is the first message of the stream, already validated; `claims` are its sender's."""
+        """`request` is the validated first message of the stream. `claims` are its sender's."""
         self._env = environment
         self._claims = claims
         self.request = request
@@ -83,27 +83,27 @@ class Appending:
         self.commit: Fragment | None = None
         self.store_health_error = ""
         self.whole: Whole | None = None
-        """All that the client has sent, if that is little and was received before the pipeline was acquired."""
+        """All content of the client, if it is small and was received before the pipeline was acquired."""
         self.total_chunks = self.delayed_chunks = 0
-        self._member: Member | None = None  # Our place in the line of those that wait.
-        self._members: list[Member] = []  # Those that go along with us.
+        self._member: Member | None = None  # Our place in the line of waiting appends.
+        self._members: list[Member] = []  # The appends that commit in our group.
         self._read_through = request.min_etcd_revision
-        self._suspend: pb.JournalSpec.Suspend | None = None  # What UPDATE_SUSPEND is to write.
-        self._await_change = False  # Resolve only from a later state of the key space than `resolution`'s.
+        self._suspend: pb.JournalSpec.Suspend | None = None  # The suspension that UPDATE_SUSPEND writes.
+        self._await_change = False  # Resolve only from a key space later than `resolution`'s.
         self._pipeline: Pipeline | None = None
-        self._owner: Resolution | None = None  # Whose replica's pipeline we own.
+        self._owner: Resolution | None = None  # The resolution whose replica's pipeline we own.
         self._roll_to = 0
         self._synchronizing = False
         self._begin = self._end = 0
         self._sum: Hash | None = None
         self._committing = False
         self._proposal: Fragment | None = None
-        self._undone: RolledBack | None = None  # Why nobody was asked to commit it.
-        self._asks_loss = False  # Only if this turns out to be an append of nothing it confirms a loss.
+        self._undone: RolledBack | None = None  # The reason why no replica was asked to commit it.
+        self._asks_loss = False  # The append confirms a loss, but only if it turns out to be empty.
         self._loss_confirmed = False
 
     def release(self) -> None:
-        """Give up what is still owned. Content that was streamed but not proposed is rolled back."""
+        """Release the pipeline if the append still owns it. Rolls back content that was streamed but not proposed."""
         pipeline, owner = self._pipeline, self._owner
         self._pipeline = self._owner = None
         if owner is None:
@@ -148,20 +148,20 @@ class Appending:
             spool.committed, self._roll_to, self._resolved.spec.fragment, self._env.clock.now()
         )
         if proposal != spool.fragment:
-            # A fragment that completes is visible at once, so it must be acknowledged by then.
+            # A completed fragment is visible at once, so its content must be acknowledged first.
             await pipeline.settled()
             if pipeline.error is not None:
-                raise pipeline.error  # Not every replica has what would complete.
+                raise pipeline.error  # Not every replica has the content that the roll would complete.
             pipeline.propose(proposal, spool.registers, acknowledge=False)
 
     def _settle(self, problem: CorantoError | None) -> None:
-        """Tell those that go along with us what became of the proposal."""
+        """Tell the members of our group the outcome of the proposal."""
         members, self._members = self._members, []
         for member in members:
             member.settle(problem)
 
     def _shut_down(self, pipeline: Pipeline, owner: Resolution) -> None:
-        """Close a pipeline and give back its spool; its replicas' good-byes are read in the background."""
+        """Close a pipeline and give back its spool. A background task reads the ends of its replicas' streams."""
         turn = pipeline.turn()
         owner.require_replica.spool.put(pipeline.close_send())
         if pipeline.local_only:

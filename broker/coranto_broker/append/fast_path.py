@@ -1,9 +1,9 @@
-"""Whole appends for which nothing has to be waited for: they commit in one go.
+"""The fast path: commits a whole append in one go if it has nothing to wait for.
 
-That is the common case of a journal with one replica. The state machine (`coranto_broker.append.fsm`) would take such
-an append from RESOLVE to FINISHED without suspending, and spend most of its time on the way from one state to the next.
-Here the conditions of all those states are looked at together. Where one does not hold (yet), nothing has happened, and
-the append goes through the state machine, which is also who refuses it.
+This is the common case of a journal with one replica. The state machine (`coranto_broker.append.fsm`) would take such
+an append from RESOLVE to FINISHED without suspending, and spend most of its time on the transitions. The fast path
+checks the conditions of all those states together. If one does not hold (yet), it changes nothing, and the append goes
+through the state machine. Only the state machine refuses appends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from coranto_broker.spool import spool
 
 
 class Committed(NamedTuple):
-    """An append that has committed: its content, of SHA-1 `sum`, ends `fragment`, and came in so many `chunks`."""
+    """A committed append. Its content is the end of `fragment`, has the SHA-1 `sum`, and came in `chunks` messages."""
 
     resolution: Resolution
     fragment: Fragment
@@ -36,15 +36,15 @@ class Committed(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes of its content."""
+        """Length of its content in bytes."""
         return self.fragment.end - self.begin
 
 
 class Candidate(NamedTuple):
     """An append that may commit at once.
 
-    `after` is what it makes of the registers as they were when it began, `before`. None: that is not known, nor whether
-    it is well-formed.
+    `before` are the registers when the append began, `after` the registers once it commits. With `after` None, neither
+    the result nor whether the request is well-formed is known.
     """
 
     resolution: Resolution
@@ -53,22 +53,22 @@ class Candidate(NamedTuple):
 
 
 class Environment(Protocol):
-    """What these appends need of their broker."""
+    """The part of the broker that the fast path uses."""
 
     clock: Clock
     resolver: Resolver
 
     @property
     def limits_rates(self) -> bool:
-        """Whether every journal's rate of appends is limited."""
+        """True if every journal's append rate is limited."""
         ...
 
     def is_healthy(self, journal: str, url: str) -> bool:
-        """Whether a fragment store is known to work, and what waits to go there does not hold the journal back."""
+        """Return True if the store is known to work and its backlog does not hold the journal back."""
         ...
 
     def grouped(self, appends: int) -> None:
-        """So many whole appends are being proposed together."""
+        """Note that this many whole appends are proposed together."""
         ...
 
 
@@ -76,9 +76,9 @@ _PLAIN: Final = pb.AppendRequest()
 
 
 def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate | None:
-    """What an append that was just begun is to commit at once with, if it may as far as can be told by now.
+    """Return the candidate for an append that has just begun, or None if it already cannot take the fast path.
 
-    Its journal exists, so that the name is valid for sure.
+    A candidate's journal exists, so its name is valid.
     """
     if request.offset or request.suspend or request.HasField("header"):
         return None
@@ -91,9 +91,9 @@ def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate 
 
 
 def commit(environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole) -> Committed | None:
-    """Commit the append of a candidate, whose sender may append to every journal, or do nothing (None).
+    """Commit a candidate's append at once, or change nothing and return None.
 
-    It is well-formed. Raises RolledBack when it cannot be written.
+    The append is well-formed, and its sender may append to every journal. Raises RolledBack when it cannot be written.
     """
     resolution = candidate.resolution
     content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)
@@ -116,7 +116,7 @@ def commit(environment: Environment, candidate: Candidate, request: pb.AppendReq
     if standing.store and not environment.is_healthy(resolution.spec.name, standing.store):
         return None
     registers = candidate.after
-    if registers is None or before.registers is not candidate.before:  # Nobody modifies them in place.
+    if registers is None or before.registers is not candidate.before:  # Registers are never modified in place.
         if not preconditions.registers_match(request, before.registers):
             return None
         registers = preconditions.next_registers(before.registers, request)
@@ -129,7 +129,7 @@ def commit(environment: Environment, candidate: Candidate, request: pb.AppendReq
 
 
 def _pipeline(resolution: Resolution) -> Pipeline | None:
-    """The pipeline of an append that does not have to wait for it, nor it for others."""
+    """Return the pipeline if it is free, idle and answers at once; otherwise None."""
     replica, invalidated = resolution.replica, resolution.invalidated
     if replica is None or (invalidated is not None and invalidated.fired):
         return None
@@ -140,7 +140,7 @@ def _pipeline(resolution: Resolution) -> Pipeline | None:
 
 
 def _stand(environment: Environment, resolution: Resolution, before: spool.Committed, now: float) -> Standing | None:
-    """What lets appends of nothing but content go to the present fragment as it is, and for how long."""
+    """Return the standing under which plain appends may extend the present fragment without a roll, or None."""
     spec, index, fragment = resolution.spec, resolution.require_replica.index, before.fragment
     if environment.limits_rates or spec.max_append_rate or not may_write(spec) or not index.refreshed:
         return None
@@ -148,8 +148,8 @@ def _stand(environment: Environment, resolution: Resolution, before: spool.Commi
     if known.empty or preconditions.check(_PLAIN, spec, before, known, now) != preconditions.GO:
         return None
     if preconditions.propose(before, 0, spec.fragment, now) is not fragment:
-        return None  # It is to be completed first.
+        return None  # The fragment must be completed first.
     interval = spec.fragment.flush_interval.ToSeconds()
     until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
-    store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first.
+    store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
     return Standing(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)

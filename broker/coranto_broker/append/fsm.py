@@ -1,7 +1,8 @@
-"""The append state machine: drives every append through its states, and takes in what the client sends.
+"""The append state machine: drives every append through its states, and receives the client's messages.
 
-`append_states.TRANSITIONS` is the whole graph and `_HANDLERS` says who acts in each state. Going anywhere else than the
-table allows is a bug and raises. What comes before content may stream is `append_readiness`.
+`coranto_broker.append.states.TRANSITIONS` is the whole graph, and `_HANDLERS` names the method that acts in each state.
+A transition that the table does not allow is a bug and raises RuntimeError. `coranto_broker.append.readiness` has the
+states before content may stream.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from coranto_broker.spool.spool import new_sum
 
 
 class AppendFsm(Readying):
-    """One append: `run` until content may stream, feed it what the client sends, `finish`; `release` at the end."""
+    """One append. `run` it until content may stream, pass it the client's messages, `finish` it, then `release` it."""
 
     async def run(self, until: State = State.STREAM_CONTENT) -> bool:
-        """Go on until content may stream, or another state is reached (True); or else a terminal state (False)."""
+        """Run until the state `until` (returns True) or a terminal state (returns False)."""
         while self.state is not until:
             if self.state in TERMINAL:
                 return False
@@ -36,7 +37,7 @@ class AppendFsm(Readying):
         return True
 
     def client_sent(self, message: AppendMessage) -> bool:
-        """In STREAM_CONTENT, a message of the client. False when no more are wanted; then `finish`."""
+        """Handle a message of the client in STREAM_CONTENT. Returns False when no more are wanted: then `finish`."""
         problem: CorantoError | None = None
         content = message.content
         if self._committing:
@@ -59,7 +60,7 @@ class AppendFsm(Readying):
         return True
 
     def client_ended(self) -> bool:
-        """In STREAM_CONTENT, the client has closed its side. Returns False; then `finish`."""
+        """Handle the end of the client's stream in STREAM_CONTENT. Returns False: then `finish`."""
         if not self._committing:
             return self._end_of_input(InvalidInput("unexpected EOF: an empty message commits, and none was sent"))
         if self._begin == self._end and registers_change(self.request):
@@ -73,28 +74,28 @@ class AppendFsm(Readying):
         return self._end_of_input(None)
 
     def client_failed(self, problem: CorantoError) -> bool:
-        """In STREAM_CONTENT, the client broke a rule or the stream. Returns False; then `finish`."""
+        """Handle a client that broke a rule or the stream in STREAM_CONTENT. Returns False: then `finish`."""
         return self._end_of_input(problem)
 
     async def drain(self) -> None:
-        """Let slow replicas, and our own, catch up with what was sent to them."""
+        """Wait until slow replicas, including our own, catch up with the content sent to them."""
         await self._owned.drain()
 
     async def written(self) -> None:
-        """In STREAM_CONTENT, before the client's end is passed on: have everything written that it sent."""
+        """Write all content that the client sent. Call it in STREAM_CONTENT, before `client_ended`."""
         await self._owned.written()
 
     async def prepare_stream(self) -> None:
-        """In STREAM_CONTENT, before the first message: roll the fragment if that is due."""
+        """Roll the fragment if that is due. Call it in STREAM_CONTENT, before the first message."""
         await self._roll_if_due()
         self._begin = self._end = self._owned.spool.end
-        # At the begin of a fragment, what the spool works out for the fragment is the append's sum as well.
+        # In an empty fragment, the sum that the spool computes for the fragment is also the append's sum.
         self._sum = new_sum() if self._owned.spool.fragment.length else None
 
     def commit_whole(self, tokens: Tokens) -> None:
-        """In STREAM_CONTENT: write all that the client has sent, and what goes along with it, and propose to commit.
+        """Write the client's content and that of the group's members, and propose to commit it. Then `finish`.
 
-        `tokens` pay for what goes along; our own content is paid for. Then `finish`.
+        Call it in STREAM_CONTENT. `tokens` pay for the members' content; our own is already paid for.
         """
         whole, pipeline, resolution = self.whole, self._owned, self._resolved
         assert whole is not None
@@ -107,7 +108,7 @@ class AppendFsm(Readying):
         if broken is not None:
             self._end_of_input(None)
             return
-        if not pipeline.recorded:  # What this one may do is not what others may.
+        if not pipeline.recorded:  # This append may do what others may not.
             if whole.content:
                 self.client_sent(Content(whole.content))
             if self.state is State.STREAM_CONTENT and self.client_sent(Content(b"")):
@@ -132,7 +133,7 @@ class AppendFsm(Readying):
         self._propose(pipeline.spool.next_fragment(), course.registers)
 
     async def finish(self) -> None:
-        """Read the acknowledgements. Cancelling it does not stop the reading."""
+        """Read the acknowledgements. Cancelling this does not stop the reading."""
         if self.state is State.VALIDATE_PRECONDITIONS:
             if not await self.run():
                 return
@@ -161,7 +162,7 @@ class AppendFsm(Readying):
         self._end += len(content)
 
     def _end_of_input(self, problem: CorantoError | None) -> bool:
-        """Propose to commit what the client has sent, or to roll it back."""
+        """Propose to commit the client's content, or to roll it back."""
         pipeline = self._owned
         pipeline.join()
         spool = pipeline.spool
@@ -170,7 +171,7 @@ class AppendFsm(Readying):
             if self._sum is None and self._end > self._begin:
                 digest = proposal.sum
             else:
-                # Unlike that of an empty fragment, the sum of an append of nothing is the SHA-1 of nothing.
+                # The sum of an empty append is the SHA-1 of no bytes, unlike the sum of an empty fragment.
                 digest = (self._sum or new_sum()).digest()
             self.commit = Fragment(spool.fragment.journal, self._begin, self._end, digest, spool.fragment.codec)
             self.registers = preconditions.next_registers(spool.registers, self.request)
@@ -188,11 +189,11 @@ class AppendFsm(Readying):
         self._proposal = proposal
         pipeline.propose(proposal, registers, acknowledge=True)
         if pipeline.error is not None and pipeline.local_only:
-            self._undone = self._undone or rolled_back(pipeline.error)  # Nobody else was asked.
+            self._undone = self._undone or rolled_back(pipeline.error)  # No other replica was asked.
         self._to(State.READ_ACKNOWLEDGEMENTS)
 
     async def _read_acknowledgements(self) -> State:
-        """Give the pipeline on, await our turn, and read what every replica says to our proposal."""
+        """Hand the pipeline on, wait for our turn, and read every replica's answer to our proposal."""
         pipeline, owner, proposal = self._owned, self._require_owner, self._proposal
         assert proposal is not None
         broken = pipeline.error is not None
@@ -237,12 +238,12 @@ _HANDLERS: Mapping[State, Callable[[AppendFsm], Awaitable[State]]] = {
 
 
 def registers_change(request: pb.AppendRequest) -> bool:
-    """Whether an append asks for other registers, which takes content."""
+    """Return True if an append asks for a change of registers. Such an append must have content."""
     return request.HasField("union_registers") or request.HasField("subtract_registers")
 
 
 def has_parameters(message: AppendMessage) -> bool:
-    """Whether a message of the stream holds anything but content."""
+    """Return True if a message of the stream holds anything but content."""
     return not isinstance(message, Content) and bool(
         message.journal
         or message.offset

@@ -1,17 +1,17 @@
-"""Group commit: small appends that wait for the pipeline go along with the one that has it, under one proposal.
+"""Group commit: small appends that wait for the pipeline commit with the append that has it, under one proposal.
 
-An append is *whole* once its client has sent everything up to the end of the stream, and that is little. While a whole
-append waits for the pipeline, its `Member` stands in the replica's line. Another whole append that has the pipeline and
-is about to propose (the *leader*) takes along as many of them as may follow it, in their order: their contents are
-written one behind the other, one proposal commits all of it, and each is answered for its own part.
+An append is *whole* once its client has sent everything up to the end of the stream, and it is small. While a whole
+append waits for the pipeline, its `Member` stands in the replica's line. The *leader* is another whole append that has
+the pipeline and is about to propose. It takes along as many members as may follow it, in their order: their contents
+are written one after the other, one proposal commits all of them, and each append gets its own answer.
 
-`Course` decides who may follow. It knows what the journal will be once everybody admitted so far has committed, and
-checks each append against that, so that the outcome of a group is that of its appends one by one. Whatever needs more
-than a check (a new fragment, an explicit offset that the replicas must roll to, a change of the journal's suspension,
-tokens of a limited rate) is not for a group: it ends there, and the append that needs it gets the pipeline in its turn.
+`Course` decides which appends may follow. It tracks the journal as it will be once all admitted appends have committed,
+and checks each append against that. So a group has the same outcome as its appends one by one. A group ends before an
+append that needs more than a check: a new fragment, an explicit offset that the replicas must roll to, a change of the
+journal's suspension, or tokens of a limited rate. That append gets the pipeline in its turn.
 
-Nobody depends on a member's client. One that goes away before the proposal leaves no trace; afterwards its content is
-part of the journal, as with any append whose answer is lost.
+A group does not depend on its members' clients. If a client goes away before the proposal, its append leaves no trace.
+If it goes away later, its content is part of the journal, as with any append whose answer is lost.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from coranto_broker.replication.waiting_appends import Member, Place, Refusal, R
 from coranto_broker.spool.spool import Committed
 
 MAX_GROUP_BYTES = 1 << 20
-"""Content of one group, so that it fits into one message to each replica."""
+"""Most content of one group, in bytes. It must fit into one message to each replica."""
 
 MAX_GROUP_APPENDS = 256
-"""Appends of one group: taking them in must not hold up everything else for long."""
+"""Most appends of one group. Admitting them must not block the event loop for long."""
 
 PROPOSALS_IN_FLIGHT = 2
-"""A whole append waits while as many proposals are not acknowledged, and others gather behind it meanwhile."""
+"""A whole append waits while this many proposals are unacknowledged. Meanwhile others gather behind it."""
 
 
 class Course:
     """The journal as it will be once all appends admitted so far have committed."""
 
     def __init__(self, spec: pb.JournalSpec, committed: Committed, known: Known, now: float) -> None:
-        """`committed` and `known` are as `preconditions.check` takes them; `now` is wall time in seconds."""
+        """`committed` and `known` are the arguments of `preconditions.check`. `now` is wall time in seconds."""
         self._spec = spec
         self._committed = committed
         self._known = known
         self._now = now
         self._plain_fits = False
-        """Whether an append was admitted that asks for nothing: others may follow as long as the fragment is short."""
+        """True once a plain append was admitted. Others may follow while the fragment is not longer than the spec's
+        length."""
 
     @property
     def registers(self) -> pb.LabelSet:
         return self._committed.registers
 
     def take(self, request: pb.AppendRequest, length: int) -> Place:
-        """Admit an append whose preconditions were checked already."""
+        """Admit an append whose preconditions have been checked."""
         return self._take(length, preconditions.next_registers(self._committed.registers, request))
 
     def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
-        """Check an append's preconditions and admit or refuse it. None: it must get the pipeline itself."""
+        """Check an append's preconditions and admit or refuse it. None means that it must get the pipeline itself."""
         spec, now, committed = self._spec, self._now, self._committed
         plain = is_plain(request)
         if plain and self._plain_fits and 0 < committed.fragment.length <= spec.fragment.length:
@@ -74,16 +75,16 @@ class Course:
             return None
         registers = preconditions.next_registers(committed.registers, request)
         if preconditions.outgrown(committed.registers, registers) is not None:
-            return None  # It is told why.
+            return None  # It gets the pipeline, and then the reason.
         if plain and length and committed.fragment.length and not self._known.empty and not verdict.roll_to:
-            self._plain_fits = True  # Nothing that this rests on changes as the fragment grows.
+            self._plain_fits = True  # The conditions do not change as the fragment grows.
         return self._take(length, registers)
 
     def _take(self, length: int, registers: pb.LabelSet) -> Place:
         fragment = self._committed.fragment
         begin, end = fragment.end, fragment.end + length
         if length:
-            # Nobody asks for the sum of what is not there yet.
+            # The old sum can stay: nobody asks for the sum of content that is not written yet.
             extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
             self._committed = Committed(extended, registers, self._committed.first_append_time or self._now)
             known = self._known
@@ -92,22 +93,23 @@ class Course:
 
 
 def is_plain(request: pb.AppendRequest) -> bool:
-    """Whether an append names a journal, and says nothing else about what it may do to it."""
+    """Return True if an append names its journal and sets no header, condition, offset, register or suspension."""
     return len(request.ListFields()) == 1 + request.do_not_proxy + (request.min_etcd_revision != 0)
 
 
 class Tokens(Protocol):
-    """What a journal's rate lets pass (a `FlowControl`)."""
+    """The tokens of a journal's append rate (a `FlowControl`)."""
 
     def affords(self, size: int) -> bool: ...
     def spend(self, size: int) -> None: ...
 
 
 def gather(line: Iterable[Member], course: Course, leader: Resolved, size: int, tokens: Tokens) -> list[Member]:
-    """Take along who may follow the leader, whose content is of `size` bytes. Returns those that are to be committed.
+    """Take along the members that may follow the leader, and return those to commit.
 
-    Only those whose resolution rests on what the leader's does are taken. Who is refused is told so at once. Does not
-    suspend: a member is taken along only if it commits with this very proposal.
+    The leader's content has `size` bytes. Members must have the leader's journal spec and be invalidated by the same
+    signal. A refused member gets its answer at once. Does not suspend: a member is taken along only if it commits with
+    this very proposal.
     """
     members: list[Member] = []
     for member in line:

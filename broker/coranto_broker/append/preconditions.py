@@ -1,7 +1,7 @@
-"""What must hold before an append may write, and where a fragment ends: pure decisions of the primary.
+"""Preconditions of appends and ends of fragments: pure decisions of the primary.
 
-`check` is the pure part of the state "validate preconditions" (seed 001), `propose` chooses the fragment that the
-pipeline should be working on.
+`check` is the pure part of the state "validate preconditions" (seed 001). `propose` chooses the fragment that the
+pipeline should work on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Suspend = pb.JournalSpec.Suspend
 DEFAULT_FLUSH_SECONDS = 24 * 60 * 60
 
 MAX_REGISTERS_BYTES: Final = 64 << 10
-"""Registers of a journal, as encoded. Every proposal and every record of a commit log holds all of them.
+"""Largest encoded size of a journal's registers. Every proposal and every record of a commit log holds all of them.
 
 A stream's segment with 64 writers and all of its fences takes less than half of that.
 """
@@ -29,11 +29,11 @@ A stream's segment with 64 writers and all of its fences takes less than half of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from the preconditions.
+    """The result of checking the preconditions.
 
-    With `status` other than OK the append ends. With `resync` the pipeline must be synchronized again, rolled to
-    `roll_to`. With `suspend` the journal's suspension must be changed first; the spool is rolled to `roll_to` before.
-    Otherwise content may stream, and `roll_to` (0: none) asks for a roll ahead of it.
+    With a `status` other than OK, the append ends. With `resync`, the pipeline must be synchronized again, rolled to
+    `roll_to`. With `suspend`, the spool is rolled to `roll_to`, and then the journal's suspension is changed. Otherwise
+    content may stream, after a roll to `roll_to` (0: no roll).
     """
 
     status: pb.Status.ValueType = pb.OK
@@ -43,15 +43,15 @@ class Verdict:
 
 
 GO: Final = Verdict()
-"""Content may stream, to the fragment as it is."""
+"""Content may stream to the present fragment."""
 
 
 def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float) -> Verdict:
     """Check an append against the synchronized spool and all known fragments. `now` is wall time in seconds.
 
-    An index that reaches beyond the spool means that consistency was lost: only an append with that explicit offset
-    may go on, which is an operator's word that no earlier broker can still hold content. Journals that cannot be
-    written to are exempt, because nothing can be written twice there; but not from strict checks of registers.
+    An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
+    offset may go on: by it an operator confirms that no earlier broker can still hold content. Journals that cannot be
+    written to are exempt, because nothing can be written twice there. Strict checks of registers have no exemption.
     """
     strict = is_strict(request)
     if not registers_match(request, spool.registers):
@@ -70,23 +70,23 @@ def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, kno
     if suspension is not None:
         return suspension
     if spool.fragment.begin == known.begin:
-        # The journal's first known content goes to the store early. A store that shows writes tells brokers that
-        # recover from lost consistency that this is not a new journal.
+        # The journal's first known content goes to the store early. Brokers that recover from lost consistency then
+        # see in the store that this is not a new journal.
         return Verdict(roll_to=spool.fragment.end)
     return GO
 
 
 def registers_match(request: pb.AppendRequest, registers: pb.LabelSet) -> bool:
-    """Whether the journal's registers are as the append asks. Those that are empty are, unless it is strict."""
+    """Return True if the registers match the append's selector. Empty registers match unless the append is strict."""
     if not request.HasField("check_registers"):
         return True
     return not (registers.labels or is_strict(request)) or labels.matches(request.check_registers, registers)
 
 
 def is_strict(request: pb.AppendRequest) -> bool:
-    """Whether the append asks for registers that were not lost: its check includes the register `labels.HELD`.
+    """Return True if the append's check includes the register `labels.HELD`, and so fails on lost registers.
 
-    Lost registers are empty, which satisfies every check but this kind.
+    Lost registers are empty. Empty registers pass every other check.
     """
     if not request.HasField("check_registers"):
         return False
@@ -94,14 +94,14 @@ def is_strict(request: pb.AppendRequest) -> bool:
 
 
 def may_have_content(request: pb.AppendRequest) -> bool:
-    """Whether an append of this kind may hold content; those that suspend, or leave a suspension alone, may not."""
+    """Return True if the append may have content. One that suspends, or keeps a suspension, may not."""
     return request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
 
 
 def _check_suspension(
     request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float
 ) -> Verdict | None:
-    """What the request's wish for suspension means for a journal that is not fully suspended."""
+    """Return the verdict on the request's suspend mode for a journal that is not fully suspended; None to go on."""
     level, end = spec.suspend.level, spool.fragment.end
     suspended = level != Suspend.NONE
     if request.suspend == pb.AppendRequest.SUSPEND_RESUME:
@@ -114,7 +114,7 @@ def _check_suspension(
         return Verdict(suspend=Suspend(level=Suspend.FULL, offset=end))
     if suspended:
         return Verdict(pb.SUSPENDED)
-    # A journal that got no append for a whole flush interval counts as idle.
+    # A journal without an append for a whole flush interval is idle.
     idle_since = now - (spec.fragment.flush_interval.ToSeconds() or DEFAULT_FLUSH_SECONDS)
     if request.suspend == pb.AppendRequest.SUSPEND_NOW or 0 < known.flushed_at <= idle_since:
         return Verdict(suspend=Suspend(level=Suspend.PARTIAL, offset=end), roll_to=end)
@@ -122,11 +122,11 @@ def _check_suspension(
 
 
 def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
-    """The spool's fragment, or an empty one at its end (or at `roll_to`, when not 0) if a roll is due.
+    """Return the spool's fragment or, if a roll is due, an empty one at its end or at `roll_to`, whichever is greater.
 
-    A roll is due when the fragment is empty (which also lets it take up a changed codec), is longer than the spec's
-    length, would not begin at `roll_to`, or had its first append in an earlier flush interval (intervals are counted
-    from the epoch, in UTC). `now` is wall time in seconds.
+    A roll is due when the fragment is empty (so that it adopts a changed codec), is longer than the spec's length, does
+    not begin at `roll_to` (unless that is 0), or had its first append in an earlier flush interval. Intervals are
+    counted from the epoch, in UTC. `now` is wall time in seconds.
     """
     current = spool.fragment
     interval = fragment_spec.flush_interval.ToSeconds()
@@ -142,10 +142,10 @@ def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragme
 
 
 def foresee(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
-    """What becomes of registers by an append that checks some of them by name and value, and replaces one's value.
+    """Return the registers after an append that checks some of them by name and value and replaces one's value.
 
-    That is what writers of streams do all the time, so all of it is one pass: the append is well-formed, the registers
-    are as it asks, and what it makes of them is returned. None for anything else, which may be right as well.
+    Writers of streams do this all the time. So one pass checks that the append is well-formed, matches the registers,
+    and computes the new ones. None means that the append is of another form or does not match; it may still be valid.
     """
     check, replacements = request.check_registers, request.union_registers.labels
     if len(replacements) != 1 or check.exclude.labels or request.content or request.HasField("subtract_registers"):
@@ -176,7 +176,7 @@ def foresee(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | 
 
 
 def next_registers(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.LabelSet:
-    """The journal's registers once the append commits: subtract first, then union, which wins over what is there."""
+    """Return the registers once the append commits: subtract first, then union, which wins over existing values."""
     if request.HasField("subtract_registers"):
         registers = labels.subtract(registers, request.subtract_registers)
     if request.HasField("union_registers"):
@@ -185,9 +185,9 @@ def next_registers(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.Labe
 
 
 def outgrown(before: pb.LabelSet, after: pb.LabelSet) -> InvalidInput | None:
-    """What is wrong with an append that makes too many registers of those `before`; None for one that may.
+    """Return the error of an append that makes the registers too large, or None.
 
-    Registers that are too many already, as of an earlier version, may stay as they are, and shrink.
+    Registers that are too large already, from an earlier version, may stay as they are or shrink.
     """
     if after is before:
         return None

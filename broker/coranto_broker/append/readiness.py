@@ -1,6 +1,6 @@
-"""How an append comes to where its content may stream: the states from RESOLVE to VALIDATE_PRECONDITIONS.
+"""The states of an append before its content may stream: from RESOLVE to VALIDATE_PRECONDITIONS.
 
-A handler does one state's work and names the next (`append_states.TRANSITIONS`).
+A handler does the work of one state and returns the next (`coranto_broker.append.states.TRANSITIONS`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from coranto_broker.spool.in_sync import Takeover
 
 
 class Readying(Appending):
-    """See the module."""
+    """An append up to the point where its content may stream."""
 
     async def _resolve(self) -> State:
-        """Find out who is primary, from a key space that is recent enough."""
+        """Find the primary in a key space that is recent enough."""
         if self._await_change:
             self._await_change = False
             await self._env.resolver.wait_for_change(self._resolved)
@@ -70,11 +70,11 @@ class Readying(Appending):
             return State.FOLLOW
         except Invalidated:
             return State.RESOLVE
-        # From here on it commits ahead of whoever looks at the journal's end after its flags have changed.
+        # From here on, the append commits before anybody who sees changed flags looks at the journal's end.
         return State.START_PIPELINE if self._env.resolver.flags_hold(resolution) else State.RESOLVE
 
     async def _follow(self) -> State:
-        """Wait for what becomes of the group."""
+        """Wait for the outcome of the group."""
         member = self._member
         assert member is not None
         problem = await member.outcome
@@ -91,7 +91,7 @@ class Readying(Appending):
         return State.FINISHED
 
     async def _start_pipeline(self) -> State:
-        """Use the pipeline if it is of our Route; otherwise build one, which takes the replica's spool."""
+        """Use the pipeline if it follows our Route. Otherwise take the replica's spool and build a new pipeline."""
         resolution, owner, pipeline = self._resolved, self._require_owner, self._pipeline
         if pipeline is not None:
             fits = pipeline.fits(resolution)
@@ -127,7 +127,7 @@ class Readying(Appending):
         return State.RECV_PIPELINE_SYNC
 
     async def _recv_pipeline_sync(self) -> State:
-        """Read what the replicas say to the proposal."""
+        """Read the replicas' answers to the proposal."""
         pipeline, owner = self._owned, self._require_owner
         result = await pipeline.gather_sync()
         problem = pipeline.error
@@ -151,9 +151,10 @@ class Readying(Appending):
         return State.UPDATE_ASSIGNMENTS
 
     async def _update_assignments(self) -> State:
-        """Tell etcd that the Route is consistent, and whom it consists of in the in-sync record, unless it says so.
+        """Write to etcd that the Route is consistent, and its members to the in-sync record, unless etcd has both.
 
-        Both at once: when the allocator sees that it may remove a replica, the others can already go on without it.
+        One transaction writes both. When the allocator sees that it may remove a replica, the others can already go on
+        without it.
         """
         resolution, pipeline = self._resolved, self._owned
         route = pb.Route(members=resolution.header.route.members, primary=resolution.header.route.primary)
@@ -174,13 +175,13 @@ class Readying(Appending):
         if not stale:
             return State.AWAIT_DESIRED_REPLICAS
         if not may_record:
-            # This may lose against the allocator. Then the later revision shows what it did, and we try again.
+            # This may lose against the allocator. Then the later revision shows the allocator's change, and we retry.
             compares = [unmodified(each.kv) for each in resolution.assignments]
             self._read_through = (await self._env.coordinator.txn(compares, advertise)).header.revision
         return State.RESOLVE
 
     async def _await_desired_replicas(self) -> State:
-        """Go on only with as many replicas as the journal is to have."""
+        """Go on only with as many replicas as the journal should have."""
         resolution = self._resolved
         members = len(resolution.header.route.members)
         if members > resolution.replication:
@@ -196,11 +197,11 @@ class Readying(Appending):
         return State.VALIDATE_PRECONDITIONS
 
     async def _validate_preconditions(self) -> State:
-        """Check registers and offsets, once the stores are known to work and have been listed for the first time."""
+        """Check registers and offsets. First wait until the stores work and have been listed once."""
         resolution, pipeline = self._resolved, self._owned
         replica = resolution.require_replica
         try:
-            for url in resolution.spec.fragment.stores[:1]:  # New fragments go to the first.
+            for url in resolution.spec.fragment.stores[:1]:  # New fragments go to the first store.
                 problem = await self._env.store_problem(resolution.spec.name, url, resolution.invalidated)
                 if problem:
                     self.status, self.store_health_error = pb.FRAGMENT_STORE_UNHEALTHY, problem
@@ -217,10 +218,10 @@ class Readying(Appending):
         )
         self._roll_to = verdict.roll_to
         matters = may_write(resolution.spec) or preconditions.is_strict(self.request)
-        # Nor is a suspended journal's offset rolled to: whoever brings it back may end there, and has the registers.
+        # Do not roll to a suspended journal's offset either: a replica that returns may end there, with the registers.
         lost = not pipeline.recorded and matters
         if lost and (not self.request.offset or verdict.status != pb.OK):
-            # No replica is known to hold all that was acknowledged, so nobody knows the journal's head and registers.
+            # No replica is known to hold all acknowledged content, so the journal's head and registers are unknown.
             self.status = pb.INDEX_HAS_GREATER_OFFSET
             return State.ERROR
         if verdict.status != pb.OK:
@@ -231,7 +232,7 @@ class Readying(Appending):
         if too_many is not None:
             raise too_many
         if lost:
-            # An append of nothing at an explicit offset is an operator's word that they need not be waited for.
+            # By an empty append at an explicit offset, an operator confirms that no such replica need be waited for.
             if not self._loss_confirmed:
                 self._roll_to, self._asks_loss = 0, True
                 return State.STREAM_CONTENT
@@ -239,14 +240,17 @@ class Readying(Appending):
                 return State.RESOLVE
         if verdict.suspend is not None:
             if verdict.roll_to:
-                await self._roll_if_due()  # So that what is only here gets stored.
+                await self._roll_if_due()  # So that content that only this broker has gets stored.
             self._roll_to = 0
             self._suspend = verdict.suspend
             return State.UPDATE_SUSPEND
         return State.SEND_PIPELINE_SYNC if verdict.resync else State.STREAM_CONTENT
 
     async def _update_suspend(self) -> State:
-        """Change the journal's spec. This may lose against another change; the later revision shows what became."""
+        """Change the suspension in the journal's spec, then resolve again at the resulting revision.
+
+        This may lose against another change. The later revision then shows that change.
+        """
         resolution = self._resolved
         assert resolution.item is not None
         spec = pb.JournalSpec()
@@ -256,7 +260,7 @@ class Readying(Appending):
         put = Put(resolution.item.kv.key, spec.SerializeToString(deterministic=True))
         pipeline = self._pipeline
         if spec.suspend.level == pb.JournalSpec.Suspend.FULL and pipeline is not None and pipeline.reading is not None:
-            # Nobody will hold it. Whoever is assigned when it is woken goes on where it ends.
+            # No broker will hold the journal. The brokers assigned when it wakes go on where it ends.
             reading, spool = pipeline.reading, pipeline.spool
             record = in_sync.closed(reading.record, reading.create_revision, spool.end, spool.registers)
             pipeline.recorded = False
@@ -269,7 +273,7 @@ class Readying(Appending):
     # -- Their parts ---------------------------------------------------------------------------------------------------
 
     async def _take_over(self, pipeline: Pipeline) -> Takeover:
-        """Whether the pipeline's replicas, which agree, may go on with the journal."""
+        """Decide whether the pipeline's replicas, which agree with each other, may go on with the journal."""
         resolution, spool = self._resolved, pipeline.spool
         assert resolution.item is not None
         found = Takeover.LOST
@@ -277,7 +281,7 @@ class Readying(Appending):
             found = in_sync.takeover(pipeline.reading.record, pipeline.names, spool.stamp, spool.end)
         if found is Takeover.CLEAN:
             return found
-        # What keeps us from it may have changed since it was read.
+        # The record may have changed since it was read.
         reading = await self._env.in_sync.read(resolution.item.id, resolution.item.create_revision)
         pipeline.reading = reading
         found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
@@ -286,7 +290,7 @@ class Readying(Appending):
         return found
 
     async def _record(self, pipeline: Pipeline, ops: Sequence[Op]) -> bool:
-        """Record the pipeline's replicas as those in sync; False if something changed meanwhile. Applies `ops`, too."""
+        """Record the pipeline's replicas as in sync and apply `ops`. Returns False if something changed meanwhile."""
         reading, resolution, spool = pipeline.reading, self._resolved, pipeline.spool
         assert reading is not None
         revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
@@ -308,7 +312,7 @@ class Readying(Appending):
         return True
 
     async def _line_up(self, resolution: Resolution) -> None:
-        """Wait for the pipeline in the line, from which others take along. Raises TakenAlong and Invalidated."""
+        """Wait for the pipeline in the line, where leaders find members. Raises TakenAlong or Invalidated."""
         assert self.whole is not None
         replica, until = resolution.require_replica, resolution.invalidated
         self._member = member = Member(self.request, self.whole, resolution)
@@ -319,6 +323,6 @@ class Readying(Appending):
             replica.line.leave(member)
         self._owner = resolution
         if self._pipeline is not None:
-            # Those that come meanwhile go along.
+            # Appends that arrive meanwhile join the group.
             await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
             await replica.line.gathered()

@@ -1,8 +1,8 @@
-"""Receiving what the client of an append sends: within its time, and ahead of the pipeline if it is little.
+"""Receiving an append's messages from its client: in time and, if the append is small, ahead of the pipeline.
 
-A small append is received as a whole before it waits for the pipeline, so that it neither holds the pipeline while its
-client sends, nor has to be alone in it (`coranto_broker.append.group_commit`). What turns out to be larger, or to break
-a rule, is replayed once the pipeline is there and goes on from where it was.
+A small append is received as a whole before it waits for the pipeline. So it does not hold the pipeline while its
+client sends, and may share a proposal (`coranto_broker.append.group_commit`). If the append turns out to be larger, or
+breaks a rule, its messages so far are replayed once it has the pipeline, and the rest is read from there.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.rpc.source import Source, next_message, require_readable
 
 LATE_SECONDS = 0.25
-"""A timer that fires later than this after its time says that this process was busy, not that the client was slow."""
+"""If a timer fires later than this after its time, this process was busy and the client is not to blame."""
 
 AHEAD_BYTES = 64 << 20
-"""Content that a broker holds of appends received ahead. Beyond it, they are received once they have the pipeline."""
+"""Most content that a broker holds of appends received ahead. Beyond it, appends first wait for the pipeline."""
 
 
 _MESSAGES = (Content, pb.AppendRequest)
 
 
 class Ahead:
-    """What one broker has received ahead, and may receive."""
+    """The budget of one broker for content received ahead, and its use."""
 
     def __init__(self, each: int) -> None:
-        """`each` bounds one append, but for its last message; 0: nothing is received ahead."""
+        """`each` bounds the bytes of one append, except for its last message. 0: nothing is received ahead."""
         self.each = each
         self.rota = Rota()
         self.silent = Rota()
-        """Of streams whose first message has not come."""
+        """The deadlines of streams whose first message has not come."""
         self.held = 0
-        """Bytes that are held, or may be."""
+        """Bytes held or reserved."""
 
     def open(self, context: Source) -> Inbox:
         return Inbox(context, self)
 
 
 class Inbox:
-    """An append's messages after the first, as a `Source` of them. `close` it at the end."""
+    """A `Source` of an append's messages after the first. `close` it at the end."""
 
     def __init__(self, context: Source, ahead: Ahead) -> None:
         self._context = context
@@ -59,7 +59,7 @@ class Inbox:
         self._messages: deque[AppendMessage | CorantoError | None] = deque()
 
     async def read(self) -> AppendMessage | None:
-        """The next message, or None at the end of the stream. Raises what receiving it raised."""
+        """Return the next message, or None at the end of the stream. Raises the error of receiving it."""
         if not self._messages:
             return await next_message(self._context, pb.AppendRequest)
         found = self._messages.popleft()
@@ -68,9 +68,9 @@ class Inbox:
         return found
 
     async def receive(self, request: pb.AppendRequest, line: Line, min_rate: int, clock: Clock) -> Whole | None:
-        """Receive ahead what may soon stand in `line`.
+        """Receive the append's messages ahead, before it joins `line`.
 
-        Returns an append that is whole, and follows the rules that do not depend on its journal.
+        Returns the append if it is whole and follows the rules that do not depend on its journal; otherwise None.
         """
         ahead, messages, read = self._ahead, self._messages, self._context.read
         each = ahead.each
@@ -110,7 +110,7 @@ class Inbox:
             underflow = credit.underflow()
             if underflow is None:
                 raise
-            messages.append(underflow)  # Its journal may have another reason to refuse it, which says more.
+            messages.append(underflow)  # Its journal may refuse it with a better reason.
             return None
         except AppendUnderflow as problem:
             messages.append(problem)
@@ -125,13 +125,13 @@ class Inbox:
         return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 
     def close(self) -> None:
-        """Nothing is held any more."""
+        """Return the reserved bytes to the budget."""
         self._ahead.held -= self._held
         self._held = 0
 
 
 def _message(message: object) -> AppendMessage | None:
-    """What was read, in case it is a message; None at the end. Raises InvalidInput for bytes that are neither."""
+    """Return a message as read, or None at the end. Raises InvalidInput for bytes that are not a message."""
     if isinstance(message, _MESSAGES):
         return message
     require_readable(message)
@@ -139,9 +139,9 @@ def _message(message: object) -> AppendMessage | None:
 
 
 class FirstCredit:
-    """Looks at a client that is being received ahead, once its first credit may be used up.
+    """Checks a client that is received ahead, once its first credit may be used up.
 
-    Nearly all are done by then, and cost no more than a note of when they sent what. The others get a `Watchdog`.
+    Nearly all clients are done by then and cost no more than a list of times and sizes. The others get a `Watchdog`.
     """
 
     __slots__ = ("_begun", "_clock", "_earned", "_min_rate", "_task", "_watchdog", "closed", "due")
@@ -159,7 +159,7 @@ class FirstCredit:
             rota.add(self)
 
     def earn(self, size: int) -> None:
-        """So much has come. Raises AppendUnderflow for one that has a watchdog, and comes too late."""
+        """Note that `size` bytes came. Raises AppendUnderflow if the client has a watchdog and is too slow."""
         if self._watchdog is None:
             self._earned.append((self._clock.monotonic(), size))
         else:
@@ -170,11 +170,11 @@ class FirstCredit:
         flow.start(self._min_rate, 0, self._begun)
         assert self._task is not None
         self._watchdog = Watchdog(flow, self._clock, task=self._task, due=self.due)
-        self._watchdog.reading = True  # All the time: what is done between two messages takes none.
+        self._watchdog.reading = True  # Always: the work between two messages takes no time.
         self._watchdog.check(self._earned)
 
     def underflow(self) -> AppendUnderflow | None:
-        """As that of `Watchdog`."""
+        """Return the watchdog's `underflow`; None without a watchdog."""
         return self._watchdog.underflow() if self._watchdog is not None else None
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class FirstCredit:
 class Watchdog:
     """Reads a client's messages, and raises AppendUnderflow when they come too slowly.
 
-    It costs no timer, but for a client that takes longer than its first credit lasts; then one for the whole append.
+    It needs no timer unless the client takes longer than its first credit lasts. Then one timer serves the append.
     """
 
     __slots__ = ("_clock", "_flow", "_loop", "_task", "_timer", "_underflow", "closed", "due", "reading")
@@ -200,7 +200,7 @@ class Watchdog:
         task: asyncio.Task[object] | None = None,
         due: float = math.inf,
     ) -> None:
-        """Of the current task, at which it looks first when `rota` says; or of `task`, whose look was `due`."""
+        """Watch the current task, first checked when `rota` says; or `task`, whose check was due at `due`."""
         self._flow = flow
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ class Watchdog:
         self._underflow: AppendUnderflow | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.reading = False
-        """Whether it is the client that we wait for."""
+        """True while we wait for the client."""
         self.closed = False
         self.due = due
         seconds = flow.seconds_until_underflow()
@@ -217,7 +217,7 @@ class Watchdog:
             rota.add(self)
 
     async def read(self, source: Source) -> AppendMessage | None:
-        """The client's next message, or None at the end of its stream."""
+        """Return the client's next message, or None at the end of its stream. Raises AppendUnderflow."""
         self.reading = True
         try:
             message = await source.read()
@@ -229,7 +229,7 @@ class Watchdog:
         finally:
             self.reading = False
         if isinstance(message, _MESSAGES):
-            if message.content:  # What else there is comes once, at the end; while it does not come the timer looks.
+            if message.content:  # An empty message comes once, at the end. The timer covers the wait for it.
                 self._tick()
             return message
         self._tick()
@@ -237,12 +237,12 @@ class Watchdog:
         return None
 
     def earn(self, size: int) -> None:
-        """So much was read. Raises AppendUnderflow."""
+        """Note that `size` bytes were read. Raises AppendUnderflow."""
         self._tick()
         self._flow.chunk(size)
 
     def _tick(self) -> None:
-        """Let time pass. Raises AppendUnderflow, but for time in which we should have looked and did not come to it."""
+        """Charge the client for the time passed, except when our own check is late. Raises AppendUnderflow."""
         now = self._clock.monotonic()
         if self._is_late():
             self._flow.forgive(now)
@@ -252,7 +252,7 @@ class Watchdog:
         return self._loop.time() - self.due > LATE_SECONDS
 
     def underflow(self) -> AppendUnderflow | None:
-        """What a cancellation, which is to be caught, was caused by; None if it has another cause, too."""
+        """Return the underflow that caused a cancellation, which the caller catches. None if it has another cause."""
         if self._underflow is None or self._task is None or self._task.uncancel() > 0:
             return None
         return self._underflow
@@ -264,9 +264,9 @@ class Watchdog:
             self._timer.cancel()
 
     def check(self, earned: Sequence[tuple[float, int]] = ()) -> None:
-        """Look whether the client is too slow, now that its credit may be used up; `earned` is what it sent, and when.
+        """Cancel the task if the client is too slow, now that its credit may be used up; otherwise set the next check.
 
-        That has not been told by `earn`.
+        `earned` lists times and sizes of messages that `earn` was not called for.
         """
         flow, now = self._flow, self._clock.monotonic()
         busy = not self.reading or self._is_late()

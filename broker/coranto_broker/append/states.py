@@ -1,9 +1,9 @@
-"""The states of an append, and where it may go from each (seed 001 "Append State Machine").
+"""The states of an append and the transitions between them (seed 001 "Append State Machine").
 
-Beside the seed's states there are UPDATE_SUSPEND, because journals can be suspended and woken by appends, and FOLLOW,
-because appends that wait for the pipeline may go along with the one that has it (`coranto_broker.append.group_commit`).
+There are two states beside the seed's. UPDATE_SUSPEND exists because appends can suspend and wake journals. FOLLOW
+exists because an append that waits for the pipeline may commit in a group (`coranto_broker.append.group_commit`).
 
-Every blocking state also ends in ERROR: when it fails, or (by cancellation of the task) when the client goes away.
+Every blocking state also ends in ERROR when it fails, or when the client goes away (the task is then cancelled).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 
 class State(enum.Enum):
-    """Where an append is."""
+    """The state of an append."""
 
-    __hash__ = object.__hash__  # That of `Enum` is written in Python, and each step looks up two tables.
+    __hash__ = object.__hash__  # `Enum.__hash__` is slow Python code, and each step looks up two tables.
 
     RESOLVE = "resolve"
     ACQUIRE_PIPELINE = "acquire pipeline"
@@ -39,17 +39,17 @@ TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.RESOLVE: frozenset(
         {
-            State.ACQUIRE_PIPELINE,  # We are the primary.
-            State.START_PIPELINE,  # We are, and own the pipeline already.
-            State.AWAIT_DESIRED_REPLICAS,  # We are not, and shall proxy.
-            State.UPDATE_SUSPEND,  # The journal is fully suspended, and shall be woken.
+            State.ACQUIRE_PIPELINE,  # This broker is the primary.
+            State.START_PIPELINE,  # It is, and owns the pipeline already.
+            State.AWAIT_DESIRED_REPLICAS,  # Another broker is: proxy.
+            State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
             State.ERROR,
         }
     ),
     State.ACQUIRE_PIPELINE: frozenset(
         {
             State.START_PIPELINE,
-            State.FOLLOW,  # Another append has the pipeline, and takes this one along.
+            State.FOLLOW,  # Another append has the pipeline and takes this one along.
             State.RESOLVE,  # The resolution was invalidated meanwhile, or the journal's flags changed.
             State.ERROR,
         }
@@ -57,9 +57,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.FOLLOW: frozenset({State.FINISHED, State.ERROR}),
     State.START_PIPELINE: frozenset(
         {
-            State.UPDATE_ASSIGNMENTS,  # The pipeline is good as it is.
-            State.VALIDATE_PRECONDITIONS,  # It is, and an append before this one found the rest to be, too.
-            State.SEND_PIPELINE_SYNC,  # There was none, or it was of an older Route.
+            State.UPDATE_ASSIGNMENTS,  # The pipeline is good, but etcd may need an update.
+            State.VALIDATE_PRECONDITIONS,  # The pipeline is good, and an earlier append found the rest good.
+            State.SEND_PIPELINE_SYNC,  # There was no pipeline, or it followed an older Route.
             State.RESOLVE,  # The resolution was invalidated meanwhile.
             State.ERROR,
         }
@@ -75,9 +75,9 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     ),
     State.UPDATE_ASSIGNMENTS: frozenset(
         {
-            State.AWAIT_DESIRED_REPLICAS,  # etcd says already that the Route is consistent, and who is in sync.
+            State.AWAIT_DESIRED_REPLICAS,  # etcd already has the consistent Route and the in-sync record.
             State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
-            State.RESOLVE,  # It does now, at a later revision.
+            State.RESOLVE,  # etcd has it now, at a later revision.
             State.ERROR,
         }
     ),
@@ -93,7 +93,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
         {
             State.STREAM_CONTENT,
             State.SEND_PIPELINE_SYNC,  # An explicit offset has the replicas roll to it.
-            State.UPDATE_SUSPEND,  # The journal is to be suspended, or woken.
+            State.UPDATE_SUSPEND,  # Suspend or wake the journal.
             State.RESOLVE,  # The resolution was invalidated while the stores were being listed.
             State.ERROR,
         }
@@ -103,7 +103,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
         {
             State.STREAM_CONTENT,
             State.READ_ACKNOWLEDGEMENTS,
-            State.VALIDATE_PRECONDITIONS,  # It has no content, and confirms that content was lost.
+            State.VALIDATE_PRECONDITIONS,  # The append is empty and confirms that content was lost.
         }
     ),
     State.READ_ACKNOWLEDGEMENTS: frozenset({State.FINISHED, State.ERROR}),

@@ -1,1 +1,1 @@
-"""Fragments of a broker: the index, the cache, the persister and its backlog, retention, and probes of stores."""
+"""A broker's fragments: the index, the cache, the persister and its backlog, retention, and probes of stores."""

@@ -1,15 +1,15 @@
-"""The backlog: content that this broker is to store and has not stored yet, and which journals are held back by it.
+"""The backlog: content that this broker must store and has not stored yet, and the journals that it holds back.
 
-A fragment store may take a broker's probes and yet refuse fragments, or take them more slowly than journals are
-appended to. Local files then grow. So appends to a journal are refused
+A fragment store may pass a broker's probes and yet refuse fragments, or take them more slowly than appends come. Local
+files then grow. So the broker refuses appends to a journal
 
-* while attempts to store its fragments go on failing, as they are while probes of its store fail;
-* while more of the journal waits than one journal may have waiting, until it is QUARTERS/4 of that again;
-* while more of all journals waits than the broker may have waiting, until it is QUARTERS/4 of that again. This holds
-  for journals of which something waits: others go on, so that what one store refuses does not stop everybody.
+* while attempts to store its fragments keep failing (as it does while probes of its store fail);
+* while the journal's backlog exceeds the bound of one journal, until it is down to QUARTERS/4 of that bound;
+* while the backlog of all journals exceeds the broker's bound, until it is down to QUARTERS/4 of that bound. This holds
+  back only journals with a backlog. Others go on, so that one store's refusals do not stop all journals.
 
-All of it ends by itself once the store takes fragments again. What grows at the end of a journal does not count before
-it is a complete fragment, nor does what a replica leaves to its primary.
+Appends go on by themselves once the store takes fragments again. The growing fragment at the end of a journal counts
+only once it is complete. Fragments that a replica leaves to its primary do not count.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from coranto.effects import Clock
 from coranto_broker.ownership import Invalidated, Signal
 
 QUARTERS = 3
-"""Of a bound that was exceeded: what has to be left for appends to go on, lest they be let go and held all the time."""
+"""Appends go on once the backlog is down to this many quarters of the exceeded bound, so that it does not flap."""
 FAILING_ATTEMPTS = 5
-"""So many attempts to store a fragment that fail, one after the other, are no mishap any more."""
+"""Failed attempts in a row to store a fragment after which its journal is held back."""
 PATIENCE_SECONDS = 10.0
-"""How long an append waits to be let go. Those that come later than that after the first wait no more."""
+"""Time for which appends wait after a hold begins. Appends that come later do not wait."""
 _log = structlog.get_logger(__name__)
 
 
@@ -39,7 +39,7 @@ class _Failure(NamedTuple):
 
 
 class Backlog:
-    """Bytes that wait, by journal, and what follows from them. Used from one event loop."""
+    """The bytes that wait, by journal, and the holds that follow from them. Used from one event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Backlog:
     ) -> None:
         """`journal_bytes` and `broker_bytes` are bounds, 0 for none.
 
-        `on_store` hears of stores that begin or cease to refuse some journal's fragments.
+        `on_store` is called with the URL of a store that begins or ceases to refuse some journal's fragments.
         """
         self._clock = clock
         self._journal_bytes = journal_bytes
@@ -62,37 +62,37 @@ class Backlog:
         self._full = False
         self._over: set[str] = set()
         self._failing: dict[str, _Failure] = {}
-        self._since: dict[str, float] = {}  # When journals that are held back began to be, by monotonic time.
+        self._since: dict[str, float] = {}  # Monotonic time at which each hold began, by journal.
         self._waiters: set[asyncio.Future[object]] = set()
 
     @property
     def total(self) -> int:
-        """Bytes that wait, of all journals."""
+        """Bytes of all journals that wait."""
         return self._total
 
     @property
     def held(self) -> int:
-        """Journals that are held back."""
+        """Number of journals held back."""
         return len(self._since)
 
     def refused_by(self, url: str) -> int:
-        """Journals whose fragments this store goes on refusing."""
+        """Return the number of journals whose fragments this store keeps refusing."""
         return sum(failure.url == url for failure in self._failing.values())
 
     def holds(self, journal: str) -> bool:
-        """Whether the journal is held back, whatever its store is now."""
+        """Return True if the journal is held back, regardless of its current store."""
         return journal in self._since
 
-    # -- What happens --------------------------------------------------------------------------------------------------
+    # -- Events --------------------------------------------------------------------------------------------------------
 
     def add(self, journal: str, size: int) -> None:
-        """So many bytes of the journal are to be stored."""
+        """Add `size` bytes of the journal to the backlog."""
         self._bytes[journal] = self._bytes.get(journal, 0) + size
         self._total += size
         self._weigh(journal)
 
     def remove(self, journal: str, size: int) -> None:
-        """They are stored, or need not be any more."""
+        """Remove `size` bytes of the journal: they are stored, or need not be stored any more."""
         self._total -= size
         left = self._bytes[journal] - size
         if left:
@@ -103,7 +103,7 @@ class Backlog:
         self._weigh(journal)
 
     def failed(self, journal: str, url: str, attempts: int, error: str) -> None:
-        """A fragment of the journal could not be stored, for the `attempts`th time in a row."""
+        """Note that storing a fragment of the journal failed for the `attempts`th time in a row."""
         if attempts >= FAILING_ATTEMPTS:
             before = self._failing.get(journal)
             self._failing[journal] = _Failure(url, attempts, error)
@@ -112,14 +112,14 @@ class Backlog:
                 self._on_store(each)
 
     def stored(self, journal: str) -> None:
-        """A store has taken a fragment of the journal."""
+        """Note that a store has taken a fragment of the journal."""
         self._succeeded(journal)
         self._weigh(journal)
 
-    # -- What follows --------------------------------------------------------------------------------------------------
+    # -- Holds ---------------------------------------------------------------------------------------------------------
 
     def problem(self, journal: str, url: str) -> str:
-        """Why the journal, whose fragments go to that store, takes no appends; empty when it does."""
+        """Return the reason why the journal, whose fragments go to that store, takes no appends, or ""."""
         if journal not in self._since:
             return ""
         waiting = self._bytes.get(journal, 0)
@@ -144,7 +144,7 @@ class Backlog:
         return ""
 
     async def room(self, journal: str, url: str, until: Signal | None = None) -> str:
-        """As `problem`, but that it waits a while for it to pass. Raises Invalidated when `until` fires first."""
+        """Wait a while for a problem to pass, and return `problem`. Raises Invalidated when `until` fires first."""
         while problem := self.problem(journal, url):
             left = self._since[journal] + PATIENCE_SECONDS - self._clock.monotonic()
             if left <= 0:
@@ -153,7 +153,7 @@ class Backlog:
         return ""
 
     async def _change(self, seconds: float, until: Signal | None) -> None:
-        """Return when some journal is let go, or after so many seconds."""
+        """Return when the hold on any journal ends, or after `seconds`."""
         if until is not None and until.fired:
             raise Invalidated
         waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -176,7 +176,7 @@ class Backlog:
             self._on_store(failure.url)
 
     def _weigh(self, journal: str) -> None:
-        """Hold the journal back, or let it go; and all others, when it is the broker's bound that is passed."""
+        """Hold the journal back or let it go. If the broker's bound is crossed, do so for all journals that wait."""
         waiting = self._bytes.get(journal, 0)
         if _exceeds(waiting, self._journal_bytes, before=journal in self._over):
             self._over.add(journal)
@@ -203,7 +203,7 @@ class Backlog:
 
 
 def _exceeds(size: int, bound: int, *, before: bool) -> bool:
-    """Whether `size` is too much, given whether it was `before`."""
+    """Return True if `size` is too much. `before` says whether it was too much before."""
     return bound > 0 and size > (_low(bound) if before else bound)
 
 

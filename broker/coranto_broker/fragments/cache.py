@@ -1,12 +1,12 @@
-"""Content of stored fragments, for readers that read through the broker.
+"""The cache of stored fragments' content, for readers that read through the broker.
 
-Many readers tail the same journals, so what was just fetched is likely wanted again. Concurrent wishes for one fragment
-are one fetch. Every fragment's length and SHA-1 is verified before any of it is served.
+Many readers tail the same journals, so content that was just fetched is likely to be read again. Concurrent reads of
+one fragment share a fetch. The length and SHA-1 of every fragment are verified before any of it is served.
 
-Content lies in nameless files of a local folder, which are gone with the process however it ends; little fragments are
-kept in memory. A fragment is decompressed from one mapped file into another, so that none, however large, is ever held
-in memory. Files take up to `max_bytes` together: the longest unused make room, and when readers hold too many, further
-ones wait a while and are then refused. A fragment that is larger than the whole bound is served when it is alone.
+Small fragments are kept in memory. Others lie in nameless files of a local folder, which vanish with the process
+however it ends. A fragment is decompressed from one mapped file into another, so a large one is never held in memory.
+Files take up to `max_bytes` together. The least recently used make room. When readers hold too many files, further
+readers wait a while and are then refused. A fragment larger than the whole bound is served when it is the only one.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ LITTLE_BYTES = 1 << 20
 LITTLE_TOTAL_BYTES = 64 << 20
 """Memory for fragments of up to LITTLE_BYTES."""
 ENTRY_BYTES = 2048
-"""Memory that one of them takes besides, about: of the smallest ones it would else be ten times as much as there is."""
+"""Approximate overhead of one of them. Without counting it, the smallest could take ten times LITTLE_TOTAL_BYTES."""
 
 FETCHES = 4
-"""Fragments that are fetched at the same time."""
+"""Most fragments fetched at the same time."""
 
 PATIENCE_SECONDS = 30.0
-"""How long a reader waits for others to make room."""
+"""Time that a reader waits for room in the cache."""
 
 _PIECE_BYTES = 1 << 20
 
 
 class Content(Protocol):
-    """Verified content of a fragment."""
+    """The verified content of a fragment."""
 
     def read_at(self, position: int, length: int) -> bytes: ...
 
 
 class FragmentCache:
-    """Content of stored fragments, each fetched once as long as it stays."""
+    """A cache of stored fragments' content. Each fragment is fetched once while it stays in the cache."""
 
     def __init__(
         self, stores: StoreRegistry, folder: Path, max_bytes: int, *, little_bytes: int = LITTLE_BYTES
     ) -> None:
-        """`folder` is made when it is needed, which is for fragments of more than `little_bytes`."""
+        """`folder` is created when it is first needed, for a fragment of more than `little_bytes`."""
         self._stores = stores
         self._folder = folder
         self._little_bytes = little_bytes
@@ -64,7 +64,10 @@ class FragmentCache:
 
     @asynccontextmanager
     async def open(self, fragment: Fragment) -> AsyncIterator[Content]:
-        """The whole content, for as long as the block lasts. Raises StoreError, CorruptFragment or Unavailable."""
+        """Provide the whole content during the block. Raises StoreError, CorruptFragment or Unavailable.
+
+        Cancelling a reader does not stop a fetch that has begun.
+        """
         key = f"{fragment.backing_store} {fragment.content_path}"
         store = self._stores.get(fragment.backing_store)
         little = fragment.length <= self._little_bytes
@@ -72,13 +75,13 @@ class FragmentCache:
         size = fragment.length + (ENTRY_BYTES if little else 0)
         entry = shelf.borrow(key, size, lambda: fetch(store, fragment))
         try:
-            # A reader that goes away does not take the fetch from the others.
+            # A reader that goes away does not cancel the fetch for the others.
             yield await asyncio.shield(entry.fetching)
         finally:
             shelf.give_back(entry)
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Cancel all fetches and drop all content."""
         await self._little.close()
         await self._large.close()
 
@@ -107,7 +110,7 @@ class FragmentCache:
         return tempfile.TemporaryFile(dir=self._folder)
 
     def _unpack(self, fragment: Fragment, stored: IO[bytes], source: str) -> IO[bytes]:
-        """The file of the verified content, which may be `stored` itself."""
+        """Return a file of the verified content, which may be `stored` itself. Raises CorruptFragment."""
         stored.flush()
         size = os.fstat(stored.fileno()).st_size
         content = stored
@@ -163,7 +166,7 @@ class _Memory:
 
 
 class _File:
-    """Content in a nameless file."""
+    """Content in a temporary file without a name."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -176,7 +179,7 @@ class _File:
 
 
 class _Entry:
-    """One fragment of a shelf."""
+    """One fragment on a shelf."""
 
     def __init__(self, key: str, size: int) -> None:
         self.key = key
@@ -191,7 +194,7 @@ class _Entry:
 
 
 class _Shelf:
-    """Content that is kept while there is room, the longest unused going first."""
+    """Content kept while there is room. The least recently used goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -250,7 +253,7 @@ class _Shelf:
 
     def _fetched(self, entry: _Entry) -> None:
         task = entry.fetching
-        if task.cancelled() or task.exception() is not None:  # Those who wait get it; the next reader tries again.
+        if task.cancelled() or task.exception() is not None:  # Waiting readers get the error; the next one retries.
             self._drop(entry)
 
     def _drop(self, entry: _Entry) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a fragment that other brokers of its journal hold in local files, for when ours is damaged."""
+"""Copies of a fragment in local files of the journal's other brokers, to replace a damaged local file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _log = structlog.get_logger(__name__)
 
 
 class Copies(Protocol):
-    """Who else may have a fragment's content."""
+    """Access to other brokers' copies of a fragment's content."""
 
     async def fetch(self, fragment: Fragment, target: SharedFile) -> str:
-        """Write a good copy of the content to `target`, an empty file; returns the name of the broker that had it.
+        """Write a good copy of the content to the empty file `target`, and return the name of the broker that had it.
 
-        It is empty when nobody has one; then `target` may hold anything. Raises OSError when writing fails.
+        Returns "" when no broker has one; `target` may then hold anything. Raises OSError when writing fails.
         """
         ...
 
 
 async def mend(sealed: Sealed, copies: Copies) -> str:
-    """Put a good copy in the place of damaged content that was set aside. Returns who had it, empty if nobody."""
+    """Replace damaged content that was set aside by a good copy. Returns the broker that had it, or "" if none has."""
     fetched = sealed.content.beside(sealed.content.path.name + FETCHED)
     try:
         source = await copies.fetch(sealed.fragment, fetched)

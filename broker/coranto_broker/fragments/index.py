@@ -1,25 +1,25 @@
-"""The fragment index of a replica: where the content of each offset can be had.
+"""The fragment index of a replica: finds the fragment that has the content of an offset.
 
-It joins what lies in local spool files with what the fragment stores list. A local fragment keeps its file until a
-listing that was begun after the fragment was stored shows that the stores have its content: under its own offsets and
-SHA-1, or within what lies directly in the journal's folder. What lies in a subfolder and merely covers its offsets is
-not enough: nothing but its path says that it is this journal's (see `coranto.fragments.journal_folders`). What is
-listed counts only if its length can be right, and if it is not another content of the very same offsets. Whether the
-content agrees with its name is left to those who read it, all of whom compare the SHA-1, and to audits.
+It joins local spool files with the listings of the fragment stores. A local fragment keeps its file until a listing
+shows that the stores have its content: under its own offsets and SHA-1, or within fragments directly in the journal's
+folder. The listing must have begun after the fragment was stored. A fragment in a subfolder that merely covers the
+offsets is not enough: only its path says that it belongs to this journal (see `coranto.fragments.journal_folders`). A
+listed fragment counts only if its length is plausible and it is not other content of exactly the same offsets. The
+index does not compare content with its name. All readers do, by its SHA-1, and so do audits.
 
-Which entry answers an offset (`find` is pure):
+Rules by which an entry answers an offset (`find` is pure):
 
 * -1 stands for the write head.
-* The covering entry that reaches furthest.
-* Where nothing covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
-  first of all, or was stored more than six hours ago. A younger one may be preceded by a fragment that another broker
-  is still uploading, so the read waits. A fragment that this broker has stored itself is not listed yet: what other
-  brokers stored before it only the next listing tells.
+* Of the entries that cover the offset, the one that reaches furthest answers.
+* If no entry covers the offset but a *listed* fragment begins above it, the read jumps there if that fragment is the
+  first of all, or was stored more than six hours ago. Before a younger one, another broker may still be uploading a
+  fragment, so the read waits. A fragment that this broker has stored itself is not listed yet: only the next listing
+  shows which fragments other brokers stored before it.
 * Stored fragments older than the read's `begin_mod_time` are skipped.
 
-Content that has committed here is no entry before it is known that every replica has it, since until then the journal
-may go on without it. It counts for the head, so that no head is told that lags behind an acknowledged append; whoever
-reads there waits, though only for a while if the read does not block.
+Content that has committed here becomes an entry only once every replica is known to have it, because until then the
+journal may go on without it. It counts for the head, so that the index never reports a head below an acknowledged
+append. A read there waits, but only for a while if it does not block.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from coranto_broker.spool.shared_file import SharedFile
 JUMP_AGE_SECONDS = 6 * 60 * 60
 FIRST_REFRESH_PATIENCE_SECONDS = 5.0
 READABLE_PATIENCE_SECONDS = 5.0
-"""How long a read that does not block waits for content of this replica that the others may not have yet.
+"""Time that a non-blocking read waits for content of this replica that the others may not have yet.
 
-Its primary tells within a message's time, unless it has just died.
+The primary reports that within the latency of one message, unless it has just died.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A fragment of the index; `content` is its local file, None when it is known from a listing of the stores."""
+    """A fragment of the index. `content` is its local file, or None if it is known from a listing of the stores."""
 
     fragment: Fragment
     content: SharedFile | None = None
@@ -64,14 +64,14 @@ class Entry:
 
     @property
     def local(self) -> SharedFile | None:
-        """The local file to read it from; None when it is to be read from its store."""
+        """The local file to read from, or None to read from the store."""
         damaged = self.content is not None and self.content.taken_out
         return None if damaged and self.fragment.backing_store else self.content
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
+    """The answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
 
     offset: int
     write_head: int
@@ -79,7 +79,7 @@ class Found:
 
 
 def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time: int, now: float) -> Found:
-    """Where to read `offset`; see the module's rules. `now` is wall time in seconds."""
+    """Find the entry to read `offset` from, by the module's rules. `now` is wall time in seconds."""
     if offset == -1:
         offset = write_head
     while True:
@@ -100,13 +100,13 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
 
 
 def is_plausible(fragment: Fragment) -> bool:
-    """Whether the file of a listed fragment has a length that can be right; True when that is not known."""
+    """Return True if the file length of a listed fragment is plausible or unknown."""
     size = fragment.file_bytes
     return size is None or can_hold(fragment.codec, size, fragment.length)
 
 
 def _spans(fragments: Iterable[Fragment]) -> dict[tuple[int, int], set[bytes]]:
-    """The sums of fragments, by their offsets."""
+    """Return the sums of fragments by their offsets."""
     found: dict[tuple[int, int], set[bytes]] = {}
     for fragment in fragments:
         found.setdefault((fragment.begin, fragment.end), set()).add(fragment.sum)
@@ -117,35 +117,35 @@ class FragmentIndex:
     """All known fragments of one replica. Implements `SpoolObserver` except for handing fragments to the persister."""
 
     def __init__(self, clock: Clock, on_gap: Callable[[], None] = lambda: None) -> None:
-        """`on_gap` hears of reads below the head for which there is nothing here (yet)."""
+        """`on_gap` is called when a read below the head finds nothing here (yet)."""
         self._clock = clock
         self._on_gap = on_gap
         self._all: CoverSet[Entry] = CoverSet()
-        self._current: Entry | None = None  # The fragment under construction, as far as it is visible.
-        # Completed fragments by begin: how much of it readers see, and when it was stored (inf: not yet).
+        self._current: Entry | None = None  # The visible part of the fragment under construction.
+        # Completed fragments by begin, each with the part that readers see and the time it was stored (inf: not yet).
         self._sealed: dict[int, tuple[Sealed, Entry | None, float]] = {}
-        self._stored_again: set[int] = set()  # Of these.
+        self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
         self._noted_head = 0
-        self._ahead = 0  # Where the content of this replica ends that readers wait for.
+        self._ahead = 0  # End of this replica's content that readers wait for.
         self.changes = 0
-        """Counts whatever happens to what is known, but that the fragment under construction grows."""
+        """Counts all changes of the index except growth of the fragment under construction."""
         self._refreshed = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
 
     @property
     def entries(self) -> CoverSet[Entry]:
-        """All entries; to be read, not changed."""
+        """All entries. Do not modify them."""
         return self._all
 
     @property
     def head(self) -> int:
-        """One past the highest offset that is known to have been written."""
+        """The end of all content known to have been written: one past its highest offset."""
         return max(self._all.end_offset, self._noted_head, self._ahead)
 
     @property
     def known(self) -> Known:
-        """What preconditions of appends depend on."""
+        """The summary that preconditions of appends use."""
         count = len(self._all)
         return Known(
             self._all.begin_offset, self.head, count == 0, self._all[count - 1].fragment.mod_time if count else 0
@@ -153,11 +153,11 @@ class FragmentIndex:
 
     @property
     def refreshed(self) -> bool:
-        """Whether the stores have been listed at least once."""
+        """True once the stores have been listed."""
         return self._refreshed.is_set()
 
     def note_head(self, offset: int) -> None:
-        """Content up to `offset` was written, even if no fragment shows it any more."""
+        """Note that content up to `offset` was written, even if no fragment shows it any more."""
         if offset > self._noted_head:
             self._noted_head = offset
             self.changes += 1
@@ -185,7 +185,7 @@ class FragmentIndex:
             self.spool_ahead(sealed.fragment.end)
 
     def spool_ahead(self, end: int) -> None:
-        """Content up to `end` has committed, and is not to be shown yet."""
+        """Note that content up to `end` has committed but must not be shown yet."""
         self._ahead = max(self._ahead, end)
 
     def spool_readable(self, end: int) -> None:
@@ -203,7 +203,7 @@ class FragmentIndex:
         self._changed()
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
-        """A local fragment is in a store now, as `fragment`. Its file is still used."""
+        """Note that a local fragment is now in a store, as `fragment`. Its local file stays in use."""
         found = self._sealed.get(sealed.fragment.begin)
         if found is None or found[0] is not sealed:
             return
@@ -213,9 +213,9 @@ class FragmentIndex:
         self._changed()
 
     def refresh(self, listed: Iterable[Fragment], begun_at: float) -> list[Sealed]:
-        """Replace what is known of the stores by a listing that was begun at monotonic time `begun_at`.
+        """Replace the entries of the stores by a listing that began at monotonic time `begun_at`.
 
-        Returns local fragments that are to be stored again: the files that were stored as theirs cannot be them.
+        Returns local fragments to store again, because the files in the store under their names cannot be them.
         """
         sound: list[Fragment] = []
         unsound: list[Fragment] = []
@@ -230,18 +230,18 @@ class FragmentIndex:
             entry = known
             if entry is None:
                 continue
-            # Stored but absent from a later listing: somebody removed it, so it is only here again.
+            # It was stored but a later listing does not have it: somebody removed it, so only the local file is left.
             if stored_at < begun_at:
                 entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
                 if entry.fragment.content_name in names and begin not in self._stored_again:
-                    self._stored_again.add(begin)  # Once: what lists wrong lengths would have it for ever.
+                    self._stored_again.add(begin)  # Only once, as a store may keep listing wrong lengths.
                     self._sealed[begin] = (sealed, entry, float("inf"))
                     again.append(sealed)
             entries.add(entry)
         if self._current is not None:
             entries.add(self._current)
         for fragment in unsound:
-            # Whoever reads it is told what is wrong with it. It must not hide what is good.
+            # A reader of it gets an error that says what is wrong. It must not hide good fragments.
             if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
                 entries.add(Entry(fragment))
         self._all = entries
@@ -250,7 +250,7 @@ class FragmentIndex:
         return again
 
     def _drop_listed(self, sound: list[Fragment]) -> None:
-        """Remove the local files of fragments whose content the stores have, beyond doubt."""
+        """Remove the local files of fragments whose content the stores certainly have."""
         spans = _spans(sound)
         own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in sound if not fragment.path_postfix)
         for begin, (sealed, _, _) in list(self._sealed.items()):
@@ -260,12 +260,12 @@ class FragmentIndex:
             if has:
                 del self._sealed[begin]
                 self._stored_again.discard(begin)
-                # It was acknowledged, so the head stays there, whatever becomes of the file in the store.
+                # Its content was acknowledged, so the head never falls below it, even if the store loses the file.
                 self._noted_head = max(self._noted_head, ours.end)
                 sealed.drop()
 
     def forget(self, sealed: Sealed) -> None:
-        """This fragment is not part of the journal."""
+        """Remove a fragment that is not part of the journal."""
         found = self._sealed.get(sealed.fragment.begin)
         if found is not None and found[0] is sealed:
             del self._sealed[sealed.fragment.begin]
@@ -275,31 +275,31 @@ class FragmentIndex:
             self.changes += 1
 
     def found_missing(self) -> None:
-        """A fragment was not in its store, so what is known of the stores is out of date."""
+        """Note that a fragment was not in its store, so the last listing is out of date."""
         self._on_gap()
 
     def forget_through(self, end: int) -> None:
-        """What ends at or before `end` is about to be removed from the stores; nothing of it is kept here."""
+        """Drop entries that end at or before `end`: their files are about to be removed from the stores."""
         self.note_head(self._all.end_offset)
         self._all.drop_through(end)
         self._changed()
 
     def sealed_files(self) -> list[Sealed]:
-        """Completed fragments whose files are still kept."""
+        """Return the completed fragments whose local files are still kept."""
         return [sealed for sealed, _, _ in self._sealed.values()]
 
     def drop_stored(self) -> None:
-        """Remove the local files of fragments that are in a store. Nobody looks here for them any more."""
+        """Remove the local files of stored fragments. Call it once nobody reads from this index any more."""
         for begin, (sealed, _, stored_at) in list(self._sealed.items()):
             if stored_at != float("inf"):
                 del self._sealed[begin]
                 sealed.drop()
 
     async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
-        """Where to read `offset` (-1: the write head). With `block`, wait until there is something to read.
+        """Find the entry to read `offset` (-1: the write head) from. With `block`, wait until there is one.
 
-        Before the first listing nobody knows what the stores hold, and what has committed here the others may not have
-        yet, so even a read that does not block waits a little for either.
+        Even a non-blocking read waits a little for the first listing, because the content of the stores is unknown
+        before it, and for committed content that other replicas may not have yet.
         Raises Unavailable when the replica is closed.
         """
         deadline = self._clock.monotonic() + FIRST_REFRESH_PATIENCE_SECONDS
@@ -315,7 +315,7 @@ class FragmentIndex:
             if found.offset < found.write_head and not ahead:
                 self._on_gap()
             if offset == -1:
-                offset = found.offset  # The head as it was at first, not one that moves on.
+                offset = found.offset  # Stay at the first head, even if the head moves on.
             if block:
                 await self.changed()
             elif not self.refreshed and self._clock.monotonic() < deadline:
@@ -328,7 +328,7 @@ class FragmentIndex:
                 return found
 
     async def wait_refreshed(self, timeout: float | None = None) -> bool:
-        """Wait for the first listing of the stores; False when `timeout` seconds have passed before it."""
+        """Wait for the first listing of the stores. Returns False if `timeout` seconds pass before it."""
         try:
             async with asyncio.timeout(timeout):
                 while not self.refreshed:
@@ -339,7 +339,7 @@ class FragmentIndex:
         return True
 
     async def changed(self) -> None:
-        """Return at the next change of the index, or when it is closed."""
+        """Wait for the next change of the index, or until it is closed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -348,7 +348,7 @@ class FragmentIndex:
             self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """The replica is gone; everyone who waits is told."""
+        """Close the index because the replica is gone, and wake all who wait."""
         self._closed = True
         self._wake()
 

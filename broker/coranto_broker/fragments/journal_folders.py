@@ -1,7 +1,7 @@
-"""The folders of journals in fragment stores, as one broker knows them: what of them it lists, marks and writes to.
+"""The folders of journals in fragment stores: one broker's listing, marking and choice of postfixes.
 
-`coranto.fragments.journal_folders` has the rule. This adds the journals that exist, from the mirrored key space, and
-keeps for the persister what listings told.
+`coranto.fragments.journal_folders` has the rule. This module adds the journals that exist, from the mirrored key space,
+and keeps the results of listings for the persister.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _log = structlog.get_logger(__name__)
 
 
 class JournalFolders:
-    """Lists journals, marks their folders, and says which postfixes lead into another journal's."""
+    """Lists journals, marks their folders, and drops postfixes that lead into another journal's folder."""
 
     def __init__(self, stores: StoreRegistry, names_below: Callable[[str], Iterable[str]] = lambda journal: ()) -> None:
-        """`names_below` gives the names of the journals that exist and nest below a journal's."""
+        """`names_below` returns the names of existing journals that nest below a journal's name."""
         self._stores = stores
         self._names_below = names_below
         self._others: dict[tuple[str, str], frozenset[str]] = {}  # By store and journal.
@@ -30,7 +30,7 @@ class JournalFolders:
         self._marked: set[tuple[str, str]] = set()
 
     async def fragments(self, journal: str, urls: Iterable[str]) -> list[Fragment]:
-        """The journal's own fragments in some stores. Raises StoreError, and InvalidInput for a URL that is none."""
+        """List the journal's own fragments in some stores. Raises StoreError, or InvalidInput for an invalid URL."""
         own: list[Fragment] = []
         for url in urls:
             found = await self._stores.get(url).listing(journal, lambda: self._names_below(journal))
@@ -53,18 +53,18 @@ class JournalFolders:
                 noted.pop((url, journal), None)
 
     async def mark_listed(self, journal: str, urls: Iterable[str]) -> None:
-        """Mark the folders that the last listing has found without a marker: the own one, and those of others in it."""
+        """Mark the folders that the last listing found without a marker: the journal's and those nested in it."""
         for url in urls:
             for folder in sorted(self._unmarked.pop((url, journal), ())):
                 await self._mark(self._stores.get(url), f"{journal}/{folder}" if folder else journal)
 
     async def mark(self, journal: str, url: str) -> None:
-        """Mark the journal's folder, before anything is stored there, unless this process has done so."""
+        """Mark the journal's folder unless this process has done so. Call it before anything is stored there."""
         if (url, journal) not in self._marked:
             await self._mark(self._stores.get(url), journal)
 
     async def _mark(self, store: FragmentStore, journal: str) -> None:
-        """Failing is no reason to store or list nothing: it is tried again at the next occasion."""
+        """Mark a folder. A failure is only logged and retried later: it must not stop storing or listing."""
         try:
             await store.mark(journal)
         except CorantoError as error:
@@ -73,7 +73,7 @@ class JournalFolders:
             self._marked.add((store.url, journal))
 
     def own_postfix(self, journal: str, url: str, postfix: str) -> str:
-        """The postfix to store a fragment with: none at all where this one leads into another journal's folder."""
+        """Return the postfix to store a fragment with, or "" if `postfix` leads into another journal's folder."""
         if not postfix:
             return postfix
         folder = f"{journal}/"

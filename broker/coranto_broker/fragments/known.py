@@ -1,4 +1,4 @@
-"""What a fragment index tells the preconditions of appends."""
+"""The summary of a fragment index that the preconditions of appends use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """What the fragment index knows: [begin, end) of all fragments, and whether there are any.
+    """The summary of a fragment index: [begin, end) of all fragments, and whether there are none.
 
-    `flushed_at` is when the last of them was stored, in Unix seconds; 0 if it is not.
+    `flushed_at` is the time in Unix seconds at which the last fragment was stored; 0 if it is not stored.
     """
 
     begin: int = 0

@@ -1,24 +1,24 @@
 """The persister: takes completed fragments from local files to the journal's fragment store.
 
-The broker that drove a journal's appends stores its fragments at once. Other replicas hold back for some minutes, by
-which time the primary has normally done it, and then only look whether the fragment is there. What fails is tried
-again, ever more slowly, until it succeeds or the journal is gone. Local files are the queue: what has not been stored
-when the broker ends is found again by the next one.
+The broker that drove a journal's appends stores its fragments at once. Other replicas wait some minutes. By then the
+primary has normally stored the fragment, and they only check that it is there. A failed attempt is retried, with
+growing pauses, until it succeeds or the journal is gone. Local files are the queue: a broker finds the fragments that
+its predecessor had not stored when it ended.
 
-Only what is part of the journal for good is stored (see `in_sync`). While that is open, a fragment waits; when it turns
-out that others went on without it, its files are set aside.
+Only fragments that are part of the journal for good are stored (see `in_sync`). While that is undecided, a fragment
+waits. If it turns out that others went on without it, its files are set aside.
 
-A fragment whose predecessor here waits, or was refused by its store, waits for that one: readers take a journal whose
-first stored fragment begins later for one whose beginning was removed.
+A fragment waits for its predecessor on this broker while that waits or its store refuses it. Otherwise readers would
+see a journal whose first stored fragment begins later, and conclude that its beginning was removed.
 
-New fragments go to the first store of the journal's spec, as of the time of the attempt. While the broker shuts down,
-a store that denies access is passed over for the next one.
+New fragments go to the first store of the journal's spec at the time of the attempt. While the broker shuts down, it
+tries the next store if one denies access.
 
-Content is hashed as it is read and compressed, and no store gives it the fragment's name before its SHA-1 agrees. Where
-it does not, or the file cannot be read, the disk has damaged it. Such content is set aside at once, so that nobody
-reads it any more, and is fetched from another broker of the journal (see `copies`). Where none has it the fragment
-waits: others may store their copy, and until somebody does it is among those that are not stored. What is in the store
-under the fragment's name counts only if its length can be right; otherwise it is replaced.
+Content is hashed as it is read and compressed, and no store gives it the fragment's name before its SHA-1 matches. If
+it does not match, or the file cannot be read, the disk has damaged it. Damaged content is set aside at once, so that
+nobody reads it any more, and is fetched from another broker of the journal (see `copies`). If none has it, the fragment
+waits and counts as not stored until another broker stores its copy. A file in the store under the fragment's name
+counts only if its length is plausible; otherwise it is replaced.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _PIECE_BYTES = 1 << 20
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
 _HELD_SECONDS = 10.0
-"""The longest pause while appends are held back by what is not stored."""
+"""The longest pause between attempts while the backlog holds appends back."""
 _TURN_SECONDS = 5.0
 _OPEN_SECONDS = 3.0
-"""How long the end waits for fragments of which it is open whether they may be stored: their primary may be ending too,
-and store them. If it does not, it goes on with its own."""
+"""Time that `close` waits for undecided fragments. Their primary may be ending too, and store them. If it is not, it
+goes on with its own copies."""
 _HOPE_SECONDS = 2 * REPLICA_DELAY_SECONDS
-"""How long the fragments behind a damaged one wait for it. By then replicas that have good copies have stored them."""
+"""Time that fragments wait for a damaged one before them. By then, replicas with good copies have stored them."""
 _log = structlog.get_logger(__name__)
 
 OnStored = Callable[[Sealed, Fragment], None]
@@ -67,7 +67,7 @@ Judge = Callable[[Sealed], Awaitable[Judgement]]
 
 
 class _Undecided(Exception):
-    """Whether the fragment is part of the journal is open."""
+    """It is undecided whether the fragment is part of the journal."""
 
 
 class _Diverged(Exception):
@@ -87,20 +87,20 @@ class _Job:
     waits: int = 0
     failures: int = 0
     unreadable: bool = False
-    """Whether it was the local file that failed, and those behind it do not wait any more."""
+    """True if the local file failed, so that later fragments do not wait for this one any more."""
     damaged_at: float | None = None
-    """Monotonic time at which the local content was found to be damaged; None when it is not, or no more."""
+    """Monotonic time at which the local content was found to be damaged; None if it is not damaged now."""
     damages: int = 0
-    """How often it was, which is more than once where the disk goes on damaging what is written to it."""
+    """Number of times that it was damaged: more than one if the disk damages mended files again."""
     store: str = ""
     """The URL of the store that was tried last."""
     counted: bool = False
-    """Whether it is part of the backlog."""
+    """True if it is part of the backlog."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FragmentPersister:
-    """Stores fragments in the background. `close` it when no more come."""
+    """Stores fragments in the background. `close` it once no more are added."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class FragmentPersister:
         copies: Copies | None = None,
         backlog: Backlog | None = None,
     ) -> None:
-        """`spec_of` gives the present spec of a journal with that create revision, None when it was deleted.
+        """`spec_of` returns the present spec of a journal with that create revision, or None if it was deleted.
 
-        `judge` says whether a fragment is part of its journal; without it, all are. `folders` knows which folders of
-        stores are whose; without it, there are no other journals. `copies` are those of other brokers, `backlog` is
-        told what waits.
+        `judge` decides whether a fragment is part of its journal; without it, all are. `folders` knows the owners of
+        folders in stores; without it, there are no other journals. `copies` gives access to other brokers' copies.
+        `backlog` counts the content that waits.
         """
         self._spec_of = spec_of
         self._stores = stores
@@ -136,19 +136,19 @@ class FragmentPersister:
 
     @property
     def pending(self) -> int:
-        """Fragments that are not stored yet."""
+        """Number of fragments that are not stored yet."""
         return len(self._tasks)
 
     @property
     def oldest(self) -> float:
-        """Wall time of the first append to the oldest content that is ours to store; infinite without any."""
+        """Wall time of the first append to the oldest content that this broker must store; infinite if none."""
         return min(
             (job.sealed.first_append_time or math.inf for job in self._tasks.values() if job.counted), default=math.inf
         )
 
     @property
     def damaged(self) -> int:
-        """Fragments whose local content is damaged and that nobody has stored or made good yet."""
+        """Number of fragments whose local content is damaged and that nobody has stored or mended yet."""
         return sum(job.damaged_at is not None for job in self._tasks.values())
 
     def add(
@@ -159,9 +159,9 @@ class FragmentPersister:
         primary: bool,
         on_diverged: Callable[[Sealed], None] = lambda sealed: None,
     ) -> None:
-        """Store this fragment; `on_stored` is called with it as it is in the store.
+        """Store this fragment in the background. `on_stored` is called with the fragment as it is in the store.
 
-        `on_diverged` is called instead when it has turned out not to be part of the journal.
+        `on_diverged` is called instead if the fragment turns out not to be part of the journal.
         """
         job = _Job(sealed, on_stored, on_diverged, 0.0 if primary else REPLICA_DELAY_SECONDS)
         task = asyncio.create_task(self._work(job), name=f"persist {sealed.fragment.content_path}")
@@ -171,7 +171,7 @@ class FragmentPersister:
             self._count(job)
 
     async def release(self, journal: str, create_revision: int) -> None:
-        """Leave the fragments of the journal of that create revision alone: somebody else takes up their files."""
+        """Stop storing the fragments of the journal with that create revision, because others use their files now."""
         jobs = self._of_journal.get(journal, {})
         found = [task for task, job in jobs.items() if job.sealed.create_revision == create_revision]
         for task in found:
@@ -179,15 +179,15 @@ class FragmentPersister:
         await asyncio.gather(*found, return_exceptions=True)
 
     def hurry(self, journal: str) -> None:
-        """Try what is waiting of this journal now."""
+        """Try the waiting fragments of this journal now."""
         for job in self._of_journal.get(journal, {}).values():
             self._count(job)
             job.hurry.set()
 
     async def close(self, timeout: float) -> int:
-        """Try everything that is left once more without delay, for at most `timeout` seconds.
+        """Try all remaining fragments without delay, for at most `timeout` seconds.
 
-        Returns how many fragments remain only in local files.
+        Returns the number of fragments that remain only in local files.
         """
         self._draining = True
         for job in self._tasks.values():
@@ -218,7 +218,7 @@ class FragmentPersister:
                 async with self._parallel, asyncio.timeout(ATTEMPT_SECONDS):
                     stored = await self._attempt(job, spec)
             except _Undecided:
-                # Asked again before long at first: most wait for nothing but the next pipeline.
+                # Retry soon at first: most fragments wait only for the next pipeline.
                 if not job.waits and not sealed.settled:
                     sealed.watermark.when(sealed.fragment.end, job.hurry.set)
                 job.delay = _BACKOFF_SECONDS[job.waits] if job.waits < len(_BACKOFF_SECONDS) else _LATER_SECONDS
@@ -258,7 +258,7 @@ class FragmentPersister:
         job.failures += 1
 
     def _refused(self, job: _Job, reason: str) -> None:
-        """It was not our disk. Where appends wait for the store, find out soon that it takes fragments again."""
+        """Note a failure of the store, not of our disk. If the journal is held back, retry sooner."""
         journal = job.sealed.fragment.journal
         self._count(job)
         self._backlog.failed(journal, job.store, job.failures, reason)
@@ -266,19 +266,19 @@ class FragmentPersister:
             job.delay = min(job.delay, _HELD_SECONDS)
 
     def _count(self, job: _Job) -> None:
-        """From now on it is our duty to store the fragment, as it is a replica's when its primary seems not to."""
+        """Count the fragment in the backlog: we must store it now. A replica must once its primary seems not to."""
         if not job.counted:
             job.counted = True
             self._backlog.add(job.sealed.fragment.journal, job.sealed.fragment.length)
 
     def _discount(self, job: _Job) -> None:
-        """It is stored, or no store can help."""
+        """Take the fragment out of the backlog: it is stored, or no store can help."""
         if job.counted:
             job.counted = False
             self._backlog.remove(job.sealed.fragment.journal, job.sealed.fragment.length)
 
     def _found_damaged(self, job: _Job, error: _Damaged) -> None:
-        """Let nobody read damaged content any more, and look for a good copy: at once, and then ever more rarely."""
+        """Set damaged content aside, and look for a good copy: at once, and then with growing pauses."""
         sealed, now = job.sealed, self._clock.monotonic()
         path = sealed.fragment.content_path
         self._failed(job)
@@ -286,7 +286,7 @@ class FragmentPersister:
         if sealed.content.taken_out:
             if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
                 job.unreadable = True
-                self._discount(job)  # Or appends would wait for it.
+                self._discount(job)  # Otherwise appends would wait for it.
             _log.error("no good copy of a damaged fragment was found; looking again", fragment=path, seconds=job.delay)
             return
         self._metrics.damaged.inc()
@@ -312,7 +312,7 @@ class FragmentPersister:
             _log.error("fragment is not going to be stored", fragment=job.sealed.fragment.content_path, exc_info=error)
 
     async def _pause(self, job: _Job) -> None:
-        """Wait until the next attempt is due, or wanted now. While draining, failures are repeated every second."""
+        """Wait until the next attempt is due, or `hurry` is set. While draining, retry at least every second."""
         if job.delay <= 0:
             return
         if self._draining and (job.failures or job.waits):
@@ -326,17 +326,17 @@ class FragmentPersister:
         job.hurry.clear()
 
     def _is_open(self, job: _Job) -> bool:
-        """Whether it is not known if the fragment may be stored, as it is not when that of an earlier one is not."""
+        """Return True if it is undecided whether this fragment, or an earlier one of the journal, may be stored."""
         others = self._of_journal[job.sealed.fragment.journal].values()
         begin = job.sealed.fragment.begin
         return any(other.waits and not other.failures and other.sealed.fragment.begin <= begin for other in others)
 
     async def _turn(self, job: _Job) -> None:
-        """Return once no earlier fragment of the journal waits, but for those that cannot be read here."""
+        """Wait until no earlier fragment of the journal waits, except for those that cannot be read here."""
         others = self._of_journal[job.sealed.fragment.journal]
         for other in others.values():
             if other.waits and _goes_before(other, job):
-                other.hurry.set()  # What has followed it since may have decided.
+                other.hurry.set()  # Later commits may have decided whether it may be stored.
         while before := [task for task, other in others.items() if _goes_before(other, job)]:
             await asyncio.wait(before, timeout=_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
@@ -369,7 +369,7 @@ class FragmentPersister:
 
     @staticmethod
     async def _has(store: FragmentStore, fragment: Fragment) -> bool:
-        """Whether the store has what may be the fragment, by its name and length. Its content is not read."""
+        """Return True if the store has a file of the fragment's name and a plausible length. Content is not read."""
         size = await store.size(fragment)
         if size is None or can_hold(fragment.codec, size, fragment.length):
             return size is not None
@@ -383,7 +383,7 @@ class FragmentPersister:
         return False
 
     async def _mend(self, job: _Job) -> None:
-        """Put good content in the place of what was damaged. Raises _Damaged when nobody has any."""
+        """Replace damaged content by a good copy. Raises _Damaged if no broker has one."""
         source = await mend(job.sealed, self._copies) if self._copies is not None else ""
         if not source:
             raise _Damaged("no other broker of the journal has a good copy")
@@ -412,14 +412,14 @@ class FragmentPersister:
 
 
 def _goes_before(other: _Job, job: _Job) -> bool:
-    """Of fragments of the same journal."""
+    """Return True if `job` must wait for `other`, a fragment of the same journal."""
     one, two = other.sealed, job.sealed
     earlier = one.create_revision == two.create_revision and one.fragment.begin < two.fragment.begin
     return earlier and bool(other.waits or other.failures) and not other.unreadable
 
 
 class _Reading:
-    """The fragment's file, compressed. Raises _Damaged before its end where the content is not the fragment's."""
+    """The compressed content of a fragment. Raises _Damaged before its end if the content is not the fragment's."""
 
     def __init__(self, sealed: Sealed) -> None:
         self._sealed = sealed
@@ -427,11 +427,11 @@ class _Reading:
         self._sum = hashlib.sha1(usedforsecurity=False)
 
     def all(self) -> bytes:
-        """In one go."""
+        """Return all of it."""
         return self._piece(0, self._sealed.fragment.length) + self._finish()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Piece by piece; reading, hashing and compressing go on in threads."""
+        """Yield it in pieces. Threads do the reading, hashing and compressing."""
         length = self._sealed.fragment.length
         for position in range(0, length, _PIECE_BYTES):
             if data := await asyncio.to_thread(self._piece, position, min(_PIECE_BYTES, length - position)):
@@ -445,7 +445,7 @@ class _Reading:
             data = self._sealed.content.read_at(position, length)
         except OSError as error:
             if error.errno != errno.EIO:
-                raise  # It may pass, as when there are too many open files.
+                raise  # It may pass, such as too many open files.
             raise _Damaged(f"{path} cannot be read at {position}: {error}") from error
         if len(data) != length:
             raise _Damaged(f"{path} ends at {position + len(data)}, before its fragment does")

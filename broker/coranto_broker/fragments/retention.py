@@ -1,10 +1,10 @@
-"""Retention: the primary of a journal removes stored fragments that are older than the journal's spec wants to keep.
+"""Retention: the primary of a journal removes stored fragments that are older than the journal's retention.
 
-It plans anew after each listing of the stores (`coranto.fragments.retention` says what goes), and removes one fragment
-after the other, oldest offsets first, so that wherever it stops the rest has no gap. A store that fails ends the round:
+It makes a new plan after each listing of the stores (`coranto.fragments.retention` chooses fragments). It removes them
+one by one, lowest offsets first, so that the rest has no gap wherever it stops. If a store fails, the round ends, and
 the next listing begins another. All journals of a broker share one pace.
 
-A fragment leaves this broker's index just before its file goes, so that reads of it jump to what is left. Other
+A fragment leaves this broker's index just before its file is removed, so that reads of it jump to the rest. Other
 replicas still know it until they list the stores again.
 """
 
@@ -43,7 +43,7 @@ class Retention:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         per_second: float,
     ) -> None:
-        """`is_primary` tells whether this broker is a journal's primary now; `per_second` bounds removals."""
+        """`is_primary` returns True if this broker is a journal's primary now. `per_second` bounds removals."""
         self._stores = stores
         self._clock = clock
         self._metrics = metrics
@@ -54,11 +54,11 @@ class Retention:
         self._under_way: set[str] = set()
 
     def listed(self, spec: pb.JournalSpec, listed: Sequence[Fragment], index: FragmentIndex) -> None:
-        """The stores of a journal have been listed, and `index` knows. What is to go is removed in the background."""
+        """Remove expired fragments in the background, after a listing of the stores that `index` already has."""
         seconds = duration_seconds(spec.fragment.retention)
         if seconds <= 0 or spec.name in self._under_way or not self._is_primary(spec.name):
             return
-        # What has a local file may be on its way into a store, or not be listed yet.
+        # A fragment with a local file may be on its way into a store, or may not be listed yet.
         local = [replace(entry.fragment, backing_store="") for entry in index.entries if entry.content is not None]
         gone = expired([*listed, *local], seconds, self._clock.now())
         if gone:

@@ -1,8 +1,7 @@
-"""Whether fragment stores work: a small fragment is put, read back, listed, and read by a signed URL, as real ones will
-be.
+"""Probes of fragment stores: put a small fragment, read it, list it, and read it by a signed URL, as for real ones.
 
-`StoreHealth` keeps an eye on the stores of the journals that are appended to. A store is probed when it is first asked
-for, then every half hour, and sooner after a failure, until nobody has asked for it in FORGET_SECONDS.
+`StoreHealth` watches the stores of journals with appends. A store is probed when its health is first asked for, then
+every half hour, and sooner after a failure. Probing ends when nobody has asked for FORGET_SECONDS.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ HEALTHY_SECONDS = 30 * 60.0
 BACKOFF_SECONDS = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 FORGET_SECONDS = 2 * 60 * 60.0
 PATIENCE = 5
-"""Failed probes that an append waits for before it gives up."""
+"""Number of failed probes that an append waits for before it gives up."""
 _log = structlog.get_logger(__name__)
 _CONTENT = b"A broker wrote this to see whether it can.\n"
 _FOLDER = ".test/coranto"
-"""Not `.test/health-check`: that is a file of Gazette's brokers, which may share the store."""
+"""Not `.test/health-check`: Gazette's brokers, which may share the store, have a file there."""
 
 
 def _fragment(folder: str) -> Fragment:
@@ -37,7 +36,7 @@ def _fragment(folder: str) -> Fragment:
 
 
 async def probe(store: FragmentStore) -> None:
-    """Raises StoreError that says what the store does not do."""
+    """Probe a store. Raises StoreError that says what the store fails to do."""
     fragment = _fragment(_FOLDER)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
@@ -52,11 +51,11 @@ async def probe(store: FragmentStore) -> None:
 
 
 async def _fetch(fragment: Fragment, url: str) -> None:
-    """Read the fragment as clients do, who have nothing but the URL. Files they find where the store is mounted."""
+    """Read the fragment as clients do, who have only the URL. Clients read files where the store is mounted."""
     reader = DirectReader(None)
     if reader.can_read(url):
         async for _ in reader.read(fragment, url, fragment.begin, fragment.end):
-            pass  # Its content was verified before there was any.
+            pass  # The reader verifies all content before it yields any.
 
 
 async def probe_delete(store: FragmentStore, prefix: str) -> None:
@@ -69,7 +68,7 @@ async def probe_delete(store: FragmentStore, prefix: str) -> None:
 
 
 class StoreHealth:
-    """The health of stores, by URL."""
+    """The health of fragment stores, by URL."""
 
     def __init__(
         self,
@@ -79,9 +78,10 @@ class StoreHealth:
         on_probe: Callable[[str, bool], None] = lambda url, healthy: None,
         on_forget: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """`spawn` runs the probing of a store in the background; `on_probe` hears what each probe found.
+        """`spawn` runs the probing of a store in the background.
 
-        `on_forget` hears of stores that are probed no more.
+        `on_probe` is called after each probe with the URL and whether the store is healthy. `on_forget` is called with
+        the URL of a store that is no longer probed.
         """
         self._stores = stores
         self._clock = clock
@@ -91,7 +91,7 @@ class StoreHealth:
         self._watched: dict[str, _Watched] = {}
 
     def is_healthy(self, url: str) -> bool:
-        """Whether `problem` would return at once that there is none."""
+        """Return True if the last probe succeeded, so that `problem` would return "" at once."""
         watched = self._watched.get(url)
         if watched is None:
             return False
@@ -99,9 +99,9 @@ class StoreHealth:
         return watched.problem == ""
 
     async def problem(self, url: str, until: Signal | None = None) -> str:
-        """What is wrong with a store, empty when it is healthy.
+        """Return the problem of a store, or "" if it is healthy.
 
-        Waits for the first probe, and while probes fail for some more. Raises Invalidated when `until` fires first.
+        Waits for the first probe and, while probes fail, for some more. Raises Invalidated when `until` fires first.
         """
         watched = self._watched.get(url)
         if watched is None:
@@ -135,18 +135,18 @@ class StoreHealth:
 
 
 class _Watched:
-    """One store: what the last probe found (None: there was none yet), and how many failed in a row."""
+    """One store: the problem that the last probe found (None: not probed yet), and the failures in a row."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
         self.failures = 0
         self.unasked = 0.0
-        """Seconds, at least, since somebody asked."""
+        """Least number of seconds since somebody asked."""
         self._waiters: set[asyncio.Future[object]] = set()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the next probe."""
+        """True if somebody waits for the next probe."""
         return bool(self._waiters)
 
     def done(self, problem: str) -> None:

@@ -1,1 +1,1 @@
-"""One module per RPC of `protocol.Journal`: what each does between its request and its response."""
+"""The handlers of the RPCs of `protocol.Journal`, one module for each."""

@@ -1,7 +1,7 @@
-"""Admission of appends: a broker takes on no more of them at a time than it gets through soon, and refuses the others.
+"""Admission of appends: a broker refuses appends beyond the number that it can complete soon.
 
-Appends that come faster than they are done gather without end, each later than the one before, until their clients give
-up on them and nobody knows which of them were applied. One that is refused at once was not applied for certain.
+Appends that come faster than they complete would queue without end, each with a longer delay, until their clients give
+up and cannot know which of them were applied. An append that is refused at once is certain not to be applied.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from coranto_broker.metrics import UnderWay
 from coranto_broker.rpc.rolled_back import Crowded
 
 LOG_SECONDS: Final = 1.0
-"""Refusals of so long are told of together, since they come by the thousand."""
+"""Interval in which refusals share one log entry, since they come by the thousand."""
 _log = structlog.get_logger(__name__)
 
 
 class Admission:
-    """Counts the appends under way, and refuses those that are too many."""
+    """Counts the appends under way, and refuses those beyond the limit."""
 
     def __init__(self, most: int, under_way: UnderWay, refused: Tally, clock: Clock) -> None:
         """`most` appends may be under way at a time, as `under_way` counts them; 0: any number."""
@@ -34,7 +34,7 @@ class Admission:
         self._untold = 0
 
     def enter(self) -> None:
-        """Count one more. Raises Crowded, and counts none. Call `leave` when it is done."""
+        """Count one more append. Call `leave` when it is done. Raises Crowded at the limit, and then counts nothing."""
         if self._under_way.count >= self._most:
             self._refuse()
         self._under_way.count += 1

@@ -1,4 +1,4 @@
-"""Append: streams a client's content through the append state machine."""
+"""The RPC Append: streams a client's content through the append state machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _log = structlog.get_logger(__name__)
 
 
 async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
-    """The whole life of one append. Cancelling it (the client went away) rolls back what has not been proposed."""
+    """Serve one append. Cancelling it (the client went away) rolls back content that has not been proposed."""
     return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, Answers()))
 
 
 async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers: Answers) -> bytes:
-    """As `serve`, but for the response, which is encoded."""
+    """Serve one append, and return the encoded response. Cancelling it rolls back content not yet proposed."""
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.ahead.silent)
     if not isinstance(request, pb.AppendRequest):
@@ -88,7 +88,7 @@ async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers
 
 
 async def _drive(broker: Broker, fsm: AppendFsm, inbox: Inbox, begun: float) -> pb.AppendResponse:
-    """Take an append through the states that are left."""
+    """Take an append through its remaining states."""
     if await fsm.run():
         await fsm.prepare_stream()
         if fsm.whole is not None:
@@ -102,7 +102,7 @@ async def _drive(broker: Broker, fsm: AppendFsm, inbox: Inbox, begun: float) -> 
 
 
 def _refuse_first(message: object) -> NoReturn:
-    """Say what is wrong with what came first, or that nothing did."""
+    """Raise InvalidInput that says what is wrong with the first message, or that none came."""
     require_readable(message)
     if isinstance(message, (Content, pb.AppendRequest)):
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
@@ -128,7 +128,7 @@ def _response(broker: Broker, fsm: AppendFsm, begun: float) -> pb.AppendResponse
         response.store_health_error = fsm.store_health_error
         return response
     assert fsm.commit is not None
-    response = pb.AppendResponse(  # Messages as arguments would take twice as long as to copy them.
+    response = pb.AppendResponse(  # Messages as arguments take twice as long as CopyFrom.
         status=fsm.status, total_chunks=fsm.total_chunks, delayed_chunks=fsm.delayed_chunks
     )
     response.header.CopyFrom(resolution.header)
@@ -163,7 +163,7 @@ async def _pay(broker: Broker, fsm: AppendFsm, flow: FlowControl, size: int) -> 
 
 
 async def _commit_whole(broker: Broker, fsm: AppendFsm, whole: Whole) -> None:
-    """Commit what was received ahead, and what waits to go along with it."""
+    """Commit an append that was received ahead, together with waiting members of its group."""
     flow = _start_flow(broker, fsm, 0)
     if whole.content:
         await _pay(broker, fsm, flow, len(whole.content))
@@ -172,7 +172,7 @@ async def _commit_whole(broker: Broker, fsm: AppendFsm, whole: Whole) -> None:
 
 
 async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
-    """Feed the client's messages to the state machine until it wants no more."""
+    """Pass the client's messages to the state machine until it wants no more."""
     flow = _start_flow(broker, fsm, broker.settings.min_append_rate)
     watchdog = Watchdog(flow, broker.clock, broker.ahead.rota)
     try:
@@ -199,10 +199,11 @@ def _protobuf(message: AppendMessage) -> pb.AppendRequest:
 
 
 async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendResponse:
-    """Forward an append to the primary, with what was resolved, and its answer back.
+    """Forward an append to the primary with our resolution, and return the primary's response.
 
-    A primary that breaks off before the commit was forwarded has not applied the append, and the client is told so
-    rather than left in the dark: after a primary's death that is what happens until another takes over.
+    If the primary becomes unavailable before the commit was forwarded, it has not applied the append. The response then
+    has the status NO_JOURNAL_PRIMARY_BROKER, so that the client knows. That is normal after a primary's death until
+    another broker takes over.
     """
     resolution = fsm.resolution
     assert resolution is not None
@@ -214,8 +215,8 @@ async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendRespo
     with broker.peers.calling(resolution.header):
         call = broker.peers.stub(resolution.header).Append(metadata=metadata)
         try:
-            # The primary may answer, and so end the call, before all was sent: what then fails to be sent says less
-            # about it than the answer does.
+            # The primary may answer, and so end the call, before everything is sent. Its answer then says more than the
+            # error of sending the rest.
             with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
                 await call.write(request)
                 while (message := await inbox.read()) is not None:

@@ -1,4 +1,4 @@
-"""Responses of appends that commit at once, encoded with little more work than their own fields take."""
+"""Encoding of responses to appends that commit at once, with little work beyond their own fields."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from coranto_broker.replication.resolver import Resolution
 class Answers:
     """Encodes responses.
 
-    Headers, which are most of a response, are encoded once for each resolution. Encoded messages that follow one
-    another are one message with the fields of both.
+    The header is most of a response, and is encoded once for each resolution. In protobuf, two encoded messages one
+    after the other are one message with the fields of both.
     """
 
     def __init__(self) -> None:
         self._headers: dict[str, tuple[weakref.ref[Resolution], bytes]] = {}
 
     def encode(self, committed: Committed) -> bytes:
-        """The response to an append that has committed."""
-        # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
+        """Return the encoded response to an append that has committed."""
+        # A new message each time: a reused one would keep the memory of all values that it ever had.
         response, fragment = pb.AppendResponse(), committed.fragment
         commit = response.commit
         digest = commit.sum
@@ -39,13 +39,13 @@ class Answers:
         return found[1] + response.SerializeToString()
 
     def _encode_header(self, journal: str, resolution: Resolution) -> tuple[weakref.ref[Resolution], bytes]:
-        # A resolution knows the whole key space as it was then.
+        # Hold the resolution weakly: it refers to the whole key space of its time.
         encoded = pb.AppendResponse(header=resolution.header).SerializeToString()
         found = self._headers[journal] = weakref.ref(resolution, partial(self._forget, journal)), encoded
         return found
 
     def _forget(self, journal: str, resolution: weakref.ref[Resolution]) -> None:
-        """The resolution is gone."""
+        """Drop the header of a resolution that is gone."""
         found = self._headers.get(journal)
         if found is not None and found[0] is resolution:
             del self._headers[journal]

@@ -1,4 +1,4 @@
-"""From our errors to gRPC status codes."""
+"""Reporting of errors: maps our errors to gRPC status codes, and logs failed calls."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ _concerned: ContextVar[str] = ContextVar("journal", default="")
 
 
 def concerns(journal: str) -> None:
-    """Whatever this call logs from now on is about that journal."""
+    """Name the journal in the log entry if this call fails later."""
     _concerned.set(journal)
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
-    """The gRPC status code that says what kind of error it is."""
+    """Return the gRPC status code for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 @asynccontextmanager
 async def reported(method: str, context: Context) -> AsyncIterator[None]:
-    """End the call with a status code, and log, when its work raises one of our errors."""
+    """End the call with a status code and log it, if the block raises CorantoError or OSError."""
     try:
         yield
     except (CorantoError, OSError) as error:
@@ -72,7 +72,7 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
     """End the call with the status code of an error, and log it."""
     code = code_of(error)
-    if not isinstance(error, Crowded):  # Of which there are many, told of together.
+    if not isinstance(error, Crowded):  # `Admission` logs these, many in one entry.
         log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
         journal = {"journal": name} if (name := _concerned.get()) else {}
         text = str(error)[:_MOST_LOGGED]
@@ -81,6 +81,6 @@ async def report(error: CorantoError | OSError, method: str, context: Context) -
 
 
 def told(error: CorantoError | OSError) -> str:
-    """What the caller is told of an error: not what a store said, and no more than fits into the end of a call."""
+    """Return an error's text for the caller: without a store's own words, and cut to fit into the end of a call."""
     text = error.told if isinstance(error, CorantoError) else str(error)
     return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"

@@ -1,7 +1,6 @@
-"""The first message of a client's stream, which has to come within its time.
+"""The first message of a client's stream, and its deadline.
 
-A stream that says nothing is of no journal and no client that could be told apart, and holds memory for as long as its
-connection lasts.
+A silent stream names no journal and no client, and holds memory as long as its connection lasts.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import Source
 
 FIRST_MESSAGE_SECONDS: Final = 60.0
-"""Clients open a stream when they have something to say, or at most a moment before."""
+"""Time for the first message. Clients open a stream when they have something to send, or a moment before."""
 
 
 class SilentStream(RolledBack):
-    """A stream was opened, and nothing came."""
+    """A stream was opened, but its first message did not come in time."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -28,7 +27,7 @@ class SilentStream(RolledBack):
 
 
 class _Wait:
-    """Cancels the current task at its time, unless the message has come by then."""
+    """Cancels the current task after FIRST_MESSAGE_SECONDS, unless the message has come by then."""
 
     __slots__ = ("_task", "closed", "due", "late")
 
@@ -44,7 +43,7 @@ class _Wait:
         self._task.cancel()
 
     def is_over(self) -> bool:
-        """Whether a cancellation, which is to be caught, has no other cause than this."""
+        """Return True if this deadline is the only cause of a cancellation, which the caller then catches."""
         return self.late and self._task is not None and self._task.uncancel() == 0
 
     def close(self) -> None:
@@ -53,7 +52,7 @@ class _Wait:
 
 
 async def first_message(source: Source, rota: Rota) -> Any:
-    """What `source` reads first. `rota` is for such waits alone. Raises SilentStream."""
+    """Read the first message of `source`. `rota` must serve only such waits. Raises SilentStream."""
     wait = _Wait(rota)
     try:
         return await source.read()

@@ -1,4 +1,4 @@
-"""ListFragments: pages through the fragment index of a journal."""
+"""The RPC ListFragments: pages through the fragment index of a journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_PAGE = 1000
 
 
 async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) -> pb.FragmentsResponse:
-    """List fragments, once the stores have been listed for the first time. Raises StoreError when they cannot be."""
+    """List fragments. Waits for the first listing of the stores. Raises StoreError if they cannot be listed."""
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         return pb.FragmentsResponse(status=pb.JOURNAL_NOT_FOUND, header=header)
@@ -59,9 +59,9 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
 
 
 def select(entries: CoverSet[Entry], request: pb.FragmentsRequest) -> tuple[list[Entry], int]:
-    """The entries of one page, and the token of the next (0: there is none). The token is an offset to go on from.
+    """Return the entries of one page and the token of the next page (0: there is none). The token is an offset.
 
-    Times are inclusive. A fragment that is in no store has no time: it is listed unless there is an end time.
+    Times are inclusive. A fragment that is in no store has no time: it is listed unless the request has an end time.
     """
     limit = request.page_limit or DEFAULT_PAGE
     page: list[Entry] = []

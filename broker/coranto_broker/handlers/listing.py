@@ -1,4 +1,4 @@
-"""List and Apply: the journals' specs, as the mirrored key space knows them and as clients want them."""
+"""The RPCs List and Apply: list journal specs from the mirrored key space, and change them in etcd."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 JOURNALS_PER_RESPONSE = 25
 _ATTEMPTS = 32
-"""Of an Apply that others overtake. Each time, one of them has come through."""
+"""Most attempts of an Apply that loses to other changes. In each attempt, one of the others has succeeded."""
 
 
 async def serve_list(broker: Broker, request: pb.ListRequest, context: Context, claims: Claims) -> None:
-    """Send a snapshot of the matching journals; with `watch`, another whenever one was created, changed or deleted.
+    """Send a snapshot of the matching journals. With `watch`, send another whenever one is created, changed or deleted.
 
-    Watched snapshots each end with an empty message. Changes of routes alone are not sent.
+    With `watch`, an empty message ends each snapshot. Changes of routes alone are not sent.
     """
     selector = labels.rewrite_legacy_prefix(request.selector)
     validate(pb.ListRequest(selector=selector, watch=request.watch))
@@ -75,10 +75,10 @@ def _matching(state: JournalState, selector: pb.LabelSelector, claims: Claims) -
 
 
 async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
-    """Apply all changes in one transaction, and answer once this broker has read what it wrote.
+    """Apply all changes in one transaction, and answer once this broker's key space has them.
 
-    Whoever may not make all of them is told that and no more, whatever is in them. Raises InvalidInput, with the name
-    of the other, for a new journal whose name nests with another's.
+    Raises PermissionDenied if the caller may not make all of the changes, even if they are malformed. Raises
+    InvalidInput for a new journal whose name nests with another's, with the name of the other.
     """
     _authorize(broker.keyspace.state, request, claims)
     validate(request)
@@ -100,13 +100,13 @@ async def serve_apply(broker: Broker, request: pb.ApplyRequest, claims: Claims) 
 
 @dataclass(slots=True)
 class _Transaction:
-    """What an Apply asks of etcd. `expected` are the revisions that its keys must have, as far as the client says."""
+    """The etcd transaction of an Apply. `expected` has the revisions that the client demands, by key."""
 
     compares: list[Compare] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     expected: dict[str, int] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)
-    """Names that are new and must not nest."""
+    """New names, which must not nest."""
 
 
 def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, claims: Claims) -> _Transaction:
@@ -114,7 +114,7 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
     for index, change in enumerate(request.changes):
         name = _name(change)
         item, key = state.item(name), state.layout.item_key(name)
-        if not claims.by_name_alone:  # The labels that were judged must still be those that the journal has.
+        if not claims.by_name_alone:  # The journal must still have the labels that were checked.
             wanted.compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
         if change.expect_mod_revision != ANY_REVISION:
             wanted.compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
@@ -128,7 +128,7 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
             continue
         if state.entries.get(key) is None:
             wanted.created.append(name)
-        elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # Gone by now, it would be created.
+        elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # If now gone, it would be created.
             wanted.compares.append(Compare(key, Target.CREATE_REVISION, 0, Relation.GREATER))
     return wanted
 
@@ -136,16 +136,17 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
 async def _attempt(
     broker: Broker, state: JournalState, wanted: _Transaction, claims: Claims
 ) -> pb.ApplyResponse | None:
-    """The response; None when others have overtaken `state`, once this broker knows of what they did.
+    """Try the transaction. Returns the response, or None if other changes came before it and made `state` outdated.
 
-    Raises InvalidInput for a new journal whose name nests with another's.
+    None is returned once this broker knows those changes. Raises InvalidInput for a new journal whose name nests with
+    another's.
     """
     pair = nesting_pair(state, wanted.created)
     if pair is not None and pair[1] in wanted.created:
         raise _nesting(*pair)
     taken = [key for key, revision in wanted.expected.items() if not revision and state.entries.get(key) is not None]
     obstacle = state.layout.item_key(pair[1]) if pair is not None else taken[0] if taken else None
-    if obstacle is not None:  # As far as is known here, where the last changes may not have arrived yet.
+    if obstacle is not None:  # Ask etcd: the latest changes may not have arrived here yet.
         header, found = await broker.coordinator.get(obstacle)
         itself = None
         if found is not None and pair is not None:
@@ -190,11 +191,11 @@ def _name(change: pb.ApplyRequest.Change) -> str:
 
 
 def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) -> None:
-    """Raises PermissionDenied unless claims cover all changes. They may be malformed: that is looked at afterwards.
+    """Check that the claims cover all changes, which are not validated yet. Raises PermissionDenied if they do not.
 
-    Claims must cover a journal as it is and as it is to be, so that nobody takes one over by relabelling it, nor
-    removes one that the claims exclude. A store that leads elsewhere than to the journal's own folder must be in use
-    already, by a journal that they cover.
+    Claims must cover a journal as it is and as it will be, so that nobody takes one over by relabelling it or removes
+    one that the claims exclude. A store that leads elsewhere than to the journal's own folder must already be in use by
+    a journal that the claims cover.
     """
     if claims.covers_all:
         return
@@ -223,9 +224,9 @@ def _authorize(state: JournalState, request: pb.ApplyRequest, claims: Claims) ->
 
 
 def _leads_elsewhere(url: str) -> bool:
-    """Whether a store's URL says whose files are written, at what address or as whom.
+    """Return True if a store's URL rewrites paths, or sets an endpoint or a profile.
 
-    It may be malformed, which is for validation to say.
+    Returns False for a malformed URL: validation reports it.
     """
     try:
         parsed = parse_store_url(url, check_options=False)
@@ -237,7 +238,7 @@ def _leads_elsewhere(url: str) -> bool:
 def _check_new_stores(
     stores: StoreRegistry, field: str, item: Item[pb.JournalSpec] | None, spec: pb.JournalSpec
 ) -> None:
-    """Raises InvalidInput for stores that no broker would open. Those that the journal has already may stay."""
+    """Check new stores of a spec. Raises InvalidInput for one that brokers would not open. Present stores may stay."""
     known = item.spec.fragment.stores if item is not None else ()
     for index, url in enumerate(spec.fragment.stores):
         try:

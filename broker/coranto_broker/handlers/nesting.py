@@ -1,12 +1,10 @@
-"""No new journal's name may nest with another journal's: what a transaction must ask of etcd so that none does. Pure.
+"""Checks and etcd compares that keep a new journal's name from nesting with another journal's. Pure.
 
-A journal's files lie below a folder of its name, so names nest where one of them goes on from the other after a slash:
-`shop/events` with `shop/events/eu`, but not with `shop/events-eu`. Journals that nest already may be changed, and
-deleted.
+A journal's files lie below a folder of its name. Names nest if one continues the other after a slash: `shop/events`
+nests with `shop/events/eu`, but not with `shop/events-eu`. Journals that nest already may be changed and deleted.
 
-The mirrored key space tells which names exist, as of a revision. That none that matters was created since is for etcd
-to say, in the transaction that creates: of two that nest and are created at the same time, by whatever brokers, one
-loses.
+The mirrored key space has the names that exist as of a revision. The transaction that creates a journal lets etcd check
+that no nesting one was created since. If two brokers create nesting journals at the same time, one of them loses.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def nesting_pair(state: JournalState, created: Sequence[str]) -> tuple[str, str] | None:
-    """A name of `created`, and one that it nests with: of a journal that exists, or another of `created`."""
+    """Return a name of `created` and an existing journal, or another name of `created`, that it nests with; or None."""
     for name in created:
         for other in _nesting(state, name):
             return name, other
@@ -43,10 +41,10 @@ def _nesting(state: JournalState, name: str) -> Iterator[str]:
 
 
 def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[Compare]) -> list[Compare]:
-    """`compares`, and those that fail when a journal was created since `state` that nests with one of `created`.
+    """Return `compares` plus some that fail if a journal that nests with one of `created` was created since `state`.
 
-    As many as a transaction may have. Where it takes more to ask of each name, etcd is asked of a whole folder whether
-    anything was created there since; that may fail for journals that are of no matter, and is to be tried again then.
+    The result fits into a transaction. If one compare for each name takes too many, etcd checks instead that nothing
+    was created in a whole folder. That may also fail because of unrelated journals; the caller then tries again.
     """
     if not created:
         return list(dict.fromkeys(compares))
@@ -56,7 +54,7 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
     guarded = list(dict.fromkeys([*compares, *above, *below]))
     if len(guarded) <= MAX_TXN_OPS:
         return guarded
-    # Of what is in the folder, `state` tells what there was: that a name is new need not be asked of each.
+    # `state` has what was in the folder, so no compare is needed to check that each name is new.
     keys = {layout.item_key(name) for name in created}
     others = [each for each in compares if each.key not in keys or each.operand != 0]
     folder = _folder(created)
@@ -69,10 +67,10 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
 
 
 def _unchanged(state: JournalState, prefix: str) -> Compare:
-    """Nothing was created below `prefix` since `state`."""
+    """Return a compare that nothing was created below `prefix` since `state`."""
     return Compare(prefix, Target.CREATE_REVISION, state.revision + 1, Relation.LESS, prefix=True)
 
 
 def _folder(names: Sequence[str]) -> str:
-    """The longest name that all of `names` go on from after a slash; empty when there is none."""
+    """Return the longest name that all of `names` continue after a slash, or "" if there is none."""
     return os.path.commonpath([name.rpartition("/")[0] for name in names])

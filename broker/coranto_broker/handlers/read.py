@@ -1,7 +1,7 @@
-"""Read: serves content from local spools and, for those who cannot fetch it themselves, from fragment stores.
+"""The RPC Read: serves content from local spools and, for clients that cannot fetch it themselves, from stores.
 
-A response stream is a metadata message for each fragment (the first with the header), followed by its content in
-chunks.
+The response stream has a metadata message for each fragment (the first with the header), followed by the fragment's
+content in chunks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
-    """Answer a read, here or through a broker that holds the journal."""
+    """Serve a read, from this broker or through one that holds the journal."""
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
@@ -77,7 +77,7 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
         with ExitStack() as loans, _lacking(index):
             local = entry.local
             if local is not None:
-                # Before anything suspends us: from now on the file stays, whatever becomes of the fragment.
+                # Borrow before anything suspends us: from now on the file stays, even if the fragment is removed.
                 loans.enter_context(local.borrow())
             if entry.fragment.backing_store:
                 metadata.fragment_url = await _signed_url(broker, entry.fragment)
@@ -94,17 +94,18 @@ async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadR
 
 @contextmanager
 def _lacking(index: FragmentIndex) -> Iterator[None]:
-    """Have the stores listed soon where content turns out not to be where the index has it."""
+    """Have the stores listed soon if content turns out not to be where the index says."""
     try:
         yield
     except (FragmentNotFound, CorruptData):
-        # Removed since the stores were listed, by retention perhaps; or damaged here, and stored by another replica.
+        # It was removed since the last listing, perhaps by retention; or it is damaged here, and another replica has
+        # stored it.
         index.found_missing()
         raise
 
 
 async def _send(broker: Broker, entry: Entry, local: SharedFile | None, offset: int, stop: int, context: Sink) -> None:
-    """Send the content of [offset, stop) in chunks, from the local file if it is given."""
+    """Send the content of [offset, stop) in chunks, from the local file if there is one, otherwise from the store."""
     if local is not None:
         await _send_from(broker, local, entry, offset, stop, context)
         return
@@ -125,9 +126,9 @@ async def _send_from(broker: Broker, content: Content, entry: Entry, offset: int
 
 
 async def _signed_url(broker: Broker, fragment: Fragment) -> str:
-    """A URL to read the fragment by; empty when it cannot be had.
+    """Return a signed URL of the fragment, or "" if the store cannot sign one.
 
-    Some services are asked for each signature. One that is away, or denies it, does not stop reads through brokers.
+    Some stores need a request for each signature. If that fails or is denied, reads through brokers must still work.
     """
     try:
         return await broker.stores.get(fragment.backing_store).sign_async(fragment, URL_TTL_SECONDS)

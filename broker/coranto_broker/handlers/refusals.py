@@ -1,7 +1,7 @@
-"""Requests about one journal that the caller may not know of.
+"""Requests about a journal that the caller's claims may not cover.
 
-Such a journal looks as one that does not exist. That holds whatever else is in the request: what is malformed is told
-to those who may ask about the journal.
+Such a journal looks like one that does not exist, even if the request is malformed. Only callers who may ask about the
+journal are told what is malformed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_hidden(broker: Broker, journal: str, claims: Claims) -> bool:
-    """Whether the caller is told that there is no such journal."""
+    """Return True if the claims are limited, and the journal is missing or not covered by them."""
     if claims.covers_all:
         return False
     item = broker.keyspace.state.item(strip_metadata(journal))
@@ -28,7 +28,7 @@ def is_hidden(broker: Broker, journal: str, claims: Claims) -> bool:
 
 
 def is_acceptable(broker: Broker, request: Message, journal: str, claims: Claims) -> bool:
-    """Whether to go on with a request about a journal. If not, the answer is JOURNAL_NOT_FOUND.
+    """Return True to go on with a request about a journal, or False to answer JOURNAL_NOT_FOUND.
 
     Raises InvalidInput for a malformed request of a caller who may ask about the journal.
     """

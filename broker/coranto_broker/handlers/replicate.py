@@ -1,4 +1,4 @@
-"""Replicate: a primary's pipeline drives our spool for as long as its stream lives."""
+"""The RPC Replicate: a primary's pipeline drives our spool while its stream lives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 DEMOTED_SECONDS = 5.0
-"""How long a primary that was replaced may go on with what it has begun."""
+"""Time that a replaced primary has to finish what it has begun."""
 
 
 async def serve(broker: Broker, context: Context, claims: Claims) -> None:
-    """Own the replica's spool until the primary closes the stream or fails; then roll back what did not commit."""
+    """Own the replica's spool until the primary closes the stream or fails. Then roll back uncommitted content.
+
+    Cancelling it does the same.
+    """
     request = await first_message(context, broker.ahead.silent)
     if not isinstance(request, (Content, pb.ReplicateRequest)):
         require_readable(request)
@@ -78,13 +81,16 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
         try:
             await asyncio.gather(driving, demoted, return_exceptions=True)
         finally:
-            # Also when we are cancelled once more meanwhile: whoever comes next waits for the spool.
+            # Do this even if we are cancelled again meanwhile: the next owner waits for the spool.
             spool.roll_back()
             replica.spool.put(spool)
 
 
 async def _demoted(broker: Broker, resolution: Resolution) -> None:
-    """Return once the Route has had another primary for a while: time to finish, but not to block its successor."""
+    """Wait until the Route has had another primary for DEMOTED_SECONDS.
+
+    The old primary has time to finish, but cannot block its successor.
+    """
     primary = _primary(resolution)
     while _primary(resolution) == primary:
         if resolution.invalidated is None:
@@ -104,7 +110,7 @@ async def _drive(
 ) -> None:
     first: pb.Header | None = header
     revision = first_request.header.etcd.revision
-    # Gazette's primaries do not tell what all replicas have. What theirs commits here is shown at once, as there.
+    # Gazette's primaries do not say what all replicas have. We show their commits at once, as Gazette does.
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     while request is not None:
@@ -122,8 +128,8 @@ async def _drive(
                 spool.publish_through(request.readable)
             await spool.written()
             if broker.session is not None:
-                # What has waited here while this process was paused may be something that the others gave up since.
-                # Committing it would do them no harm, but our readers would see it.
+                # If this process was paused, the others may have given up what waited here. To commit it would not harm
+                # them, but our readers would see it.
                 await broker.session.confirmed()
             decision = spool.propose(
                 Fragment.from_wire(request.proposal),
@@ -133,7 +139,7 @@ async def _drive(
                 settled=not request.acknowledge,
             )
             response = decision.response()
-            # Also a mismatch tells what we have, and the primary goes on from there: it must stay.
+            # A mismatch also tells the primary what we have. The primary goes on from there, so we must keep it.
             await spool.flush_commits()
             if response.status == pb.OK and not waits:
                 spool.publish_through(spool.fragment.end)

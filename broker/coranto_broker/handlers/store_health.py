@@ -1,4 +1,4 @@
-"""FragmentStoreHealth: whether a fragment store does all that a broker will ask of it."""
+"""The RPC FragmentStoreHealth: tests that a fragment store does everything that a broker needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 async def serve(
     broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims
 ) -> pb.FragmentStoreHealthResponse:
-    """Probe the store, and with `check_delete` whether a file under that prefix can be written and removed."""
+    """Probe the store. With `check_delete`, also write and remove a file under `check_delete_prefix`."""
     _authorize(broker, request, claims)
     validate(request)
     response = pb.FragmentStoreHealthResponse(status=pb.OK, header=broker.unrouted_header(broker.keyspace.state))
@@ -40,11 +40,11 @@ async def serve(
 
 
 def _authorize(broker: Broker, request: pb.FragmentStoreHealthRequest, claims: Claims) -> None:
-    """Raises PermissionDenied unless the caller may have us use this store.
+    """Check that the caller may have us use this store. Raises PermissionDenied if not.
 
-    Probing writes files, to an address that the request names. Who may read journals may have that done to the stores
-    of those journals, below their folders. Everything else takes the right to apply any spec, by which a journal could
-    be made that names the store.
+    A probe writes files at an address that the request names. A caller who may read journals may probe the stores of
+    those journals, below their folders. All other stores take the right to apply any spec: with it, the caller could
+    create a journal that names the store.
     """
     if claims.covers_all and Capability.APPLY in claims.capability:
         return

@@ -1,1 +1,1 @@
-"""What a broker serves over HTTP: journals (`gateway`), and its own condition (`operation`)."""
+"""A broker's HTTP endpoints: journals (`gateway`), and its own condition (`operation`)."""

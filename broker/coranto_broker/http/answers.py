@@ -1,7 +1,7 @@
-"""The two sides of a handler that serves HTTP: what a read writes to, and what an append reads from.
+"""Adapters between HTTP and the handlers: the answer that a read writes, and the body that an append reads.
 
-Neither holds content: a read's chunk is on its way before the next is fetched, and of an append's body there is in
-memory what the connection buffers.
+Neither holds content. A chunk of a read is sent before the next is fetched. Of an append's body, only the connection's
+buffer is in memory.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ MAX_OFFSET = (1 << 63) - 1
 
 
 class _Enough(Exception):
-    """Everything was written that the headers promised."""
+    """All content that the headers promised was written."""
 
 
 class ReadAnswer:
-    """The answer to a GET or HEAD. `write` is what the read's handler sends its messages to."""
+    """The answer to a GET or HEAD. The read's handler sends its messages to `write`."""
 
     def __init__(self, http: web.Request, request: pb.ReadRequest) -> None:
         self._http = http
         self._request = request
         self._next = 0  # Offset of the next byte.
-        self._stop = 0  # Where the content is to end; 0 when that is open.
+        self._stop = 0  # End of the content; 0 when it is open.
         self.response: web.StreamResponse | None = None
-        """Set once headers, or the whole of a refusal, are decided."""
+        """Set once the headers, or a complete refusal, are known."""
 
     async def made_by(self, reading: Coroutine[Any, Any, None]) -> None:
-        """Return when `reading`, which writes to this answer, is done or has written enough.
+        """Run `reading`, which writes to this answer, until it ends or has written enough.
 
-        Raises what it raises, and Unavailable when it has not written what the headers promised.
+        Raises its errors, and Unavailable if it has not written all content that the headers promised.
         """
         try:
             await reading
@@ -51,24 +51,24 @@ class ReadAnswer:
             raise Unavailable(f"the read ended at offset {self._next}, before {self._stop}")
 
     async def write(self, message: pb.ReadResponse) -> None:
-        """The next message of the read: metadata first, which decides the headers, then content between metadata."""
+        """Write the next message of the read. The first is metadata, which gives the headers; then comes content."""
         if message.content:
             assert self.response is not None
             if message.offset != self._next:
-                # Headers said what offset the content begins at; from there on it must be without a gap.
+                # The headers gave the first offset of the content. From there on, it must have no gap.
                 raise Unavailable(f"the journal goes on at offset {message.offset}, after {self._next}")
             content = message.content
             if self._stop:
                 content = content[: self._stop - self._next]
             self._next += len(content)
-            if not self.response.prepared:  # Not before: what fails until now has a status of its own.
+            if not self.response.prepared:  # Not earlier: until now, a failure gets its own status.
                 await self.response.prepare(self._http)
             await self.response.write(content)
             if self._next == self._stop:
-                raise _Enough  # There may be more by now than there was when the headers were sent.
+                raise _Enough  # The journal may have grown since the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
-        # Metadata of a further fragment says nothing new, and of a head that was reached, that the content ends.
+        # Ignore later metadata: that of another fragment says nothing new, that of a reached head ends the content.
 
     def _begin(self, metadata: pb.ReadResponse) -> web.StreamResponse:
         headers = read_headers(metadata)
@@ -92,13 +92,13 @@ class ReadAnswer:
 
 
 class AppendBody:
-    """The body of a PUT as the messages of an append. `read` is what the append's handler takes them from."""
+    """The body of a PUT as the messages of an append. The append's handler calls `read` for them."""
 
     def __init__(self, http: web.Request, first: pb.AppendRequest, chunk_bytes: int) -> None:
         self._messages = self._make(http, first, chunk_bytes)
 
     async def read(self) -> pb.AppendRequest | None:
-        """The next message; None when there is none. A body that is cut off raises, and so never commits."""
+        """Return the next message, or None at the end. A body that is cut off raises, and so never commits."""
         return await anext(self._messages, None)
 
     @staticmethod
@@ -106,11 +106,11 @@ class AppendBody:
         yield first
         while chunk := await http.content.read(chunk_bytes):
             yield pb.AppendRequest(content=chunk)
-        yield pb.AppendRequest()  # The body was whole: commit.
+        yield pb.AppendRequest()  # The body is complete: commit.
 
 
 def read_headers(metadata: pb.ReadResponse) -> dict[str, str]:
-    """What a read's first metadata tells, in headers named as Gazette's gateway names them."""
+    """Return the headers for a read's first metadata, under the names that Gazette's gateway uses."""
     headers = _route_headers(metadata.header)
     if metadata.HasField("fragment"):
         fragment = Fragment.from_wire(metadata.fragment)
@@ -125,7 +125,7 @@ def read_headers(metadata: pb.ReadResponse) -> dict[str, str]:
 
 
 def append_answer(response: pb.AppendResponse) -> web.Response:
-    """The answer to a PUT whose append ended with `response`."""
+    """Return the answer to a PUT whose append ended with `response`."""
     headers = _route_headers(response.header)
     if response.HasField("registers"):
         headers["X-Registers"] = urlencode(labels.as_pairs(response.registers))
@@ -139,7 +139,7 @@ def append_answer(response: pb.AppendResponse) -> web.Response:
 
 
 def refusal(status: pb.Status.ValueType, headers: dict[str, Any], detail: str = "") -> web.Response:
-    """The answer of a status other than OK: its name, and what it means."""
+    """Return the answer for a status other than OK, with its name and meaning."""
     text = ": ".join(part for part in (pb.Status.Name(status), HINTS.get(status, ""), detail) if part)
     code = STATUSES.get(status, 500)
     if code == 503:

@@ -1,12 +1,12 @@
-"""The HTTP gateway: journals for whoever has no gRPC client.
+"""The HTTP gateway: journals for clients without gRPC.
 
-A GET reads, a HEAD tells where a read would begin, a PUT appends its body (`coranto_broker.http.requests` has their
-arguments). Addresses, headers and statuses are those of Gazette's gateway, and further ones where that has none. It
-goes through the handlers of the RPCs Read and Append, with their authorization, routing and flow control.
+A GET reads, a HEAD returns where a read would begin, a PUT appends its body (`coranto_broker.http.requests` has their
+arguments). Addresses, headers and statuses are those of Gazette's gateway, plus some that it does not have. The gateway
+calls the handlers of the RPCs Read and Append, with their authorization, routing and flow control.
 
-An answer that fails after its headers were sent is cut off, without the end that HTTP gives to a whole one, so that no
-client takes a part for the whole. An answer of open length ends when the read does: at the head of the journal, or with
-`block` only when the broker ends it.
+If an answer fails after its headers were sent, the connection is closed without the end that HTTP gives to a complete
+answer, so that no client mistakes a part for the whole. An answer of open length ends when the read does: at the head
+of the journal or, with `block`, only when the broker ends it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coranto_broker.broker import Broker
 
 METHODS: Final = {"GET": "Read", "HEAD": "Read", "PUT": "Append"}
-"""Which RPC serves a method: what a caller may do is asked as for that."""
+"""The RPC that serves each method. Callers need the same authorization as for that RPC."""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ class CutOff(ConnectionError):
 
 
 class _Caller:
-    """An HTTP request's sender, as the authorizer looks at one."""
+    """The sender of an HTTP request, in the form that the authorizer takes."""
 
     def __init__(self, http: web.Request) -> None:
         self._values = http.headers.getall("Authorization", [])
@@ -52,7 +52,7 @@ class _Caller:
 
 
 def application(broker: Broker) -> web.Application:
-    """The gateway of a broker."""
+    """Return the gateway application of a broker."""
     gateway = _Gateway(broker)
     settings = broker.settings
     result = web.Application(middlewares=[local_only(settings.advertise)] if trusts_the_machine(settings) else ())
@@ -70,7 +70,7 @@ class _Gateway:
         }
 
     async def serve(self, http: web.Request) -> web.StreamResponse:
-        """Any request. Raises CutOff when its connection is to be closed as it is."""
+        """Serve any request. Raises CutOff if its connection must be closed at once."""
         action = self._actions.get(http.method)
         if action is None:
             answer: web.StreamResponse = web.Response(
@@ -121,7 +121,7 @@ class _Gateway:
             return append_answer(await append.serve(self._broker, body, claims))
 
     def _failed(self, http: web.Request, error: CorantoError | OSError) -> web.Response:
-        """The answer to a request that failed before there was one."""
+        """Return the answer to a request that failed before its headers were sent."""
         status = http_status(error)
         report = _log.info if status == 400 else _log.warning
         report(

@@ -1,10 +1,10 @@
-"""Refusing requests that a web page has a browser of this machine send (DNS rebinding).
+"""Protection against DNS rebinding: refuses requests that a web page makes a browser on this machine send.
 
-A page may have its own name lead to 127.0.0.1, and its scripts then reach whatever listens there, as if it were the
-page's own server. Where nothing else tells callers apart, a port of the loopback interface therefore serves only
-requests that are addressed to this machine. Browsers say in `Host` which name they followed.
+A web page can let its own name resolve to 127.0.0.1. Its scripts then reach servers on this machine as if they were the
+page's own server. So a loopback port without other access control serves only requests addressed to this machine.
+Browsers send the name that they resolved in `Host`.
 
-Ports of gRPC need no such check: browsers do not speak HTTP/2 without TLS, and with TLS they verify the name.
+gRPC ports need no such check: browsers do not speak HTTP/2 without TLS, and with TLS they verify the name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from coranto.security.tls import is_loopback
 
 
 def trusts_the_machine(settings: ServerSettings) -> bool:
-    """Whether whoever is on this machine may do everything, over a connection that shows nobody's name."""
+    """Return True if anybody on this machine may do everything without showing who they are.
+
+    That is so on a loopback host without TLS, if keys are not set or missing tokens are accepted.
+    """
     keys = keys_of(settings)
     return is_loopback(settings.host) and settings.tls_cert is None and (keys is None or keys.accept_missing)
 
 
 def local_only(advertise: str = "") -> Middleware:
-    """A middleware that answers 421 to requests for another host than this machine, or that of `advertise`, a URL."""
+    """Return a middleware that answers 421 unless a request is addressed to this machine or to `advertise`'s host.
+
+    `advertise` is a URL.
+    """
     ours = (urlsplit(advertise).hostname or "") if advertise else ""
 
     @web.middleware
@@ -43,7 +49,7 @@ def local_only(advertise: str = "") -> Middleware:
 
 
 def _host(header: str) -> str:
-    """The name or address in a Host header, in lower case; empty when there is none to be understood."""
+    """Return the name or address in a Host header in lower case, or "" if it cannot be parsed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

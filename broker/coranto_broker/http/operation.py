@@ -1,11 +1,11 @@
-"""What tells others how a broker is: `/metrics` for Prometheus, `/ready` and `/live` for whoever starts and routes.
+"""A broker's condition over HTTP: `/metrics` for Prometheus, `/ready` and `/live` for orchestrators and load balancers.
 
-*Ready* is a broker that has loaded the key space, is announced under a lease that it holds, and is not on its way out.
-Fragment stores are not asked: one that is away is away for every broker alike, and all of them would be taken out of
-service though appends and reads of recent content go on. Their health is in the answers of appends, in
+A broker is *ready* if it has loaded the key space, is announced under a lease that it holds, and is not exiting.
+Readiness ignores fragment stores: if one fails, it fails for all brokers, and all of them would be taken out of service
+although appends and reads of recent content still work. The stores' health is in the answers of appends, in
 FragmentStoreHealth and in `coranto_fragment_store_healthy`.
 
-*Alive* is a process whose event loop answers. One that has lost its lease or its key space ends by itself.
+A broker is *alive* if its event loop answers. One that has lost its lease or its key space ends by itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Checks = Callable[[], Mapping[str, bool]]
 
 
 def application(registry: CollectorRegistry, checks: Checks, *, local: bool = False) -> web.Application:
-    """`checks` names what must hold for the broker to be ready, and whether it does.
+    """Return the application. `checks` returns the conditions of readiness by name, and whether each holds.
 
-    With `local`, requests are served only that are addressed to this machine.
+    With `local`, it serves only requests addressed to this machine.
     """
 
     async def metrics(_: web.Request) -> web.Response:

@@ -1,11 +1,11 @@
-"""From HTTP requests to the requests of `protocol.Journal`: path, arguments and Range header. No I/O.
+"""Parsing of HTTP requests into requests of `protocol.Journal`: path, arguments and Range header. No I/O.
 
     GET  /<journal>?offset=&block=&end_offset=&begin_mod_time=      or with `Range: bytes=<first>-[<last>]`
     HEAD /<journal>?…                                              the same, without content
     PUT  /<journal>?offset=&check_registers=&union_registers=&subtract_registers=
 
-`offset` of a read is -1 for the write head, `end_offset` is exclusive, times are Unix seconds. `check_registers` is a
-label selector; the others are labels as in `name=value,other=value`.
+The `offset` of a read is -1 for the write head, `end_offset` is exclusive, and times are Unix seconds.
+`check_registers` is a label selector; the other registers are labels such as `name=value,other=value`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ T = TypeVar("T")
 
 
 def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> pb.ReadRequest:
-    """The read that a GET (or, with `metadata_only`, a HEAD) asks for. `target` is as in the request line, `ranges`
-    the values of its Range headers. Raises InvalidInput."""
+    """Return the read for a GET or, with `metadata_only`, a HEAD. Raises InvalidInput.
+
+    `target` is the target of the request line. `ranges` are the values of the Range headers.
+    """
     journal, arguments = _split(target, _READ)
     request = pb.ReadRequest(journal=journal, metadata_only=metadata_only)
     request.offset = _value(arguments, "offset", _integer, 0)
@@ -49,7 +51,7 @@ def read_request(target: str, ranges: Sequence[str], *, metadata_only: bool) -> 
 
 
 def append_request(target: str) -> pb.AppendRequest:
-    """The first message of the append that a PUT asks for. Raises InvalidInput."""
+    """Return the first message of the append for a PUT. Raises InvalidInput."""
     journal, arguments = _split(target, _APPEND)
     request = pb.AppendRequest(journal=journal, offset=_value(arguments, "offset", _integer, 0))
     if "check_registers" in arguments:
@@ -63,7 +65,7 @@ def append_request(target: str) -> pb.AppendRequest:
 
 
 def journal_of(target: str) -> str:
-    """The journal that a request's path names, as far as one can tell; the request may be malformed."""
+    """Return the journal that a request's path names. Works for malformed requests as far as possible."""
     return unquote(target.partition("?")[0][1:])
 
 
@@ -74,7 +76,7 @@ def _split(target: str, known: frozenset[str]) -> tuple[str, dict[str, str]]:
     try:
         journal = unquote(path[1:], errors="strict")
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_ARGUMENTS)
-    except ValueError as error:  # Among them bytes that are not UTF-8.
+    except ValueError as error:  # For example, for bytes that are not UTF-8.
         raise InvalidInput(f"the address cannot be understood: {error}", field="path") from None
     if not journal:
         raise InvalidInput("the path names no journal", field="path")
@@ -95,7 +97,7 @@ def _value(arguments: dict[str, str], name: str, parse: Callable[[str], T], defa
         return default
     try:
         value = parse(text)
-    except ValueError as error:  # InvalidInput is one.
+    except ValueError as error:  # InvalidInput is a ValueError.
         raise InvalidInput(f"the argument {name}={text!r} cannot be understood: {error}", field=name) from None
     return value
 
@@ -123,7 +125,7 @@ def _label_set(text: str) -> pb.LabelSet:
 
 
 def _range(ranges: Sequence[str]) -> tuple[int, int]:
-    """Offset and end of a Range header; the end is 0 when there is none."""
+    """Return the offset and the exclusive end of a Range header. The end is 0 if it has none."""
     found = _RANGE.fullmatch(ranges[0].replace(" ", "")) if len(ranges) == 1 else None
     if found is None or len(found[1]) > 18 or len(found[2]) > 18:
         raise InvalidInput(

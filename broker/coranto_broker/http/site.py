@@ -10,9 +10,9 @@ from aiohttp import web
 from coranto.errors import ClusterError
 
 READ_BUFFER_BYTES = 1 << 19
-"""Of a request's body; its sender is held back once twice as much has not been taken."""
+"""Buffer for a request's body. The sender is held back once twice as much is unread."""
 
-# Handlers say themselves what went wrong; of requests that are not HTTP there is nothing to say.
+# Handlers log their own errors. Requests that are not HTTP need no log entry.
 _silent = logging.getLogger("coranto_broker.http.silent")
 _silent.setLevel(logging.CRITICAL + 1)
 
@@ -21,7 +21,7 @@ class Site:
     """An application, served from `start` to `stop`."""
 
     def __init__(self, application: web.Application, *, grace_seconds: float) -> None:
-        """Requests under way may go on for `grace_seconds` after `stop`."""
+        """Create a site. Requests under way may go on for `grace_seconds` after `stop`."""
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
@@ -34,7 +34,7 @@ class Site:
         )
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> str:
-        """Serve; returns the URL, with the port that was chosen when `port` is 0. Raises ClusterError."""
+        """Start serving and return the URL. If `port` is 0, it has the chosen port. Raises ClusterError."""
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, ssl_context=tls, reuse_address=True).start()

@@ -1,4 +1,4 @@
-"""From statuses and errors of the broker to statuses of HTTP."""
+"""Mapping of the broker's statuses and errors to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.authorization import TokenExpired
 from coranto_broker.rpc.rolled_back import AppendUnderflow, DiskFull, RolledBack
 
-# Gazette's gateway answers 404, 416, and 503 for too few brokers; and 500 for everything else.
+# Gazette's gateway answers 404, 416, 503 (for too few brokers), and 500 for everything else.
 STATUSES: Mapping[int, int] = {
     pb.OK: 206,
     pb.JOURNAL_NOT_FOUND: 404,
@@ -65,7 +65,7 @@ _ERRORS: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def http_status(error: BaseException) -> int:
-    """The HTTP status that says what kind of error it is."""
+    """Return the HTTP status for an error."""
     if isinstance(error, StatusError):
         return STATUSES.get(error.status, 500)
     return next((status for kind, status in _ERRORS if isinstance(error, kind)), 500)

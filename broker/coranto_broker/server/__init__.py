@@ -1,1 +1,1 @@
-"""A broker process: settings, port, lease and commands. Also a broker inside another process."""
+"""The broker process: settings, port, lease and commands. Also a broker inside another process."""

@@ -1,4 +1,4 @@
-"""`coranto broker …` and `python -m coranto_broker …`. The options are the settings: `coranto_broker.settings`."""
+"""The commands `coranto broker …` and `python -m coranto_broker …`. Their options are `coranto_broker.settings`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ def broker() -> None:
 
 
 def _with_settings(action: Callable[..., None], **more: Any) -> Callable[..., None]:
-    """A command with an option for each setting that may be one, `--config`, and `more` options, which `action` gets
-    by name."""
+    """Return a command for `action` with `--config`, an option for each setting that is not secret, and `more` options.
+
+    `action` gets the `more` options by name.
+    """
 
     def command(config: Path | None, **flags: Any) -> None:
         given = {name: flags.pop(name) for name in more}
@@ -56,7 +58,7 @@ def _with_settings(action: Callable[..., None], **more: Any) -> Callable[..., No
         option = typer.Option(declaration, help=field.description, show_default=False)
         annotations[name] = Annotated[field.annotation | None, option]  # type: ignore[operator]
     annotations |= more
-    # typer asks the signature for the options, and the annotations for their types.
+    # typer reads the options from the signature, and their types from the annotations.
     command.__annotations__ = annotations
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -1,7 +1,6 @@
-"""Where a broker's settings come from: an option of the command line wins over a variable of the environment, that
-over the configuration file, and that over the default.
+"""Sources of a broker's settings. In order of precedence: command line, environment, configuration file, default.
 
-The file is TOML, or YAML when its name ends so: settings by name, at the top. A key that is no setting is an error.
+The file is TOML, or YAML if its name ends in .yaml or .yml. Settings are top-level keys. An unknown key is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PREFIX = "coranto_broker_"
 
 
 class Origin(enum.Enum):
-    """What said a setting."""
+    """The source of a setting."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -38,7 +37,7 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, where those come from that are not defaults, and what is odd about them."""
+    """Settings, the sources of those that are not defaults, and warnings."""
 
     settings: BrokerSettings
     origins: Mapping[str, Origin]
@@ -46,9 +45,9 @@ class Configuration:
 
 
 def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
-    """The settings in effect. `file` is by default what $CORANTO_BROKER_CONFIG names, if anything.
+    """Return the settings in effect. Without `file`, $CORANTO_BROKER_CONFIG may name the configuration file.
 
-    Raises InvalidInput, naming the setting and what said it, for what is unknown or not valid.
+    Raises InvalidInput with the setting and its source if a setting is unknown or invalid.
     """
     if file is None and (named := os.environ.get(FILE_VARIABLE)):
         file = Path(named)
@@ -70,7 +69,7 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings of a configuration file, by name. Raises InvalidInput."""
+    """Return the settings of a configuration file by name. Raises InvalidInput."""
     try:
         text = path.read_text(encoding="utf-8")
         content = yaml.safe_load(text) if path.suffix in (".yaml", ".yml") else tomllib.loads(text)
@@ -90,7 +89,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def render(configuration: Configuration) -> str:
-    """The settings in effect as a configuration file, with where each comes from. Secrets are not shown."""
+    """Return the settings in effect as a configuration file, with the source of each. Secrets are not shown."""
     lines: list[str] = []
     for name, field in BrokerSettings.model_fields.items():
         value = getattr(configuration.settings, name)
@@ -111,7 +110,7 @@ def _hint(name: str) -> str:
 
 
 def _unknown_variables() -> Iterator[str]:
-    """The environment is shared with others, so that an unknown variable is no error."""
+    """Yield a warning for each unknown variable. It is not an error, because other programs share the environment."""
     for variable in sorted(os.environ):
         name = variable.lower().removeprefix(_PREFIX)
         if variable.lower() != name and variable != FILE_VARIABLE and name not in BrokerSettings.model_fields:
@@ -146,5 +145,5 @@ def _toml(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     text = str(getattr(value, "value", value))
-    # What JSON escapes in a string TOML's basic strings do, too; but for DEL, which nobody has in a setting.
+    # A basic string of TOML. It assumes that settings have no control characters, which would need escapes too.
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,7 +1,7 @@
-"""A broker in the process of whoever runs it, on effects that it is given: for simulations and in-process clusters.
+"""A broker inside another process, on given effects: for simulations and in-process clusters.
 
-`serve` does what `coranto_broker.server.process.BrokerProcess` does, but that it opens nothing by itself. `run` is the
-entry point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
+`serve` does the same as `coranto_broker.server.process.BrokerProcess`, but opens nothing by itself. `run` is the entry
+point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _HOST = "127.0.0.1"
 
 
 class Place(Protocol):
-    """Where a broker is reached."""
+    """The endpoint of a broker, and its serving there."""
 
     def endpoint(self, broker: Broker) -> str:
-        """The endpoint to tell others. Asked for before the broker is announced."""
+        """Return the endpoint to announce. Called before the broker is announced."""
         ...
 
     def listening(self, broker: Broker, session: MemberSession) -> AbstractAsyncContextManager[None]:
-        """Have calls served for as long as the block lasts."""
+        """Serve calls during the block."""
         ...
 
 
 class StubPeers(Peers):
-    """Other brokers, over stubs that are given."""
+    """Other brokers, over given stubs."""
 
     def __init__(self, zone: str, stub_of: Callable[[str], pb_grpc.JournalAsyncStub]) -> None:
         super().__init__(zone)
@@ -75,9 +75,10 @@ async def serve(
     make: Callable[..., Broker] = Broker,
     entropy: Entropy = os.urandom,
 ) -> bool:
-    """Run a broker until `stop` (it exits gracefully then; returns True), or until its lease or etcd is lost (False).
+    """Run a broker until `stop` or until it loses its lease or etcd.
 
-    `make` is given what `Broker` takes. Raises what keeps the broker from starting.
+    At `stop` it exits gracefully and returns True; otherwise it returns False. `make` gets the arguments of `Broker`.
+    Raises the error that keeps the broker from starting.
     """
     keyspace = KeySpace(coordinator, layout, JournalEntities(), clock=clock)
     member_id = MemberId(settings.zone, settings.id)
@@ -159,7 +160,7 @@ async def run(place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: 
 
 
 class _Settings(BrokerSettings):
-    """What is given, and defaults; nothing of the environment, which is about other brokers."""
+    """Settings from arguments and defaults only. The environment is ignored, as it is meant for other brokers."""
 
     @classmethod
     def settings_customise_sources(
@@ -174,7 +175,7 @@ class _Settings(BrokerSettings):
 
 
 class _ClusterPlace:
-    """In memory and, where it has a port, by gRPC for other programs."""
+    """A place in memory and, if it has a port, also on gRPC for other programs."""
 
     def __init__(self, place: BrokerPlace, listen: Listen) -> None:
         self._place = place
@@ -206,5 +207,5 @@ class _ClusterPlace:
 
 
 async def _apart(work: Coroutine[Any, Any, None]) -> None:
-    """Run what must not share the fate of the broker's process, whose tasks are cancelled when it is killed."""
+    """Run work outside the broker's simulated process, whose tasks are cancelled when it is killed."""
     await asyncio.get_running_loop().create_task(work, context=contextvars.Context())

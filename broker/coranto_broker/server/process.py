@@ -1,4 +1,4 @@
-"""A broker process: from its settings to a served port, until it is told to end or loses its lease."""
+"""A broker process: from its settings to a served port, until it is asked to end or loses its lease."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from coranto_broker.server.service import make_server
 from coranto_broker.settings import BrokerSettings
 
 GRACE_SECONDS = 3.0
-"""How long calls in progress may go on once the broker has stopped serving."""
+"""Time that calls in progress have to finish once the broker has stopped serving."""
 EXIT_STEPS = 4
-"""A graceful exit takes at most so many times `exit_seconds`."""
+"""A graceful exit takes at most this many times `exit_seconds`."""
 _log = structlog.get_logger(__name__)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Event loops of uvloop, which take less time for the same; None, for those of asyncio, where it is missing."""
+    """Return the factory of uvloop's event loops, which are faster, or None (asyncio's own) if uvloop is missing."""
     try:
         import uvloop
     except ImportError:
@@ -73,7 +73,7 @@ async def run(settings: BrokerSettings) -> int:
 
 
 class BrokerProcess:
-    """A running broker with its own etcd connection, lease and port; also for tests, within their process."""
+    """A running broker with its own etcd connection, lease and port. Tests run it in their own process."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class BrokerProcess:
         self._serving = False
         self.endpoint = ""
         self.http_endpoint = ""
-        """Of the HTTP gateway; empty when there is none, as is that of the metrics."""
+        """Endpoint of the HTTP gateway, or "" if there is none. The same holds for `metrics_endpoint`."""
         self.metrics_endpoint = ""
         self.broker: Broker
         self.session: MemberSession
@@ -99,7 +99,11 @@ class BrokerProcess:
         await self._exits.aclose()
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` (exits gracefully, 0), or until lease, key space or the allocator are lost (1)."""
+        """Serve until `stop`, or until the broker cannot go on. Returns an exit code.
+
+        At `stop` it exits gracefully and returns 0. It returns 1 when its lease is lost, its key space or its allocator
+        fails, or its data directory and etcd no longer match.
+        """
         waits = [
             asyncio.create_task(stop.wait()),
             asyncio.create_task(self.session.lost.wait()),
@@ -120,7 +124,7 @@ class BrokerProcess:
         return 1
 
     async def exit_gracefully(self) -> None:
-        """Hand over, store, and give up the lease."""
+        """Hand journals over, store fragments, and give up the lease."""
         self._exiting = True
         _log.info("exiting")
         await self.broker.exit_gracefully(self.session)
@@ -130,10 +134,10 @@ class BrokerProcess:
             _log.warning("the data directory's last use could not be noted", error=str(error))
 
     def readiness(self) -> dict[str, bool]:
-        """What must hold for the broker to be ready, and whether it does."""
+        """Return the conditions of readiness by name, and whether each holds."""
         started = self._serving
         return {
-            "started": started,  # The key space has been loaded, and calls are served.
+            "started": started,  # The key space is loaded, and calls are served.
             "lease": started and not self.session.lost.is_set(),
             "announced": started and self.broker.keyspace.state.member(self.broker.member) is not None,
             "staying": not self._exiting,
@@ -148,7 +152,7 @@ class BrokerProcess:
         _log.error("this broker's data directory and etcd do not go together any more", reason=reason)
 
     async def _close_session(self) -> None:
-        # A lease that we only lost sight of may live on, and with it the next process takes up what this one had.
+        # A lease that we only lost sight of may live on. With it, the next process can resume this one's assignments.
         await self.session.close(revoke=not self.session.lost.is_set())
 
     async def _start(self) -> None:
@@ -228,7 +232,7 @@ class BrokerProcess:
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system grants: every journal that is written to needs two."""
+    """Raise the limit of open files as far as the system allows: every journal with appends needs two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

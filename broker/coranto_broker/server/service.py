@@ -1,4 +1,4 @@
-"""The gRPC service `protocol.Journal`: hands each call to its handler."""
+"""The gRPC service `protocol.Journal`: passes each call to its handler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_PENDING_CALLS: Final = 20_000
-"""Calls that gRPC holds until this process takes them on: they come to it slower, but none is lost without a word."""
+"""Most calls that gRPC queues for this process. They may wait, but gRPC does not cancel them silently."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["Journal"]
 
@@ -45,7 +45,7 @@ _CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_
 
 
 class JournalService(pb_grpc.JournalServicer):
-    """Calls of clients and of other brokers."""
+    """The service for clients and other brokers."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -57,7 +57,7 @@ class JournalService(pb_grpc.JournalServicer):
 
     @asynccontextmanager
     async def _admitted(self, method: str, context: Context, request: Message | None = None) -> AsyncIterator[Claims]:
-        """Serve a call if it may be made, and end it with a status code where that fails."""
+        """Authorize and count a call during the block. Errors end the call with a status code."""
         with self._under_way[method]:
             async with reported(method, context), self._broker.authorizer.admitted(method, context) as claims:
                 require_readable(request)
@@ -79,8 +79,8 @@ class JournalService(pb_grpc.JournalServicer):
         return pb.AppendResponse.FromString(await self.append_encoded(request_iterator, context))
 
     async def append_encoded(self, request_iterator: Any, context: Context) -> bytes:
-        """As `Append`, but for the response, which is encoded."""
-        # As the other methods, but without layers that take longer than half of what a small append does.
+        """Serve the RPC Append, and return the encoded response."""
+        # This does the same as `_admitted`, without layers that would add more than half the time of a small append.
         broker, admission = self._broker, self._admission
         try:
             admission.enter()
@@ -112,7 +112,7 @@ class JournalService(pb_grpc.JournalServicer):
 
 
 def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """As generated code has it, but that bytes which are no message reach us, and are refused by us."""
+    """Return the handlers as generated code does, but let bytes that are no message through, for us to refuse them."""
     handlers = {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
             getattr(service, method.name),
@@ -147,13 +147,13 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 
 
 def make_server(broker: Broker) -> grpc.aio.Server:
-    """A server of the broker's service, not yet bound to a port."""
+    """Return a server of the broker's service, not yet bound to a port."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", broker.settings.max_message_bytes),
             ("grpc.max_send_message_length", broker.settings.max_message_bytes),
-            # gRPC itself cancels calls that come while more than 1,000 wait for us to take them on, without a word to
-            # us or to their clients about whether they were applied. We refuse appends with one (`Admission`).
+            # By default gRPC cancels calls that come while more than 1,000 wait for us. Neither we nor the clients
+            # learn then whether they were applied. We refuse appends with a clear error instead (`Admission`).
             ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
             ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
             # Two brokers must not share a port unnoticed.

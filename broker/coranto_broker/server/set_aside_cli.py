@@ -1,4 +1,4 @@
-"""`coranto broker set-aside …`: look at what brokers have set aside, and get at its bytes."""
+"""The commands `coranto broker set-aside …`: list content that brokers have set aside, compare it, and export it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m coranto_broker.simulation`: run seeds, and say how to repeat those that fail."""
+"""The command `python -m coranto_broker.simulation`: runs seeds, and prints how to repeat those that fail."""
 
 from __future__ import annotations
 

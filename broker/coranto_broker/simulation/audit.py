@@ -1,4 +1,4 @@
-"""What the simulation alone can see: the disks of replicas at the moment of an acknowledgement, and etcd's history."""
+"""Checks that only a simulation can make: of replicas' disks when an append is acknowledged, and of etcd's history."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from coranto_broker.spool.recovery import Recovered, recover
 
 
 def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> None:
-    """I1: every replica of the Route holds an acknowledged append, on its disk or already in the store.
+    """Check I1: every replica of the Route holds an acknowledged append, on its disk or already in the store.
 
-    With fsync at commits it must also outlive the machine.
+    With fsync at commits, the append must also survive a crash of the machine.
     """
     durable = world.options.fsync is Fsync.COMMIT
     for member in route.members:
@@ -41,7 +41,7 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
 
 def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
-    """What waits for the store stays within its bound, but for a fragment that completes and those under way."""
+    """Check that a journal's backlog stays within its bound, apart from a completing fragment and those under way."""
     if not world.bounds_backlog:
         return
     machine, journal = world.machine_of(route.members[route.primary]), operation.journal
@@ -67,14 +67,14 @@ def _has(world: World, machine: Machine, journal: str, offset: int, content: byt
 
 
 def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
-    # A journal that was created anew after etcd was emptied has its content in a folder of the former one at first.
+    # A journal that is created again after etcd was emptied first has its content in the former journal's folder.
     parent = folder_of(machine.settings.data_dir / "spools", journal, 0).parent
     revisions = machine.disk.names(parent)
     return any(_holds(machine, parent / each, offset, wanted, durable=durable) for each in revisions)
 
 
 def _holds(machine: Machine, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
-    # Content counts by its commit log, of which there may be an empty one: of a roll that the full disk refused.
+    # The commit log says how much content counts. There may be an empty log, of a roll that a full disk refused.
     ends: dict[int, int] = {}
     for name in machine.disk.names(folder):
         if name.endswith(".commits"):
@@ -107,7 +107,7 @@ def spool_path(world: World, machine: Machine, journal: str) -> Path:
 
 
 def watch_allocator(world: World) -> Callable[[Sequence[Op]], None]:
-    """I7: no transaction removes a consistent assignment where fewer than R would remain."""
+    """Return a check of I7: no transaction removes a consistent assignment if fewer than R would remain."""
 
     def before_txn(ops: Sequence[Op]) -> None:
         removed: dict[str, list[AssignmentKey]] = {}
@@ -122,7 +122,7 @@ def watch_allocator(world: World) -> Callable[[Sequence[Op]], None]:
             elif isinstance(op, Delete):
                 removed.setdefault(key.item, []).append(key)
         for item, keys in removed.items():
-            gone = [key for key in keys if (item, key.member) not in put]  # What is put again has moved.
+            gone = [key for key in keys if (item, key.member) not in put]  # An assignment that is put again has moved.
             if gone:
                 _check_removal(world, item, gone)
 
@@ -143,7 +143,7 @@ def _check_removal(world: World, item: str, gone: Sequence[AssignmentKey]) -> No
 
 
 def replica_contents(world: World, journal: str) -> Iterator[Observation]:
-    """What the running brokers' replicas of a journal hold locally, as readers would be given it."""
+    """Yield the local content of the running brokers' replicas of a journal, as readers would get it."""
     for machine in world.machines:
         if not machine.is_up:
             continue
@@ -159,15 +159,15 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
 
 
 def record_of(world: World, journal: str) -> Record | None:
-    """A journal's in-sync record."""
+    """Return a journal's in-sync record, or None."""
     kv = world.etcd.kvs.get(LAYOUT.in_sync_key(journal))
     return in_sync.decode(kv.value) if kv is not None else None
 
 
 def recovered(world: World, machine: Machine, journal: str) -> Recovered:
-    """What a new process would make of a journal's spool on a machine whose broker is dead.
+    """Recover a journal's spool on a machine whose broker is dead, as a new process would.
 
-    What it would set aside because others went on without it is not part of that.
+    The result excludes content that the process would set aside because others went on without it.
     """
     process = Process(world.loop, f"auditor of {machine.name}")
     folder = SpoolFolder(
@@ -190,7 +190,7 @@ def recovered(world: World, machine: Machine, journal: str) -> Recovered:
 
 
 def disk_contents(machine: Machine, found: Recovered) -> Iterator[Observation]:
-    """The content of a recovered spool's fragments."""
+    """Yield the content of a recovered spool's fragments."""
     fragments = [(sealed.fragment, sealed.content.path) for sealed in found.sealed]
     current = found.spool.fragment
     if current.length and found.log is not None:

@@ -1,4 +1,4 @@
-"""What goes wrong: one fault after another, several at a time, until told to stop; then everything is mended."""
+"""The nemesis: injects faults one after another, several at a time, until it is stopped, and then mends everything."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Nemesis:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the faults that may happen."""
+        """The names of the faults that may happen."""
         return self._world.options.faults
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Inject faults until cancelled. `heal` mends those that remain."""
         world, rng = self._world, self._rng
         if not self.names:
             return
@@ -81,7 +81,7 @@ class Nemesis:
             await asyncio.gather(*running, return_exceptions=True)
 
     def heal(self) -> None:
-        """Mend everything."""
+        """Mend all faults."""
         world = self._world
         for mend in list(self._mends.values()):
             mend()
@@ -100,7 +100,7 @@ class Nemesis:
             machine.boot(0.1)
 
     async def _for_a_while(self, mend: Callable[[], None], low: float, high: float) -> None:
-        """Wait, then mend; `heal` mends too."""
+        """Wait between `low` and `high` seconds, then mend. `heal` may mend earlier."""
         number = self._world.loop.number()
         self._mends[number] = mend
         await asyncio.sleep(self._rng.uniform(low, high))
@@ -120,7 +120,7 @@ class Nemesis:
         self._end_in_write(machine, lambda: None)
 
     def _end_in_write(self, machine: Machine, also: Callable[[], object]) -> None:
-        """Kill the process in the middle of one of its next writes, and do something at the same instant."""
+        """Kill the process in the middle of one of its next writes, and call `also` at the same instant."""
         countdown = self._rng.randint(1, 12)
         wanted = self._rng.choice((".content", ".commits", ""))
 
@@ -147,7 +147,7 @@ class Nemesis:
             await self._for_a_while(process.resume, low, high)
 
     async def _long_outage(self, machine: Machine) -> None:
-        """The lease runs out before the broker is back."""
+        """End the broker until after its lease has run out."""
         machine.end()
 
         def back() -> None:
@@ -196,7 +196,7 @@ class Nemesis:
             await self._for_a_while(self._world.network.cut(*ends), 0.1, 8.0)
 
     async def _isolate(self, machine: Machine) -> None:
-        """From all other brokers, but not from etcd."""
+        """Cut a broker off from all other brokers, but not from etcd."""
         others = [other.name for other in self._world.machines if other is not machine]
         mends = [self._world.network.cut_both(machine.name, other) for other in others]
 
@@ -253,7 +253,7 @@ class Nemesis:
         await self._for_a_while(mend, 1.0, 8.0)
 
     async def _refuse_fragments(self, _: Machine) -> None:
-        """The store works, as far as probes can tell."""
+        """Let the store refuse fragments but pass probes."""
         store = self._world.store
 
         def mend() -> None:
@@ -263,7 +263,7 @@ class Nemesis:
         await self._for_a_while(mend, 2.0, 25.0)
 
     async def _flip_a_bit(self, machine: Machine) -> None:
-        """The disk damages the next fragment that the machine's broker is about to store, if another has it, too."""
+        """Let the disk damage the next fragment that the machine's broker is about to store, if another has it too."""
         machine.flips_next = True
 
     async def _disk_full(self, machine: Machine) -> None:
@@ -274,7 +274,7 @@ class Nemesis:
         await self._for_a_while(mend, 0.1, 3.0)
 
     async def _disk_fails(self, machine: Machine) -> None:
-        """Some syncs fail: one, or all for a while."""
+        """Let syncs fail: one, some, or all for a while."""
         rng, disk = self._rng, machine.disk
         wanted = rng.choice((".content", ".commits", ""))
         left = rng.choice((1, 1, 3, 1000))
@@ -293,13 +293,13 @@ class Nemesis:
         await self._for_a_while(mend, 0.1, 5.0)
 
     async def _change_spec(self, _: Machine) -> None:
-        """What an operator applies: another replication, codec or fragment length."""
+        """Apply another replication, codec or fragment length, as an operator does."""
         world, rng = self._world, self._rng
         journal = rng.choice(world.journals)
         if LAYOUT.item_key(journal) not in world.etcd.kvs:
             return  # etcd was emptied.
         spec = world.spec(journal)
-        # One step at a time: to come down from three replicas to one is as good as to lose two.
+        # One step at a time: to go from three replicas to one is the same as losing two.
         if rng.random() < 0.5 and world.options.replication > 1 and world.is_consistent(journal):
             spec.replication = rng.randint(2, min(3, world.options.brokers)) if world.options.brokers > 1 else 1
         else:
@@ -311,7 +311,7 @@ class Nemesis:
         await self._operator.restore()
 
     async def _suspend(self, machine: Machine) -> None:
-        """What an operator does with an idle journal, though this one is not. The next append wakes it."""
+        """Suspend a journal, as operators do with idle ones, although this one is not. The next append wakes it."""
         world, rng = self._world, self._rng
         journal, client = rng.choice(world.journals), world.client("operator", machine, patience=1.0)
         try:

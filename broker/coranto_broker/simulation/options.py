@@ -1,4 +1,4 @@
-"""What a run consists of, derived from its seed; any of it can be given instead."""
+"""The options of a run, derived from its seed. Each can be given instead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CRASH = "crash machine"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Times are virtual seconds, sizes bytes. `faults` are those that may happen, by name."""
+    """The options of a run. Times are virtual seconds, sizes are bytes. `faults` names the faults that may happen."""
 
     seed: int
     brokers: int = 3
@@ -53,10 +53,10 @@ class Options:
     journals: int = 2
     writers: int = 4
     appends: int = 17
-    """Operations of each writer."""
+    """Number of operations of each writer."""
     readers: int = 2
     seconds: float = 20.0
-    """How long faults go on."""
+    """Approximate duration of workload and faults."""
     lease_seconds: float = 6.0
     fsync: Fsync = Fsync.NEVER
     codec: Codec = Codec.NONE
@@ -66,14 +66,14 @@ class Options:
     shuffle: bool = True
     min_append_rate: int = 1 << 16
     stored_at_end: bool = True
-    """End by shutting down gracefully, so that everything has to be stored; otherwise by killing every broker."""
+    """True: end by a graceful shutdown, after which everything must be stored. False: end by killing every broker."""
     nested: bool = False
-    """Whether the name of each journal but the first goes on from the one before."""
+    """True if the name of each journal but the first continues the name of the one before."""
     faults: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """Of the journals."""
+        """The names of the journals."""
         if self.nested:
             return ["/".join(["sim/journal-0", *map(str, range(1, depth + 1))]) for depth in range(self.journals)]
         return [f"sim/journal-{number}" for number in range(self.journals)]
@@ -83,7 +83,7 @@ class Options:
 
 
 def options_of(seed: int, **given: Any) -> Options:
-    """The options of a seed, some of them given. Raises InvalidInput for a name that is none."""
+    """Return the options of a seed, with some replaced by `given`. Raises InvalidInput for an unknown name."""
     rng = random.Random(f"options of {seed}")
     brokers = rng.choice((1, 3, 3, 4, 5))
     fsync = rng.choice((Fsync.NEVER, Fsync.NEVER, Fsync.COMMIT, Fsync.INTERVAL))
@@ -103,8 +103,8 @@ def options_of(seed: int, **given: Any) -> Options:
         shuffle=rng.random() < 0.7,
         min_append_rate=rng.choice((0, 1 << 16)),
         stored_at_end=rng.random() < 0.5,
-        # Few kinds at a time, so that each run has a character of its own; sometimes none.
-        # Of those that a crash may meet, which are few, most shall.
+        # Few kinds of faults at a time, so that each run has its own character; sometimes none.
+        # Few runs allow crashes of machines, so most of those should have some.
         faults=tuple(each for each in possible if rng.random() < rng.choice((0.15, 0.4)) + 0.3 * (each == _CRASH)),
         nested=random.Random(f"names of {seed}").random() < 0.4,
     )

@@ -1,7 +1,7 @@
-"""What every simulation does alike: playing a script in a world, the report, and the command that plays many seeds.
+"""The common part of all simulations: playing a script in a world, the report, and the command for many seeds.
 
-A simulation has options of its own, made from a seed, a `World` of its own, and a script: a coroutine that has all of
-it happen and adds what it finds to the report.
+Each simulation has its own options, made from a seed, its own `World`, and a script: a coroutine that runs everything
+and adds its findings to the report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = 12
 
 
 class Seeded(Protocol):
-    """Options of a simulation."""
+    """The options of a simulation."""
 
     @property
     def seed(self) -> int: ...
@@ -45,10 +45,10 @@ R = TypeVar("R", bound="Report[Any, Any]")
 
 @dataclass(slots=True)
 class Report(Generic[O_co, A]):
-    """What came of a run with options `O_co`: broken promises, the anomalies `A`, and what no program may do."""
+    """The result of a run with options `O_co`: anomalies `A` (broken promises), problems that no program may have."""
 
     command: ClassVar[str]
-    """What plays the simulation from a shell."""
+    """The shell command that plays the simulation."""
 
     options: O_co
     anomalies: list[A] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Report(Generic[O_co, A]):
 
     @property
     def flags(self) -> str:
-        """Of the command, beside the seed, each behind a space."""
+        """The flags of the command beside the seed, each after a space."""
         return ""
 
     @property
@@ -75,7 +75,7 @@ class Report(Generic[O_co, A]):
 
     @property
     def remarks(self) -> list[str]:
-        """What is worth telling of a sound run, too."""
+        """Remarks that are worth printing even for a sound run."""
         return []
 
     def __str__(self) -> str:
@@ -101,8 +101,8 @@ def play(
 ) -> None:
     """Play the script on the world's loop, end all programs, and complete the report.
 
-    `tell` hears of events as they happen; `prepare` may tamper with the world beforehand. `machines` are those that
-    the world has beside its brokers.
+    `tell` is called with events as they happen. `prepare` may tamper with the world beforehand. `machines` are the
+    world's machines beside its brokers.
     """
     loop = world.loop
     with listening(world, tell):
@@ -123,14 +123,14 @@ def play(
 
 @contextlib.contextmanager
 def listening(world: World, tell: Tell | None) -> Iterator[None]:
-    """Take the log for the run: events become coverage, errors with a traceback become problems."""
+    """Capture the log during the run: events become coverage, errors with a traceback become problems."""
     before = structlog.get_config()
 
     def take(_: Any, method: str, event: MutableMapping[str, Any]) -> Any:
         what = str(event.get("event"))
         world.coverage.sometimes(f"log: {what}")
         error = event.get("exc_info")
-        if error is True:  # Told within its handler.
+        if error is True:  # It was logged within its handler.
             error = sys.exception()
         if method == "error" and error and not isinstance(error, OSError):  # Disks may fail.
             world.problems.append(
@@ -160,9 +160,9 @@ def listening(world: World, tell: Tell | None) -> Iterator[None]:
 def play_seeds(
     play_one: Callable[[int, Tell | None], Report[Any, Any]], *, seed: int | None, seeds: int, first: int, quiet: bool
 ) -> None:
-    """The command: play `seed` alone, or `seeds` of them from `first` on, print what came of it, and exit.
+    """Play `seed` alone, or `seeds` seeds from `first` on, print the results, and exit the process.
 
-    The exit code is 1 when one of them found something.
+    The exit code is 1 when a run found something, otherwise 0.
     """
     if seed is not None:
         report = play_one(seed, None if quiet else print)

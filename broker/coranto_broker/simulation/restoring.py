@@ -1,5 +1,7 @@
-"""Operators who restore etcd from a backup, or begin with an empty one and apply journals again, and then have the
-brokers take it up, before which those may not go on."""
+"""Operators who restore etcd from a backup, or begin with an empty etcd and apply the journals again.
+
+They then have the brokers adopt that etcd. Until then the brokers may not go on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from coranto_broker.simulation.world import LAYOUT, Machine, World
 
 
 class Operator:
-    """Restores etcd, one time after the other, and finishes what was begun whatever happens meanwhile."""
+    """Restores etcd, one restore at a time, and finishes each one regardless of faults meanwhile."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -24,11 +26,14 @@ class Operator:
         self._may_restore = True
 
     def rest(self) -> None:
-        """Restore no more, but finish what was begun."""
+        """Begin no more restores, but finish the present one."""
         self._may_restore = False
 
     async def restore(self) -> None:
-        """Make a backup and restore it some time later, or begin with an empty etcd. Returns once brokers may serve."""
+        """Make a backup and restore it some time later, or begin with an empty etcd. Returns once brokers may serve.
+
+        Returns at once while another restore is under way. Cancelling it does not stop the restore.
+        """
         if self._at_work is not None and not self._at_work.done():
             return
         rng, world = self._world.rng, self._world
@@ -41,7 +46,7 @@ class Operator:
         await asyncio.sleep(seconds)
         if not self._may_restore:
             return
-        # With another cluster id every broker finds out by itself. Without, one that was down all the while could not.
+        # With a new cluster id, every broker notices by itself. With the same id, one that was down could not notice.
         careful = rng.random() < 0.5
         if careful:
             await self._stop_brokers()
@@ -51,7 +56,7 @@ class Operator:
         world.unsure = True
         world.etcd.restore(backup, new_id=not careful)
         if not careful:
-            await asyncio.sleep(rng.uniform(0.0, 4.0))  # Until somebody notices.
+            await asyncio.sleep(rng.uniform(0.0, 4.0))  # Time until somebody notices.
             await self._stop_brokers()
         for machine in rng.sample(world.machines, len(world.machines)):
             await self._until_done(self._gather, machine)
@@ -60,7 +65,7 @@ class Operator:
                 machine.boot(0.0)
         await self._until_done(self._finish, world.machines[0])
         if not backup.kvs:
-            # Others write there, too, lest journals are created at the revision at which they were before.
+            # Other programs write to etcd too, so that journals are not always created at the same revision as before.
             for _ in range(rng.randint(0, 3)):
                 world.etcd.txn([], [Put("of another program", b"")], [])
             world.etcd.txn([], specs, [])
@@ -71,7 +76,7 @@ class Operator:
             machine.boot(rng.uniform(0.0, 0.5))
 
     async def _stop_brokers(self) -> None:
-        """Have all brokers end, and none start, some of them by force."""
+        """End all brokers, some of them by force, and let none start."""
         world, rng = self._world, self._world.rng
         for machine in world.machines:
             machine.locked = True
@@ -84,7 +89,7 @@ class Operator:
     async def _until_done(
         self, command: Callable[[Adoption, Machine, Process], Awaitable[object]], at: Machine
     ) -> None:
-        """Run a command on a machine, again until it succeeds. Brokers may be started there meanwhile, for nothing."""
+        """Run a command on a machine until it succeeds. Brokers that start there meanwhile do not get to serve."""
         world = self._world
         while True:
             process = Process(world.loop, f"{at.name}.operator")

@@ -1,4 +1,4 @@
-"""One run: boot, faults under load, healing, proof of life, and a check of all that was seen and of what is left."""
+"""One run: boot, faults under load, healing, proof of life, and a check of all observations and of the final state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coranto_broker.simulation.workload import Workload
 from coranto_broker.simulation.world import World
 
 LIVELINESS_SECONDS = 150.0
-"""How long after healing everything has to work again. A pulse may be up to a minute away."""
+"""Time after healing within which everything must work again. A pulse may be up to a minute away."""
 _NOT_FRESH = frozenset(
     {
         "pause",
@@ -37,19 +37,19 @@ _NOT_FRESH = frozenset(
         "restore etcd",
     }
 )
-"""Faults in which a broker may serve reads that lag behind: until it hears that it lost a journal, or until those who
-have the journal's end come back."""
+"""Faults after which a broker may serve stale reads: until it hears that it lost a journal, or until the brokers that
+have the journal's end are back."""
 
 
 @dataclass(slots=True)
 class Report(playing.Report[Options, Anomaly]):
-    """What came of a run."""
+    """The result of a run."""
 
     command = "python -m coranto_broker.simulation"
 
 
 def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> Report:
-    """Run one simulation. `tell` hears of events as they happen; `prepare` may tamper with the world beforehand."""
+    """Run one simulation. `tell` is called with events as they happen. `prepare` may change the world beforehand."""
     report = Report(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = World(loop, options)
@@ -78,7 +78,7 @@ async def _run(world: World, report: Report) -> None:
     world.loop.note("healed")
     await _prove_alive(world, workload, report)
     await workload.stop()
-    # A commit of a client that went away may still be under way, and is to arrive before its journal is read back.
+    # A commit of a client that went away may still be under way. It must arrive before its journal is read back.
     await asyncio.sleep(2 * world.network.delays.congested[1])
     if report.anomalies or world.problems:
         return  # Nothing can be read back with certainty.
@@ -91,7 +91,7 @@ async def _run(world: World, report: Report) -> None:
 
 
 async def _prove_alive(world: World, workload: Workload, report: Report) -> None:
-    """Every journal is whole again and takes appends through every broker; every reader gets to the end."""
+    """Check that all journals are whole again and take appends through every broker, and that readers reach the end."""
 
     def whole() -> bool:
         return all(machine.is_up for machine in world.machines) and all(map(world.is_consistent, world.journals))
@@ -127,7 +127,7 @@ async def _prove_alive(world: World, workload: Workload, report: Report) -> None
 
 
 async def _read_back(world: World, journal: str, report: Report) -> Final:
-    """The journal's content, and what its replicas hold."""
+    """Read a journal's content and registers through a client, and its replicas' local content."""
     client = world.client("prover", world.rng.choice(world.machines), patience=60.0)
     content = bytearray()
     registers: pb.LabelSet | None = None
@@ -147,7 +147,7 @@ async def _read_back(world: World, journal: str, report: Report) -> Final:
 
 
 async def _barrier(world: World, client: JournalClient, journal: str) -> AppendResult:
-    """An append of nothing. It may be repeated: a broker may just be exiting that could not hand over."""
+    """Append nothing, and repeat it if its outcome is unknown: a broker may exit that could not hand over."""
     while True:
         try:
             return await client.append(journal, b"")
@@ -156,7 +156,7 @@ async def _barrier(world: World, client: JournalClient, journal: str) -> AppendR
 
 
 async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
-    """Shut down, and look at what is on disks and in the store."""
+    """Shut down, and check the content on disks and in the store."""
     if world.options.stored_at_end:
         for machine in world.machines:
             machine.stays_down = True
@@ -179,7 +179,7 @@ async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
 
 
 async def _prove_replaceable(world: World, finals: dict[str, Final], report: Report) -> None:
-    """All brokers have exited gracefully: others, with empty disks, go on where they ended, without an operator."""
+    """Check that brokers with empty disks go on where brokers that exited gracefully ended, without an operator."""
     for machine in world.machines:
         machine.replace_disk()
         machine.stays_down = False
@@ -203,7 +203,7 @@ async def _prove_replaceable(world: World, finals: dict[str, Final], report: Rep
 
 
 def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> None:
-    """I13: disks and store together have all content, and the registers."""
+    """Check I13: disks and store together have all content, and the registers."""
     spans = [(fragment.begin, fragment.end) for fragment, _ in final.fragments]
     newest: tuple[int, pb.LabelSet] = (0, pb.LabelSet())
     for machine in world.machines:

@@ -1,4 +1,4 @@
-"""What clients do: append in all the ways there are, ask for heads, and read along; all of it is history."""
+"""The workload: clients that append in all possible ways, ask for heads and tail journals. History records it all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWNERS = ("ada", "bob", "cleo")
 
 
 class Workload:
-    """Writers and tail readers. `run` ends when all writers are done; readers go on until `stop`."""
+    """Writers and tail readers. `run` ends when all writers are done. Readers go on until `stop`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -28,7 +28,7 @@ class Workload:
         self._known_end: dict[str, int] = {}
         self._readers: list[asyncio.Task[None]] = []
         self.read_to: dict[tuple[str, str], int] = {}
-        """How far each reader of a journal has come."""
+        """The offset that each reader has reached, by reader and journal."""
 
     async def run(self) -> None:
         world = self._world
@@ -52,7 +52,7 @@ class Workload:
             await self.step(name)
 
     async def step(self, name: str) -> None:
-        """One operation of a client, of a kind that chance decides."""
+        """Run one operation of a client, of a random kind."""
         rng, world = self._rng, self._world
         journal = rng.choice(world.journals)
         client = world.client(name, rng.choice(world.machines), patience=rng.choice((0.0, 2.0, 10.0)))
@@ -82,7 +82,7 @@ class Workload:
         return operation
 
     async def append(self, name: str, client: JournalClient, journal: str, *, plain: bool = False) -> Operation:
-        """An append that is repeated until it may have been applied."""
+        """Append, and repeat it until it may have been applied."""
         operation = self._begin_append(name, journal, plain=plain)
         work = client.append(
             journal,
@@ -96,7 +96,7 @@ class Workload:
         return operation
 
     async def stream(self, name: str, client: JournalClient, journal: str) -> Operation:
-        """One call, in pieces; some are given up on the way, or once the commit may have been sent."""
+        """Append in one call, in pieces. Some are abandoned midway, or once the commit may have been sent."""
         rng = self._rng
         operation = self._begin_append(name, journal)
         give_up = rng.random()
@@ -170,7 +170,7 @@ class Workload:
             check_backlog(self._world, operation, result.header.route)
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
-        """Await an operation and write down what became of it."""
+        """Await an operation and record its outcome."""
         coverage = self._world.coverage
         try:
             await work

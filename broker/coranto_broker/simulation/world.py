@@ -54,34 +54,34 @@ _RESTART_SECONDS = (0.2, 1.5)
 
 
 class World:
-    """Brokers and everything that they need, in one run. A larger world adds to it."""
+    """The brokers of one run and everything that they need. Larger worlds extend it."""
 
     def __init__(self, loop: SimLoop, options: Options, journals: Sequence[str] = ()) -> None:
-        """`journals` are names, in place of those that the options ask for."""
+        """`journals` are names that replace those of the options."""
         self.loop = loop
         self.options = options
         self.rng = loop.rng
         self.coverage = Coverage()
         self.history = History()
         self.anomalies: list[Anomaly] = []
-        """Broken promises that showed while the run went on."""
+        """Broken promises that were found during the run."""
         self.problems: list[str] = []
-        """What should not happen in any program, whatever the journals look like."""
+        """Problems that no program may have, independent of the journals' content."""
         self.network = Network(loop, self.rng, Delays(congestion=options.congestion))
         self.rpc = Rpc(self.network)
         self.etcd = SimEtcd(loop, self.network)
         self.etcd.on_expiry.append(self._lease_ran_out)
         self.store = SimObjectStore(self.network, self.rng)
         self.disks: list[SimDisk] = []
-        """All that machines have had."""
+        """All disks that machines have had."""
         self.flips: list[Flip] = []
-        """What disks have damaged."""
+        """Bytes that disks have damaged."""
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
         self.journals = list(journals) or options.names
         self.machines = [Machine(self, number) for number in range(options.brokers)]
         self.unsure = False
-        """Whether etcd was restored, and does not know who has what."""
+        """True while etcd was restored and does not know which broker has which content."""
         self._entities = JournalEntities()
 
     def start(self) -> None:
@@ -103,7 +103,7 @@ class World:
             name=journal, replication=options.replication, fragment=fragment, flags=pb.JournalSpec.O_RDWR
         )
 
-    # -- What etcd truly says ------------------------------------------------------------------------------------------
+    # -- State of etcd itself ------------------------------------------------------------------------------------------
 
     def spec(self, journal: str) -> pb.JournalSpec:
         return pb.JournalSpec.FromString(self.etcd.kvs[LAYOUT.item_key(journal)].value)
@@ -120,7 +120,7 @@ class World:
         return found
 
     def is_consistent(self, journal: str) -> bool:
-        """Whether the journal has as many replicas as it shall have, one of them primary, and all in agreement."""
+        """Return True if the journal has all its replicas, one of them is primary, and they agree on the Route."""
         if LAYOUT.item_key(journal) not in self.etcd.kvs:
             return False
         found = self.assignments(journal)
@@ -133,11 +133,11 @@ class World:
 
     @property
     def bounds_backlog(self) -> bool:
-        """Whether brokers hold appends back before much waits for the store."""
+        """True if brokers bound their backlog and hold appends back."""
         return "store refuses fragments" in self.options.faults
 
     def is_damaged(self, machine: Machine, journal: str, offset: int) -> bool:
-        """Whether a machine's local content at an offset is of a fragment that its disk has damaged."""
+        """Return True if a machine's local content at an offset is in a fragment that its disk has damaged."""
         return any(
             flip.machine is machine
             and flip.fragment.journal == journal
@@ -146,7 +146,7 @@ class World:
         )
 
     def unflipped(self, journal: str, offset: int, content: bytes) -> bytes:
-        """Content as it was before a disk changed it. Until the broker finds that, no reader can tell."""
+        """Return content as it was before a disk damaged it. Until the broker detects damage, no reader can."""
         for flip in self.flips:
             position = flip.offset - offset
             if flip.fragment.journal == journal and 0 <= position < len(content) and content[position] == flip.wrong:
@@ -157,7 +157,7 @@ class World:
         return next(machine for machine in self.machines if machine.name == member.suffix)
 
     def count_faults(self) -> Counter[str]:
-        """What faults did: those that are announced may hit nothing."""
+        """Count the effects of faults. A fault that was injected may hit nothing."""
         counts: Counter[str] = Counter({"network: a message was held": self.network.held})
         for place, found in (
             ("store: a call was", self.store.faulty),
@@ -176,7 +176,7 @@ class World:
         return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether `condition` comes to hold within so many virtual seconds."""
+        """Wait until `condition` holds and return True, or return False after `seconds` of virtual time."""
         end = self.loop.time() + seconds
         while not condition():
             if self.loop.time() >= end:
@@ -187,7 +187,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A disk has damaged the journal's byte at `offset`, in its copy of a fragment. It is `wrong` now."""
+    """A damaged byte in a machine's copy of a fragment: the journal's byte at `offset` is now `wrong`."""
 
     machine: Machine
     fragment: Fragment
@@ -196,12 +196,12 @@ class Flip:
 
 
 def synced(kv: KeyValue) -> pb.Route:
-    """The Route that an assignment's value says was synchronized."""
+    """Return the synchronized Route in an assignment's value."""
     return pb.Route.FromString(kv.value) if kv.value else pb.Route(primary=-1)
 
 
 class Host:
-    """A machine that has a process of one program most of the time: a new one whenever the last one ended."""
+    """A machine that runs one program, and starts it again whenever its process ends."""
 
     def __init__(self, world: World, name: str, zone: str) -> None:
         self.name = name
@@ -212,9 +212,9 @@ class Host:
         self.stop_requested = asyncio.Event()
         self.stays_down = False
         self.locked = False
-        """Whether an operator sees to it that nothing is started."""
+        """True while an operator prevents all starts."""
         self.held_up: list[Process] = []
-        """Processes that stand still, or did, and that others may have taken for dead."""
+        """Processes that stand still, or did, and that others may consider dead."""
         self._loop = world.loop
         self._rng = world.rng
         self._problems = world.problems
@@ -222,31 +222,31 @@ class Host:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has a process that has started."""
+        """True if it has a live process."""
         return self.process is not None and self.process.alive
 
     def boot(self, delay: float) -> None:
-        """Start a process after `delay` seconds, unless one runs by then."""
+        """Start a process after `delay` seconds, unless one runs by then or starts are prevented."""
         self._loop.later(delay, self._boot)
 
     def kill(self) -> None:
-        """End the process as `kill -9` does. It is started again some time later."""
+        """End the process as `kill -9` does. Another starts some time later."""
         if self.process is not None:
             self.process.kill()
 
     def end(self) -> None:
-        """End all processes that it has, and start no more."""
+        """End all its processes, and start no more."""
         self.stays_down = True
         self.kill()
         for process in self.held_up:
             process.kill()
 
     async def serve(self, process: Process) -> None:
-        """What the program does until it ends, with the simulation's effects."""
+        """Run the program until it ends, on the simulation's effects."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """The process has ended."""
+        """Drop references to a process that has ended."""
 
     def _boot(self) -> None:
         if self.stays_down or self.locked or (self.process is not None and self.process.alive):
@@ -276,7 +276,7 @@ class Host:
 
 
 class Machine(Host):
-    """A host of brokers, and their disk."""
+    """A host that runs brokers, and its disk."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"broker-{number}", f"zone-{number % world.options.zones}")
@@ -284,7 +284,7 @@ class Machine(Host):
         self.broker: Broker | None = None
         self.session: MemberSession | None = None
         self.flips_next = False
-        """Whether the disk damages the next fragment that is about to be stored, if another machine has it, too."""
+        """True if the disk damages the next fragment that is about to be stored and that another machine has too."""
         self._world = world
         skew = world.options.skew
         self._skew, self._rate = world.rng.uniform(-skew, skew), world.rng.uniform(0.999, 1.001)
@@ -298,7 +298,7 @@ class Machine(Host):
             min_append_rate=world.options.min_append_rate,
             exit_seconds=10.0,
             advertise=self.endpoint,
-            # Little is written in a run, and some runs are to meet the bounds.
+            # A run writes little, so the bounds are low, and some runs reach them.
             max_unpersisted_journal_bytes=JOURNAL_BACKLOG_BYTES if world.bounds_backlog else 0,
             max_unpersisted_bytes=BROKER_BACKLOG_BYTES if world.bounds_backlog else 0,
         )
@@ -308,12 +308,12 @@ class Machine(Host):
         return super().is_up and self.broker is not None
 
     def crash(self) -> None:
-        """Lose power: what was not synced may be gone."""
+        """Lose power. Content that was not synced may be lost."""
         self.kill()
         self.disk.crash()
 
     def replace_disk(self) -> None:
-        """Put an empty disk in. The machine is down."""
+        """Put in an empty disk. The machine must be down."""
         self.disk = self._new_disk(self._world)
 
     @staticmethod
@@ -326,7 +326,7 @@ class Machine(Host):
         self.broker = self.session = None
 
     def _has_complete(self, sealed: Sealed) -> bool:
-        """Whether the disk has the very same fragment, complete, and not as a part of one that may have diverged."""
+        """Return True if the disk has exactly this fragment, complete, not as part of one that may have diverged."""
         fragment = sealed.fragment
         folder = folder_of(self.settings.data_dir / "spools", fragment.journal, sealed.create_revision)
         begin = f"{fragment.begin:016x}."
@@ -337,9 +337,9 @@ class Machine(Host):
         return committed and sum_of(content) == fragment.sum
 
     def _about_to_store(self, sealed: Sealed) -> None:
-        """Let the disk damage the fragment, in the last moment, so that hardly anybody reads it before it is found.
+        """Let the disk damage the fragment at the last moment, so that the damage is found before many reads.
 
-        Some other machine has it, and no other disk has damaged it.
+        Damages it only if another machine has it and no disk has damaged it before.
         """
         world, fragment = self._world, sealed.fragment
         if not self.flips_next or any(flip.fragment.content_name == fragment.content_name for flip in world.flips):
@@ -387,7 +387,7 @@ class Machine(Host):
 
 
 class _Place:
-    """Where a machine's broker listens."""
+    """The place where a machine's broker listens."""
 
     def __init__(self, machine: Machine, world: World, process: Process) -> None:
         self._machine = machine
@@ -409,7 +409,7 @@ class _Place:
 
 
 class _SimBroker(Broker):
-    """A broker that tells when appends were committed together, and when it is about to store a fragment."""
+    """A broker that reports appends committed together, and fragments that it is about to store."""
 
     def __init__(self, coverage: Coverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

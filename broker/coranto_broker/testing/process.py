@@ -1,4 +1,4 @@
-"""For tests: a broker in a process of its own, which can be asked, signalled, killed and started again."""
+"""For tests: a broker in its own process, which can be queried, signalled, killed and started again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import RawClient, eventually
 
 _SECONDS = 120.0
-"""For a start, for an end and for an answer, on a machine that is slow and stands still now and then."""
+"""Timeout of a start, an end or an answer, on a machine that is slow and sometimes stands still."""
 
 
 class BrokerChild:
-    """A broker process with these settings. Close it: then it is gone."""
+    """A broker process with these settings. `close` ends it."""
 
     def __init__(self, settings: BrokerSettings, log: Path) -> None:
         self.settings = settings
@@ -30,7 +30,7 @@ class BrokerChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begin a life. `ready` waits until it serves."""
+        """Start the process. `ready` waits until it serves."""
         arguments = ["--log-json"]
         for name in self.settings.model_fields_set - {"log_json"}:
             value = getattr(self.settings, name)
@@ -51,7 +51,7 @@ class BrokerChild:
         return self._process
 
     def events(self, event: str) -> list[dict[str, Any]]:
-        """What was logged as `event`, over all of its lives."""
+        """Return the log entries of `event`, from all its starts."""
         lines = self._log.read_text().splitlines(keepends=True) if self._log.exists() else []
         # The last one may be half written.
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
@@ -61,7 +61,7 @@ class BrokerChild:
         return self._log.read_text()
 
     async def ready(self) -> dict[str, Any]:
-        """What it logged when it began to serve: its endpoints."""
+        """Wait until it serves, and return its "ready" log entry with its endpoints."""
 
         def serves() -> bool:
             assert self.process.poll() is None, self.log()
@@ -71,11 +71,11 @@ class BrokerChild:
         return self.events("ready")[-1]
 
     async def client(self) -> RawClient:
-        """A client, once it serves."""
+        """Wait until it serves, and return a client."""
         return RawClient(str((await self.ready())["endpoint"]))
 
     def metrics(self) -> dict[str, float]:
-        """Its metrics by name with labels; it must serve them."""
+        """Return its metrics by name with labels. The broker must serve metrics."""
         with urllib.request.urlopen(self.events("ready")[-1]["metrics"] + "/metrics", timeout=_SECONDS) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
@@ -87,9 +87,9 @@ class BrokerChild:
         return self.process.wait(_SECONDS)
 
     async def expire(self) -> None:
-        """Kill it, and revoke its lease, as etcd does once a dead broker's time is over.
+        """Kill it and revoke its lease, as etcd does once a dead broker's lease has run out.
 
-        This way its lease can be so long that a broker which is merely slow, for want of a processor, keeps it.
+        So tests can use a lease so long that a broker keeps it even if it is slow because the CPU is busy.
         """
         self.end()
         remembered = LeaseRecord.within(self.settings.data_dir).load()
@@ -98,11 +98,11 @@ class BrokerChild:
             await coordinator.lease_revoke(remembered[1])
 
     def close(self) -> None:
-        """Kill it when it is not dead yet."""
+        """Kill it if it is alive."""
         if self._process is not None and self._process.poll() is None:
             self.end()
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of a process."""
+    """Return the number of open file descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))

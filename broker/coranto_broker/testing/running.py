@@ -97,7 +97,7 @@ class _FaultyFile:
 
 
 class RawClient:
-    """The broker's RPCs without a client's comforts: every message is the test's own."""
+    """The broker's plain RPCs: the test makes every message itself."""
 
     def __init__(self, endpoint: str) -> None:
         self._channel = grpc.aio.insecure_channel(
@@ -109,7 +109,7 @@ class RawClient:
         await self._channel.close()
 
     async def apply(self, *specs: pb.JournalSpec, revision: int = 0) -> pb.ApplyResponse:
-        """Create (or with a revision, change) journals."""
+        """Create journals or, with a revision, change them."""
         changes = [pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=revision) for spec in specs]
         response: pb.ApplyResponse = await self.stub.Apply(pb.ApplyRequest(changes=changes))
         return response
@@ -128,7 +128,7 @@ class RawClient:
         return response
 
     async def append(self, journal: str, *chunks: bytes, **parameters: Any) -> pb.AppendResponse:
-        """One well-formed append."""
+        """Send one well-formed append."""
         return await self.append_messages(
             pb.AppendRequest(journal=journal, **parameters),
             *(pb.AppendRequest(content=chunk) for chunk in chunks),
@@ -136,7 +136,7 @@ class RawClient:
         )
 
     async def append_when_ready(self, journal: str, *chunks: bytes, **parameters: Any) -> pb.AppendResponse:
-        """Append, waiting for the journal to have been assigned."""
+        """Append, and repeat it until the journal is assigned to its brokers."""
         async with asyncio.timeout(60):
             while True:
                 response = await self.append(journal, *chunks, **parameters)
@@ -149,7 +149,7 @@ class RawClient:
         return [response async for response in self.stub.Read(request)]
 
     async def content(self, journal: str, offset: int = 0, **parameters: Any) -> bytes:
-        """Content from `offset` on, without jumps."""
+        """Return the content from `offset` on. Fails if it has a gap."""
         pieces: list[bytes] = []
         for response in await self.read(journal, offset, **parameters):
             if response.content:
@@ -160,13 +160,13 @@ class RawClient:
 
 
 async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 60.0) -> None:
-    """Return once `condition` holds. Raises TimeoutError after `seconds`, in which the machine may stand still."""
+    """Wait until `condition` holds. Raises TimeoutError after `seconds`, in which the machine may stand still."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
             if await found if inspect.isawaitable(found) else found:
                 return
-            await asyncio.sleep(0.01)  # What is waited for is in files or in another process, and tells nobody.
+            await asyncio.sleep(0.01)  # Poll: files and other processes do not notify us.
 
 
 async def create(client: RawClient, spec: pb.JournalSpec) -> None:
@@ -178,7 +178,7 @@ async def create(client: RawClient, spec: pb.JournalSpec) -> None:
 
 
 def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dict[Path, Fragment]:
-    """The files of a journal in the store `file:///frags/`, and the fragments that their names stand for."""
+    """Return the files of a journal in the store `file:///frags/`, and the fragments that their names stand for."""
     assert settings.file_root is not None
     folder = settings.file_root / "frags" / journal
     return {
@@ -190,7 +190,7 @@ def stored_files(settings: BrokerSettings, journal: str = "test/journal") -> dic
 
 @asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[tuple[BrokerProcess, RawClient]]:
-    """A broker in this process, on a free port, and a raw client of it."""
+    """Run a broker in this process, on a free port, during the block. Provides it and a raw client."""
     async with BrokerProcess(settings) as process:
         client = RawClient(process.endpoint)
         try:
