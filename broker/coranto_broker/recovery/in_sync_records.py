@@ -89,7 +89,8 @@ class InSyncRecords:
     ) -> tuple[TxnResult, Reading]:
         """Write the record and apply `ops`, if nobody changed it since it was read and all `compares` hold.
 
-        Returns the record as written. If the transaction did not succeed, returns the record as read again.
+        Returns the record as written. If the transaction did not succeed, returns the record as read again. A cancelled
+        call may have written the record to etcd without saving its copy.
         """
         journal = _journal_of(reading.key)
         if record.carried:  # Keep it marked as carried over, for a journal that is created anew and reads it.

@@ -93,19 +93,19 @@ class _Leftover:
     """True if the journal was created anew and waits for this folder's content."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.pending.append(sealed)
 
     def spool_ahead(self, end: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_readable(self, end: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_skip(self, offset: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.pending.remove(sealed)

@@ -192,7 +192,8 @@ class Replica:
         """Wait for the first listing of the stores.
 
         Raises Invalidated if `until` fires first. Raises StoreError with the store's message once listing has failed
-        several times, because a store that cannot be listed may stay so until somebody repairs it.
+        several times, because a store that cannot be listed may stay so until somebody repairs it. Cancelling the wait
+        changes nothing.
         """
         refreshed = asyncio.ensure_future(self.index.wait_refreshed())
         failed = asyncio.ensure_future(self._unlistable.wait())

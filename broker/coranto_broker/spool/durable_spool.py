@@ -16,10 +16,10 @@ member of the journal's in-sync record has it, or has agreed to go on after it. 
 up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
 followed (`in_sync.Stamp`). From this, recovery can tell whether others went on without this spool.
 
-Written bytes survive the end of the process at once. The `Fsync` policy decides whether they survive power loss before
-they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be there before its
-content. Recovery goes back to the last record whose content is there. The log also says what may have been
-acknowledged.
+As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
+power loss before they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be
+there before its content. Recovery goes back to the last record whose content is there. The log also says what may have
+been acknowledged.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
-        self._readable = self._recorded_readable = self._published  # Readers may see all below; and the logged value.
+        self._readable = self._recorded_readable = self._published  # Readers may see all below; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
         self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
         self._promised_end = 0  # The offset up to which the journal is known to be on the disk.

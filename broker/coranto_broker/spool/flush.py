@@ -1,6 +1,6 @@
 """Force a spool to the disk: its content, its log and, if names in it are new, the folder, all at the same time.
 
-A version tells what is on the disk. The spool counts its commits, and a flush covers the commits from before it began.
+Versions tell what is on the disk. The spool counts its commits, and a flush covers the commits from before it began.
 A log that was replaced, or that belongs to an empty fragment which is gone, is removed once a flush has covered its
 replacement.
 
@@ -69,7 +69,7 @@ class Flusher:
     ) -> None:
         """`current` returns what is to be flushed. `on_flushed` is called with the journal's end after each flush.
 
-        `recovered` says that the spool has files already. Neither they nor the `retired` files need to be on the disk.
+        `recovered` says that the spool has files already. These and the `retired` files may not be on the disk yet.
         """
         self.version = int(recovered)
         """The count of commits and of other changes that are to survive power loss."""

@@ -105,7 +105,7 @@ class Record:
 
     @property
     def floor(self) -> int:
-        """An offset that the journal's end has reached for certain."""
+        """A lower bound of the journal's end."""
         return max(self.epochs[-1].begin if self.epochs else 0, self.end or 0)
 
     @property

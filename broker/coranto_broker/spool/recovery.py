@@ -266,7 +266,8 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Ex
     for found in _find(names):
         each = _examine(folder, found)
         if each.torn and awaits_flush:
-            # Acknowledgements wait for the disk, and the log is there before the content. So none was given here.
+            # Acknowledgements wait for the disk, and the log reaches the disk before any content. So none was given
+            # for this content.
             each = Examined(found.begin)
         awaits_flush = each.record.awaits_flush if each.record is not None else awaits_flush
         examined.append((found, each))
