@@ -1,4 +1,4 @@
-"""Who may call what of a broker."""
+"""The rules of authorization for a broker's methods."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ RULES: Final[Mapping[str, Capability]] = {
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
 }
-"""What each method of `protocol.Journal` takes. One that is not here cannot be served."""
+"""The capability that each method of `protocol.Journal` requires. A method that is not here cannot be served."""

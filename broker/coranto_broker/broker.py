@@ -1,4 +1,4 @@
-"""A broker, put together: what its parts share, and how it starts and ends."""
+"""The broker: assembles its parts, starts them and stops them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from coranto_broker.spool.in_sync import Judgement
 _log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = TOKEN_SECONDS / 3
-"""How long a pipeline is used whose streams end with their token, which is good for at least half of TOKEN_SECONDS."""
+"""The lifetime of a pipeline whose streams end with their token. Tokens are valid for at least TOKEN_SECONDS / 2."""
 
 LEAVING_SECONDS = 5.0
 LEAVING_PARALLEL = 32
@@ -65,11 +65,11 @@ _QUIET = frozenset(
         pb.SUSPENDED,
     }
 )
-"""Statuses of a pulse that are nothing to worry about, because a change of the Route will follow."""
+"""Statuses of a pulse that are harmless, because a change of the Route will follow."""
 
 
 class Unpersisted(NamedTuple):
-    """Content that is in no fragment store: its `size` in bytes, and the `age` of the oldest of it in seconds."""
+    """Content that is in no fragment store: its `size` in bytes, and the `age` of its oldest part in seconds."""
 
     size: int
     age: float
@@ -91,8 +91,10 @@ class Broker:
         fragments: FragmentCache | None = None,
         residence: Residence | None = None,
     ) -> None:
-        """The key space has been loaded, and shows this broker's member key. `residence` says that the data directory
-        goes with this etcd; without one nobody has asked."""
+        """The key space must be loaded, with this broker's member key.
+
+        `residence` confirms that the data directory belongs to this etcd. None means that this was not checked.
+        """
         self.settings = settings
         self.clock = clock
         self.coordinator = coordinator
@@ -142,7 +144,7 @@ class Broker:
         )
         self.resolver = Resolver(keyspace, self.member, self)
         self._used_folders: set[Path] = set()
-        self._failed: set[str] = set()  # Journals whose next replica must not trust what it finds.
+        self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)
         self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
         self._leftovers = Leftovers(
@@ -163,7 +165,7 @@ class Broker:
         self._looking_after: asyncio.Task[None] | None = None
 
     def start(self, session: MemberSession) -> None:
-        """Serve the journals that are assigned to us, and take part in assigning, for as long as `session` lives."""
+        """Serve the journals that are assigned to this broker, and take part in assigning, while `session` lives."""
         self.session = session
         self.resolver.start()
         self._allocation = self.spawn(self._allocate())
@@ -173,9 +175,10 @@ class Broker:
             self.spawn(self._keep_flushed())
 
     async def exit_gracefully(self, session: MemberSession) -> None:
-        """Hand over what others can take, then store what is only here, so that others can go on where it ends.
+        """Hand over journals to other brokers, store content that is only here, then leave the in-sync records.
 
-        The first two take `exit_seconds` each at most, the last LEAVING_SECONDS.
+        After that, others can go on where this broker's journals end. Handing over, stopping and storing take at most
+        `exit_seconds` each, leaving takes at most LEAVING_SECONDS.
         """
         spec = pb.BrokerSpec()
         state = self.keyspace.state
@@ -185,7 +188,7 @@ class Broker:
             spec.exiting = True
             try:
                 await session.update(spec.SerializeToString(deterministic=True))
-                # Ends also when the others exit too, as when a whole cluster is stopped: nobody is left to take over.
+                # Also ends if all others exit, too, as when a whole cluster stops: nobody is left to take over.
                 await self.keyspace.wait_until(
                     lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
                     timeout=self.settings.exit_seconds,
@@ -199,7 +202,7 @@ class Broker:
         await self._leave_records(kept)
 
     async def _leave_records(self, replicas: Sequence[Replica]) -> None:
-        """Let others go on with journals that nobody has taken over, and of which everything is stored."""
+        """Let others go on with journals that nobody has taken over, if all their content is stored."""
 
         async def leave(replica: Replica) -> None:
             stored = replica.stored
@@ -226,9 +229,9 @@ class Broker:
             _log.warning("in-sync records could not be left in time; journals may wait for this broker's return")
 
     async def stop(self) -> None:
-        """Stop serving local replicas, and store what is only here, in bounded time."""
+        """Stop serving local replicas, and store content that is only here, in bounded time."""
         if self._looking_after is not None:
-            self._looking_after.cancel()  # What replicas leave now is not to be taken up before the next start.
+            self._looking_after.cancel()  # Folders that replicas leave from now on wait for the next start.
         self.resolver.stop()
         for call in list(self.proxied):
             call.cancel()
@@ -247,7 +250,7 @@ class Broker:
         await self.peers.close()
 
     def unrouted_header(self, state: JournalState) -> pb.Header:
-        """A header of a response that is not about one journal."""
+        """Return the header for a response that is not about one journal."""
         return pb.Header(
             process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
             route=pb.Route(primary=-1),
@@ -257,7 +260,10 @@ class Broker:
     # -- For the append state machine ----------------------------------------------------------------------------------
 
     async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
-        """The in-sync record, if our spool may take part in a pipeline; else raises Stranded, and takes it up anew."""
+        """Return the in-sync record if our spool may take part in a pipeline.
+
+        Otherwise, restarts the replica and raises Stranded.
+        """
         replica = resolution.require_replica
         try:
             reading = await self.in_sync.verify(replica.journal, replica.folder.create_revision, spool.stamp, spool.end)
@@ -338,7 +344,7 @@ class Broker:
         return replica
 
     def _spool_failed(self, replica: Replica) -> None:
-        """The disk failed to keep what a replica has. Its successor looks at what is there."""
+        """Replace a replica whose content the disk failed to keep. The new replica examines the files again."""
         self.metrics.disk_failures.inc()
         self._failed.add(replica.journal)
         self.resolver.restart(replica)
@@ -360,7 +366,7 @@ class Broker:
             self._leftovers.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
-        """Work on a journal's files, such as replicas that are still stopping: the next one must not touch them yet."""
+        """Return tasks that use a journal's files, such as stopping replicas. The next replica must wait for them."""
         return [task for task in self._stopping if task.get_name() == f"stop {journal}"]
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
@@ -404,7 +410,7 @@ class Broker:
 
     @property
     def values(self) -> dict[str, Callable[[], float]]:
-        """What `metrics.WATCHED` names."""
+        """The functions that read the values of `metrics.WATCHED`, by name."""
         return {
             "journals": lambda: len(self.resolver.local_replicas),
             "journals_held_back": lambda: self.backlog.held,
@@ -419,7 +425,7 @@ class Broker:
 
     @property
     def unpersisted(self) -> Unpersisted:
-        """What of the journals that have a store is in none yet, and this broker's to store."""
+        """Content that this broker must store and has not stored yet, of journals that have a fragment store."""
         size, oldest = self.backlog.total, self.persister.oldest
         for replica in self.resolver.local_replicas:
             growing = replica.growing
@@ -437,7 +443,7 @@ class Broker:
         self.metrics.store_forgotten(url)
 
     def _store_seen(self, url: str) -> None:
-        """A store that takes probes and refuses fragments does not work."""
+        """Report a store's health. A store that accepts probes but refuses fragments counts as unhealthy."""
         if url in self._probed:
             self.metrics.store_probed(url, self._probed[url] and not self.backlog.refused_by(url))
 
@@ -450,24 +456,26 @@ class Broker:
             _log.warning("this broker takes no part in assigning any more", error=str(error))
 
     async def allocation_ended(self) -> None:
-        """Return when this broker, started, no longer takes part in assigning. It should not go on then: as the leader
-        it would keep everybody else from it."""
+        """Return once this started broker no longer takes part in assigning. The broker should then stop.
+
+        If it were the leader and went on, nobody else could assign.
+        """
         if self._allocation is not None:
             await asyncio.wait([self._allocation])
 
     @property
     def seen(self) -> tuple[int, tuple[str, ...]]:
-        """The latest revision of etcd that is known here, and the brokers that there are."""
+        """The latest known revision of etcd, and the brokers that exist."""
         members = tuple(str(member.id) for member in self.keyspace.state.members)
         return self.keyspace.known_revision, members
 
     @property
     def unreadable_spools(self) -> int:
-        """Spools that the disk refuses to read. They are tried again."""
+        """The number of spools that the disk refuses to read. They are tried again."""
         return len(self._leftovers.unreadable) + sum(each.unreadable for each in self.resolver.local_replicas)
 
     async def _keep_saved_records(self) -> None:
-        """Forget, after a while, in-sync records of journals that do not exist any more."""
+        """Remove saved in-sync records a while after their journals have gone."""
         while True:
             await self.clock.sleep(SWEEP_SECONDS)
             exists = {item.id for item in self.keyspace.state.items}
@@ -483,12 +491,12 @@ class Broker:
                 try:
                     await replica.flush()
                 except OSError:
-                    continue  # It has told of it, and is taken up anew.
+                    continue  # The replica has reported the failure and is restarted.
 
     async def _pulse(self, replica: Replica) -> Signal | None:
-        """Append nothing to a journal, as its primary. Returns what tells that its Route has changed since.
+        """Make an empty append to a journal as its primary. Return a signal that fires once its Route changes.
 
-        Raises PulseFailed when it should be repeated before long.
+        Raises PulseFailed if the pulse should be repeated soon.
         """
         no_resume = pb.AppendRequest.SUSPEND_NO_RESUME
         fsm = AppendFsm(self, pb.AppendRequest(journal=replica.journal, do_not_proxy=True, suspend=no_resume))
@@ -518,15 +526,15 @@ class Broker:
         return await self.in_sync.judge(fragment.journal, sealed.create_revision, sealed.stamp, fragment.end)
 
     def _is_primary(self, journal: str) -> bool:
-        """Whether this broker is the journal's primary, as far as it knows."""
+        """Return True if this broker is the journal's primary, as far as it knows."""
         route = self.keyspace.state.route_of(journal, endpoints=False)
         primary = route.members[route.primary] if route.primary >= 0 else None
         return primary == pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix)
 
     def _spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        """The spec of a journal with that create revision; None when it was deleted.
+        """Return the spec of a journal with that create revision; None if it was deleted.
 
-        Raises InvalidInput when the journal exists and its spec cannot be read.
+        Raises InvalidInput if the journal exists but its spec cannot be read.
         """
         state = self.keyspace.state
         entry = state.entries.get(state.layout.item_key(journal))
@@ -538,14 +546,14 @@ class Broker:
         return item.spec
 
     def _names_below(self, journal: str) -> list[str]:
-        """The names of the journals that exist and nest below this one's, whether or not their specs can be read."""
+        """Return the names of existing journals that nest below this one's, even if their specs cannot be read."""
         state = self.keyspace.state
         items = state.layout.items
         below = state.entries.prefixed(f"{state.layout.item_key(journal)}/")
         return [entry.kv.key.removeprefix(items) for entry in below]
 
     def _spec_to_store(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        """As `_spec_of`, but also of the journal that has taken the place of one whose fragments are its own."""
+        """Return the spec of a journal, or of its successor if the successor owns the fragments of this journal."""
         spec = self._spec_of(journal, create_revision)
         if spec is None and (journal, create_revision) in self._former:
             successor = self.successor_of(journal)

@@ -1,6 +1,7 @@
-"""Counters of what happens for each append, which cost a fraction of what those of `prometheus_client` do.
+"""Counters for events of every append, which cost a fraction of those of `prometheus_client`.
 
-Those lock, and look up labels, each time. These belong to one event loop, and are put into families when somebody asks.
+The latter take a lock and look up labels each time. The counters here belong to one event loop, and metric families are
+made only when they are collected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Tally(Collector):
 
 
 class LabeledTally(Collector):
-    """A counter with one label, whose values are those of an enumeration."""
+    """A counter with one label, whose values are from an enumeration."""
 
     def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry) -> None:
         self._values: dict[Enum, int] = {}
@@ -35,7 +36,7 @@ class LabeledTally(Collector):
         registry.register(self)
 
     def count(self, value: Enum) -> None:
-        """One more of these."""
+        """Add one to the count of this label value."""
         values = self._values
         values[value] = values.get(value, 0) + 1
 
@@ -47,7 +48,7 @@ class LabeledTally(Collector):
 
 
 class Distribution(Collector):
-    """A histogram without labels; `bounds` are the inclusive ends of its buckets, but for the last, infinite one."""
+    """A histogram without labels. `bounds` are the inclusive ends of its buckets, without the last, infinite one."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self.sum = 0.0

@@ -1,4 +1,4 @@
-"""What a broker counts, for Prometheus."""
+"""The metrics of a broker, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WATCHED: Final = {
     "unpersisted_bytes": "Content that this broker is to store and has not stored yet, growing fragments included.",
     "unpersisted_age_seconds": "Time since the first append to the oldest of it; 0 without any.",
 }
-"""Gauges that show what the broker is asked for."""
+"""Gauges whose values are read from the broker when they are collected, by name, with their help texts."""
 
 
 class UnderWay:
-    """How many blocks there are in the midst of which we are."""
+    """A context manager that counts how many of its blocks are being executed."""
 
     __slots__ = ("count",)
 
@@ -100,21 +100,21 @@ class Metrics:
         self.calls = Gauge("coranto_calls", "Calls under way.", ["method"], registry=self.registry)
 
     def under_way(self, method: str) -> UnderWay:
-        """What counts the calls of a method, for as long as each takes."""
+        """Return a context manager that counts calls of a method while they are under way."""
         calls = UnderWay()
         self.calls.labels(method).set_function(lambda: calls.count)
         return calls
 
     def store_probed(self, url: str, healthy: bool) -> None:
-        """Note what the probe of a fragment store found."""
+        """Set the health of a fragment store after a probe."""
         self.stores_healthy.labels(url).set(healthy)
 
     def store_forgotten(self, url: str) -> None:
-        """Nothing is known of a fragment store any more."""
+        """Remove the health of a fragment store that is not in use any more."""
         self.stores_healthy.remove(url)
 
     def watch(self, facts: dict[str, str], values: Mapping[str, Callable[[], float]]) -> None:
-        """Also tell of the process and its broker: what it is, and the `values` of WATCHED by their names."""
+        """Add metrics of the process and of its broker: `facts` about it, and the `values` of WATCHED by name."""
         ProcessCollector(registry=self.registry)
         Info("coranto_broker", "What this broker is.", registry=self.registry).info(facts)
         Gauge("coranto_tasks", "Tasks of the event loop.", registry=self.registry).set_function(

@@ -1,6 +1,6 @@
-"""Exclusive ownership that is handed from task to task, and given up when the ground shifts.
+"""Exclusive ownership that passes from task to task. Waiting for it ends when its basis is invalidated.
 
-A replica has one spool and one pipeline, and each has one owner at a time (seed 001 "Components"). Waiting for either
+A replica has one spool and one pipeline, and each has one owner at a time (seed 001 "Components"). A wait for either
 ends when the resolution that led to the replica is invalidated.
 """
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Invalidated(Exception):
-    """The awaited thing is no longer the right one; resolve again. Internal to the broker."""
+    """The awaited object is no longer the right one; resolve again. Internal to the broker."""
 
 
 class Signal:
-    """Fires once; those who wait on it, or on something else until then, are told."""
+    """An event that fires once. It wakes tasks that wait for it, and fails futures that were added to it."""
 
     def __init__(self) -> None:
         self.fired = False
@@ -34,14 +34,14 @@ class Signal:
                 waiter.set_exception(Invalidated())
 
     def add(self, waiter: asyncio.Future[object]) -> None:
-        """Fail `waiter` with Invalidated when the signal fires; it has not fired yet."""
+        """Fail `waiter` with Invalidated when the signal fires. It must not have fired yet."""
         self._waiters.add(waiter)
 
     def discard(self, waiter: asyncio.Future[object]) -> None:
         self._waiters.discard(waiter)
 
     async def wait(self) -> None:
-        """Return once it has fired."""
+        """Return once the signal has fired."""
         if self.fired:
             return
         waiter: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -55,24 +55,25 @@ class Signal:
 
 
 class Slot(Generic[T]):
-    """Holds one thing, or nothing while somebody owns it. Takers are served in order."""
+    """A holder of one object, which is empty while a task owns the object. Takers are served in order."""
 
     def __init__(self) -> None:
-        """An empty slot: whoever makes the thing owns it first."""
+        """Begin with an empty slot. The maker of the object owns it first and gives it to the slot with `put`."""
         self._things: list[T] = []  # At most one.
         self._refusal = ""
         self._takers: deque[asyncio.Future[object]] = deque()
 
     @property
     def at_rest(self) -> T | None:
-        """The thing, while nobody owns it nor waits for it. Whoever does not suspend may use it without owning it."""
+        """The object while nobody owns it or waits for it. A caller may use it without owning it until it suspends."""
         return self._things[0] if self._things else None
 
     async def take(self, until: Signal | None = None, taker: asyncio.Future[object] | None = None) -> T:
-        """Own the thing; give it back with `put`. Raises Invalidated when `until` fires first.
+        """Take ownership of the object; give it back with `put`. Raises Invalidated if `until` fires first.
 
-        Does not suspend when the thing is there and nobody waits for it. Otherwise it waits on `taker`, which others
-        may fail meanwhile: then that is raised. Raises Unavailable for what was refused.
+        Does not suspend if the object is here and nobody waits for it. Otherwise it waits on `taker`. Others may fail
+        `taker` meanwhile, and that error is then raised. Raises Unavailable if the object was refused (`refuse`).
+        A take that is cancelled does not keep the object.
         """
         if until is not None and until.fired:
             raise Invalidated
@@ -96,7 +97,7 @@ class Slot(Generic[T]):
                 until.discard(taker)
 
     def refuse(self, problem: str) -> None:
-        """Have those who wait, and those who come until the next `put`, get Unavailable with this problem."""
+        """Raise Unavailable with this problem in all waiting takers, and in all later ones until the next `put`."""
         self._refusal = problem
         takers, self._takers = self._takers, deque()
         for taker in takers:
@@ -104,12 +105,12 @@ class Slot(Generic[T]):
                 taker.set_exception(Unavailable(problem))
 
     def put(self, thing: T) -> None:
-        """Give the thing to the next taker, or leave it here."""
+        """Give the object to the next taker, or keep it if nobody waits."""
         self._refusal = ""
         while self._takers:
             taker = self._takers.popleft()
             if not taker.done():
                 taker.set_result(thing)
                 return
-        assert not self._things  # There is one thing, and we just owned it.
+        assert not self._things  # There is only one object, and the caller just owned it.
         self._things.append(thing)

@@ -1,7 +1,7 @@
-"""Settings of a broker process: the one place that names, bounds and explains them.
+"""The settings of a broker process: their names, limits and descriptions, in one place.
 
-The command line's options, the environment's variables (CORANTO_BROKER_<NAME>), the keys of a configuration file and
-the table of docs/operations.md all come from here. `coranto_broker.server.configuration` says which of them wins.
+The command line options, the environment variables (CORANTO_BROKER_<NAME>), the keys of a configuration file and the
+table in docs/operations.md all come from here. `coranto_broker.server.configuration` defines which of them wins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coranto_broker.spool.durable_spool import Fsync
 
 
 class BrokerSettings(BaseSettings):
-    """How one broker runs. Sizes are in bytes, times in seconds, rates in bytes per second."""
+    """The settings of one broker. Sizes are in bytes, times in seconds, rates in bytes per second."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_BROKER_", frozen=True)
 
@@ -120,11 +120,11 @@ class BrokerSettings(BaseSettings):
 
 
 SECRETS = frozenset(name for name, field in BrokerSettings.model_fields.items() if field.annotation is SecretStr)
-"""Settings that no command line may carry, since it shows in lists of processes, and that are never printed."""
+"""Settings that are never printed and not allowed on the command line, which process lists show."""
 
 
 def markdown_table() -> str:
-    """The settings as docs/operations.md shows them."""
+    """Return the table of settings in docs/operations.md."""
     lines = ["| setting | default | |", "|---|---|---|"]
     for name, field in BrokerSettings.model_fields.items():
         default = field.get_default()

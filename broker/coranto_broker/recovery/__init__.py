@@ -1,1 +1,1 @@
-"""After a restart or a loss: in-sync records, spools taken up or orphaned, deleted journals, restored etcds."""
+"""Recovery after a restart or a loss: in-sync records, spools, deleted journals, and an etcd that was restored."""

@@ -1,12 +1,14 @@
-"""Taking up an etcd that was restored from a backup, or emptied, with the data directories that brokers have.
+"""Adopt an etcd that was restored from a backup, or emptied, with the brokers' existing data directories.
 
-Such an etcd has forgotten who has what was acknowledged. Every broker says what it knows (`gather`, once per data
-directory, while no broker runs): the in-sync records that it wrote last, and the latest revision that it has seen. Of
-the records of a journal the latest one wins, so once all have spoken etcd knows again. `finish` ends that.
+Such an etcd does not know any more which brokers hold the acknowledged content. So every broker reports what it knows
+(`gather`, once per data directory, while no broker runs): the in-sync records that it wrote last, and the latest
+revision that it has seen. Of the records of a journal, the latest one wins. After all brokers have reported, etcd is
+complete again. `finish` ends the adoption.
 
-From then on revisions are counted on from the latest one that anybody has seen, so that stamps from before compare
-rightly with epochs from since. A journal that has to be created anew keeps its record: its content is rescued from the
-spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and nobody goes on with it before.
+From then on, revisions are counted on from the latest one that any broker has seen. So stamps from before the restore
+compare correctly with epochs from after it. A journal that has to be created anew keeps its record. Its content is
+rescued from the spools of the former journal (`coranto_broker.recovery.orphaned_spools`), and nobody goes on with the
+journal before that.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ from coranto_broker.spool.in_sync import Record
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What became of a data directory."""
+    """The result of gathering one data directory."""
 
     cluster: Cluster
     records: int
-    """In-sync records that etcd did not have, or only older ones."""
+    """The number of in-sync records that etcd lacked, or had only in an older version."""
     brought_back: int
-    """Spools that had been set aside, of journals that are there again."""
+    """The number of spools that had been set aside and whose journals exist again."""
     late: bool = False
-    """Whether the other brokers had finished before."""
+    """True if the other brokers had finished before."""
 
 
 class Adoption:
-    """Acts on the etcd at `coordinator`, for the keys of `layout`."""
+    """The adoption of the etcd at `coordinator`, for the keys of `layout`."""
 
     def __init__(self, coordinator: Coordinator, layout: Layout, entropy: Entropy) -> None:
         self._coordinator = coordinator
@@ -51,10 +53,10 @@ class Adoption:
         self._entropy = entropy
 
     async def gather(self, member: MemberId, data_dir: Path, disk: Disk, clock: Clock) -> Gathered:
-        """Say what a data directory knows. May be repeated.
+        """Report what a data directory knows. May be repeated.
 
-        It does not matter whether the directory goes with this etcd: one that was not used since the backup does. The
-        directory must be held exclusively (`coranto.process.dirlock`). Raises WrongCluster, having changed nothing.
+        The directory may or may not match this etcd: one that was not used since the backup still matches. It must be
+        held exclusively (`coranto.process.dirlock`). Raises WrongCluster, and has then changed nothing.
         """
         layout, broker = self._layout, str(member)
         identity = load_identity(data_dir, disk)
@@ -87,7 +89,7 @@ class Adoption:
         return Gathered(cluster, merged, brought_back, late)
 
     async def finish(self, without: Sequence[str] = ()) -> Cluster:
-        """Let brokers serve. Raises WrongCluster while brokers have not spoken that are not named in `without`."""
+        """Let brokers serve again. Raises WrongCluster while a broker that `without` does not name has not reported."""
         layout = self._layout
         uses = await self._coordinator.range(layout.uses, keys_only=True)
         used = tuple(kv.key.removeprefix(layout.uses) for kv in uses.kvs)
@@ -104,7 +106,7 @@ class Adoption:
         records = await self._coordinator.range(layout.in_sync_records)
         for each in records.kvs:
             await self._mark_carried(each, cluster)
-        # The second look is linearizable with what was written by now: later revisions are greater.
+        # The second read is linearizable after these writes: later revisions are greater.
         header, kv, again = await read_cluster(self._coordinator, layout)
         if kv is None or again != cluster:
             raise WrongCluster("another broker has just said what it knows; finish again")
@@ -117,7 +119,7 @@ class Adoption:
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     async def _join(self, seen: int, former: str, change: Callable[[Cluster], Cluster]) -> Cluster:
-        """The cluster, gathering, with `change` made to it."""
+        """Apply `change` to the cluster in etcd, which gathers from then on, and return it."""
         layout = self._layout
         while True:
             _, kv, cluster = await read_cluster(self._coordinator, layout)
@@ -141,7 +143,7 @@ class Adoption:
             )
 
     async def _merge(self, journal: str, record: Record, cluster: Cluster, *, late: bool) -> bool:
-        """Have etcd know a record, unless it has a later one."""
+        """Write a record to etcd, unless etcd has a later one. Return True if it was written."""
         key = self._layout.in_sync_key(journal)
         while True:
             _, kv = await self._coordinator.get(key)
@@ -158,14 +160,14 @@ class Adoption:
                 return True
 
     async def _mark_carried(self, kv: KeyValue, cluster: Cluster) -> None:
-        """Have a record that was restored say when it was written, as revisions are counted otherwise from now on."""
+        """Note in a restored record when it was written, since revisions are counted differently from now on."""
         record = in_sync.decode(kv.value)
         if not record.carried:
             carried = replace(record, carried=max(1, cluster.base_before + kv.mod_revision))
             await self._txn([unmodified(kv)], [Put(kv.key, in_sync.encode(carried))])
 
     async def _bring_back(self, data_dir: Path, disk: Disk, clock: Clock) -> int:
-        """Take spools back that were set aside, of journals that are there again as they were."""
+        """Bring back spools that were set aside, if their journals exist again. Return their number."""
         items = await self._coordinator.range(self._layout.items, keys_only=True)
         there = set()
         for kv in items.kvs:
@@ -185,7 +187,7 @@ class Adoption:
         return count
 
     async def _use(self, member: MemberId, data_dir: Path, disk: Disk, cluster: Cluster, seen: int) -> None:
-        """Have the directory be of this cluster, and etcd know of it."""
+        """Record in the directory that it belongs to this cluster, and in etcd that the broker uses it."""
         layout, word = self._layout, new_word(self._entropy)
         header, _ = await self._coordinator.get(layout.cluster_key)
         revision = max(seen, cluster.base + header.revision) if cluster.since else seen
@@ -202,7 +204,7 @@ class Adoption:
 
 
 def _seen(data_dir: Path, disk: Disk, identity: Identity | None, saved: SavedRecords) -> int:
-    """The latest revision that anything in a data directory names."""
+    """Return the latest revision that anything in a data directory names."""
     seen = identity.revision if identity is not None else 0
     for each in saved:
         seen = max(seen, each.record.written, each.record.revision, each.record.create_revision)

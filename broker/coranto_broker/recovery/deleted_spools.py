@@ -1,7 +1,7 @@
-"""Spools of journals that were deleted: kept for a while, since a deletion may be an accident.
+"""Spools of deleted journals, which are kept for a while, since a deletion may be an accident.
 
-A folder `spools/<name>/<create revision>` moves to `deleted/<name>/<create revision>`, as it is. Its `deleted.json`
-says of which journal it is, when it was set aside and until when it stays.
+A folder `spools/<name>/<create revision>` moves unchanged to `deleted/<name>/<create revision>`. Its `deleted.json`
+names the journal, the time when the folder was set aside, and the time until which it stays.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from coranto.effects import Clock, Disk
 FOLDER = "deleted"
 NOTE = "deleted.json"
 SWEEP_SECONDS = 600.0
-"""Between looks at whether the time of some is over."""
+"""The pause between checks for folders whose time is over."""
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedSpool:
-    """One folder that was set aside. `until` is wall time."""
+    """One folder that was set aside. `until` is the wall time (seconds since the epoch) at which it may be removed."""
 
     path: Path
     journal: str
@@ -34,17 +34,17 @@ class DeletedSpool:
 
 
 class DeletedSpools:
-    """The folders below a data directory."""
+    """The spool folders of deleted journals below a data directory."""
 
     def __init__(self, data_dir: Path, disk: Disk, clock: Clock, keep_seconds: float) -> None:
-        """With `keep_seconds` 0 they are removed at once."""
+        """`keep_seconds` is how long folders are kept; 0 removes them at once."""
         self._root = data_dir / FOLDER
         self._disk = disk
         self._clock = clock
         self.keep_seconds = keep_seconds
 
     def take(self, folder: Path, journal: str, create_revision: int) -> None:
-        """Set a spool's folder aside. Nobody uses it any more. Raises OSError, and then may be repeated."""
+        """Set aside a spool folder that nobody uses any more. Raises OSError, and may then be repeated."""
         names = self._disk.list(folder)
         if not self.keep_seconds or not names:
             _log.info("removed the spool of a deleted journal", journal=journal, folder=str(folder))
@@ -83,12 +83,12 @@ class DeletedSpools:
                     )
 
     def bring_back(self, spool: DeletedSpool, folder: Path) -> None:
-        """Undo `take`: the journal is there again."""
+        """Undo `take`, because the journal exists again."""
         self._disk.remove(spool.path / NOTE)
         self._disk.rename(spool.path, folder)
 
     def sweep(self) -> None:
-        """Remove those whose time is over."""
+        """Remove the folders whose time is over."""
         now = self._clock.now()
         for spool in list(self):
             if spool.until <= now:

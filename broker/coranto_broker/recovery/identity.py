@@ -1,21 +1,19 @@
-"""Which cluster a data directory is of, and whether the etcd that a broker was given is that cluster's still: pure
-values and rules.
+"""The identity of clusters and data directories: pure values, and the rules by which a directory matches an etcd.
 
-Spools mean something only beside the etcd that they were written with: it says which journals there are, and stamps and
-in-sync records name its revisions. So three places agree:
+Spools are meaningful only together with the etcd that they were written with. It says which journals exist, and stamps
+and in-sync records name its revisions. So three places must agree:
 
-* etcd says which `Cluster` it is: an id that was drawn when the first broker started.
-* etcd says of each broker when it last *used* the cluster, by a word that nobody else knows and that changes as long as
-  the broker runs.
-* a data directory says in `identity.json` of what cluster it is, the last such word, and the latest revision that it
-  has seen.
+* etcd identifies its `Cluster` by an id that was drawn when the first broker started.
+* For each broker, etcd has a mark of its last *use* of the cluster: a word that nobody else knows. It changes from time
+  to time while the broker runs.
+* A data directory names in `identity.json` its cluster, the last such word, and the latest revision that it has seen.
 
 An etcd that was emptied, or replaced by another one, has another id. One that was restored from a backup is behind the
-directory's revision or knows an older word. And a copy of a data directory knows an older word than etcd.
+directory's revision, or knows an older word. A copy of a data directory knows an older word than etcd.
 
-Revisions here, in stamps and in in-sync records are *counted on*: to those of etcd the cluster's `base` is added. It is
-raised when brokers take up an etcd that was restored, so that revisions that were given out twice never compare
-wrongly.
+Revisions here, in stamps and in in-sync records are *counted on*: they are etcd's revisions plus the `base` of the
+cluster. `base` is raised when brokers adopt a restored etcd. So revisions that etcd gave out twice never compare
+incorrectly.
 """
 
 from __future__ import annotations
@@ -32,36 +30,39 @@ IDENTITY_FILE = "identity.json"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What etcd says of the cluster that it is of.
+    """The entry in etcd that identifies its cluster.
 
-    While `gathering`, brokers say one after the other what they know from before etcd was restored (`gathered` have),
-    and nobody serves. `known` are brokers that those have seen.
+    While `gathering`, brokers report one after the other what they know from before etcd was restored, and nobody
+    serves. `gathered` are the brokers that have reported, `known` are brokers that those have seen.
     """
 
     id: str
     base: int = 0
     base_before: int = 0
-    """That of the keys that were restored."""
+    """The `base` of the keys that were restored."""
     gathering: bool = False
     gathered: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    """Ids that the cluster had before."""
+    """Earlier ids of the cluster."""
     since: int = 0
     """The revision, counted on, at which gathering ended."""
 
     def missing(self, used: tuple[str, ...], without: tuple[str, ...]) -> list[str]:
-        """Brokers that should still say what they know; `used` are those that etcd knows of."""
+        """Return the brokers that must still report, except those in `without`. `used` are the brokers in etcd."""
         return sorted({*self.known, *used} - {*self.gathered, *without})
 
     def gather(self, new_id: str, seen: int, former: str) -> Cluster:
-        """The cluster once brokers have begun to gather, on behalf of one that has seen that revision, counted on."""
+        """Return the cluster as gathering begins. `seen` is the revision, counted on, that the first broker has seen.
+
+        `former` is the cluster id in that broker's data directory, or empty.
+        """
         before = tuple(dict.fromkeys(each for each in (*self.before, self.id, former) if each))
         base = max(self.base, seen)
         return Cluster(new_id, base, base_before=self.base, gathering=True, before=before)
 
     def joined(self, broker: str, seen: int, known: tuple[str, ...], former: str) -> Cluster:
-        """The cluster once a broker has said what it knows."""
+        """Return the cluster after a broker has reported what it knows."""
         return replace(
             self,
             base=max(self.base, seen),
@@ -73,7 +74,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What etcd says of a broker's last use. `place` names the data directory (`coranto.process.dirlock.place_of`)."""
+    """A broker's last use as etcd has it. `place` names the data directory (`coranto.process.dirlock.place_of`)."""
 
     word: str
     place: str = ""
@@ -81,10 +82,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a data directory says of itself.
+    """The content of a data directory's `identity.json`.
 
-    `next_word` is the one that is being written to etcd, so that a broker which dies in between finds its own.
-    `revision` is counted on. `brokers` are those that were seen last.
+    `next_word` is the word that is being written to etcd. A broker that dies during the write recognizes it afterwards.
+    `revision` is counted on. `brokers` are the brokers that were seen last.
     """
 
     cluster: str
@@ -98,13 +99,13 @@ class Identity:
 
 
 def differences(identity: Identity, found: Identity, cluster: Cluster | None, use: Use | None) -> Iterator[str]:
-    """How a data directory and what its broker finds differ, with both values. `found.word` does not matter."""
+    """Describe the differences between a data directory and what its broker finds. Ignores `found.word`."""
     if identity.prefix != found.prefix:
         yield f"the directory is of etcd prefix {identity.prefix}, and the prefix given is {found.prefix}"
     if identity.broker != found.broker:
         yield f"the directory is of broker {identity.broker}, and the broker is to be {found.broker}"
     if identity.prefix != found.prefix:
-        return  # What etcd has there says nothing about the directory.
+        return  # The keys at another prefix say nothing about the directory.
     if identity.etcd != found.etcd:
         yield f"the directory is of etcd cluster id {identity.etcd:#x}, and this etcd has {found.etcd:#x}"
     if cluster is None or identity.cluster != cluster.id:
@@ -123,12 +124,12 @@ ValueT = TypeVar("ValueT", Cluster, Use, Identity)
 
 
 def encode(value: Cluster | Use | Identity) -> bytes:
-    """As JSON, for people to read, too."""
+    """Encode a value as JSON, which people can read, too."""
     return json.dumps(asdict(value), indent=1).encode()
 
 
 def decode(kind: type[ValueT], content: bytes, source: str) -> ValueT:
-    """Raises InvalidInput, which names `source`, for what is none."""
+    """Decode a value of that kind. Raises InvalidInput, which names `source`, if `content` is not one."""
     try:
         document: dict[str, Any] = json.loads(content)
         given: dict[str, Any] = {}
@@ -143,7 +144,7 @@ def decode(kind: type[ValueT], content: bytes, source: str) -> ValueT:
 
 
 def _field(name: str, value: Any, kind: type[Any]) -> Any:
-    """A value of that type, a list of texts as a tuple. Raises TypeError."""
+    """Return `value` if it is of that kind, with a list of strings as a tuple. Raises TypeError if it is not."""
     fits = type(value) is kind and (kind is not list or all(type(each) is str for each in value))
     if not fits:
         raise TypeError(f"{name} is {value!r}")

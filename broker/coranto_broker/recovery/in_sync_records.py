@@ -1,4 +1,4 @@
-"""In-sync records where they lie, in etcd; `in_sync` has their meaning."""
+"""Read and write in-sync records in etcd. `in_sync` defines their meaning."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Stranded(Unavailable):
-    """Others went on without what a spool has: it must not take part in anything as it is."""
+    """Others went on without content of a spool. The spool must not be used as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A record as it was read; `record` is None when there is none of this journal, or only of an earlier one."""
+    """A record as it was read. `record` is None if there is none for this journal, or only for an earlier one."""
 
     key: str
     kv: KeyValue | None
@@ -39,9 +39,9 @@ class Reading:
 class InSyncRecords:
     """Reads and writes the records of a cluster's journals, for the broker `member`.
 
-    What it writes it also keeps in `saved`, for the day on which etcd is restored from a backup. `base` is added to
-    etcd's revisions. Nothing is written once `guard` does not hold any more. `known_revision` tells a revision that
-    etcd has come to. Everything raises Unavailable when etcd does not answer.
+    Written records are also kept in `saved`, in case etcd is restored from a backup. `base` is added to etcd's
+    revisions. Nothing is written once `guard` does not hold any more. `known_revision` returns a revision that etcd has
+    reached. All methods raise Unavailable if etcd does not answer.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InSyncRecords:
         self.me = str(member)
 
     async def read(self, journal: str, create_revision: int) -> Reading:
-        """The record as it is now."""
+        """Read the present record."""
         key = self._layout.in_sync_key(journal)
         seen = max(self._seen, self._known_revision())
         header, kv = await self._coordinator.get(key)
@@ -87,12 +87,13 @@ class InSyncRecords:
     async def write(
         self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
     ) -> tuple[TxnResult, Reading]:
-        """Put the record, and `ops`, if nobody changed it since it was read and all `compares` hold.
+        """Write the record and apply `ops`, if nobody changed it since it was read and all `compares` hold.
 
-        Returns the record as it stands then; when that did not succeed, as it is read anew.
+        Returns the record as written. If the transaction did not succeed, returns the record as read again. A cancelled
+        call may have written the record to etcd without saving its copy.
         """
         journal = _journal_of(reading.key)
-        if record.carried:  # It is that no more, but whoever reads it for a journal created anew has to know.
+        if record.carried:  # Keep it marked as carried over, for a journal that is created anew and reads it.
             record = replace(record, carried=self._base + max(1, self._seen))
         value = in_sync.encode(record)
         guards = [*compares, *self._guard, reading.unchanged]
@@ -113,15 +114,15 @@ class InSyncRecords:
             self._saved.save(journal, record)
         except OSError as error:
             if record.end is None and record.members:
-                # Content is to follow. If etcd were restored then, nobody would know who has it.
+                # Content will follow. If etcd were then restored, nobody would know which brokers have it.
                 raise Unavailable(f"the in-sync record of {journal} cannot be written to the disk: {error}") from error
             _log.warning("in-sync record could not be saved", journal=journal, error=str(error))
 
     async def remove(self, journal: str, create_revision: int, *, former: bool = False) -> None:
-        """Remove the record of a journal that was deleted, unless it is of a later one of the name.
+        """Remove the record of a deleted journal, unless it belongs to a later journal of the same name.
 
-        With `former`, also one that was carried over from before etcd was restored, and that a journal of the name
-        which is created anew would go by.
+        With `former`, also remove a record that was carried over from before etcd was restored. Otherwise it stays for
+        a journal of that name that is created anew.
         """
         reading = await self.read(journal, create_revision)
         if reading.record is not None and (former or not reading.record.carried):
@@ -130,10 +131,11 @@ class InSyncRecords:
     async def verify(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False
     ) -> Reading:
-        """Ask whether a spool with that stamp and end may take part in a pipeline, or be shown to anybody.
+        """Check that a spool with that stamp and end may take part in a pipeline and be shown to anybody.
 
-        If we are a member of the record and do not hold what one does (with `lost`, no longer do), we are struck out
-        first. Raises Stranded when others went on without what is here.
+        If this broker is a member of the record but does not hold what a member must hold, it is removed from the
+        record first. `lost` says that it has lost such content. Raises Stranded if others went on without content that
+        is here.
         """
         reading = await self.read(journal, create_revision)
         latest = self._base + self._seen
@@ -163,9 +165,9 @@ class InSyncRecords:
     async def leave(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
     ) -> Record | None:
-        """Leave the record, if we know where the journal ends; returns what it is then, else None.
+        """Leave the record if this broker knows where the journal ends. Return the new record, or None.
 
-        The spool with that stamp and end must have been given up, and all that it held must be stored.
+        The spool with that stamp and end must have been given up, and all its content must be stored.
         """
         reading = await self.read(journal, create_revision)
         while (record := reading.record) is not None and in_sync.may_leave(record, stamp, end, self.me):
@@ -176,7 +178,7 @@ class InSyncRecords:
         return None
 
     async def judge(self, journal: str, create_revision: int, stamp: Stamp, end: int) -> Judgement:
-        """What the present record says of content that is here."""
+        """Judge content of a spool with that stamp, which ends at `end`, by the present record."""
         reading = await self.read(journal, create_revision)
         return in_sync.judge(reading.record, stamp, end, self.me)
 

@@ -1,17 +1,18 @@
-"""Leftovers: spool folders of journals that are not assigned to this broker.
+"""Orphaned spools ("leftovers"): spool folders of journals that are not assigned to this broker.
 
-They remain when an assignment goes, or the process ends, before everything was stored. What is final by the journal's
-in-sync record goes to the store; what others went on without is set aside, and so are, for a while, folders of deleted
-journals (`coranto_broker.recovery.deleted_spools`); those from which nothing is needed any more are removed.
+They remain if an assignment goes away, or the process ends, before everything was stored. Content that is final by the
+journal's in-sync record goes to the store. Content that others went on without is set aside. Folders of deleted
+journals are set aside for a while (`coranto_broker.recovery.deleted_spools`). Folders that nobody needs any more are
+removed.
 
-A folder may also hold what nobody can go on without: this broker is a member of the record, and no member is in the
-journal's Route any more. Then the broker *rescues* the journal: it claims the record, stores all that it has, and
-closes the record with the journal's end and registers, where the brokers of the Route go on. That needs a fragment
-store; without one the journal waits until a member is assigned to it again. A record that a member has left needs no
-rescue.
+A folder may also hold content that nobody can go on without: this broker is a member of the record, and no member is in
+the journal's Route any more. Then the broker *rescues* the journal. It claims the record, stores all that it has, and
+closes the record with the journal's end and registers. The brokers of the Route go on from there. A rescue needs a
+fragment store. Without one the journal waits until a member is assigned to it again. A record that a member has left
+needs no rescue.
 
-Journals that were created anew after etcd was restored are rescued likewise: the record that was carried over names the
-former journal of the name, in whose folder its member has all that was acknowledged.
+Journals that were created anew after etcd was restored are rescued in the same way. The record that was carried over
+names the former journal of that name. In the folder of that journal, its member has everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -39,44 +40,44 @@ from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
 
 PAUSE_SECONDS = 5.0
-"""Between looks at what is left. A journal has lost its members when two looks in a row find that, or when we are the
-only one."""
+"""The pause between checks of the leftovers. A journal counts as deserted if two checks in a row find no member of its
+record in the Route, or if one check does and this broker is the only member."""
 SOON_SECONDS = 0.5
-"""Until the next look while brokers wait for nobody but us."""
+"""The pause until the next check while other brokers wait only for this one."""
 _log = structlog.get_logger(__name__)
 
 
 class Journals(Protocol):
-    """What of the key space, and of this broker's replicas, decides over leftovers."""
+    """The facts about the key space and this broker's replicas that decide what happens to leftovers."""
 
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
-        """The present spec; None when the journal was deleted. Raises InvalidInput when it cannot be read."""
+        """Return the present spec; None if the journal was deleted. Raises InvalidInput if it cannot be read."""
         ...
 
     def successor_of(self, journal: str) -> tuple[pb.JournalSpec, int] | None:
-        """Spec and create revision of the present journal of that name, if there is one. Raises as `spec_of` does."""
+        """Return spec and create revision of the present journal of that name, if any. Raises as `spec_of` does."""
         ...
 
     def adopt(self, journal: str, create_revision: int) -> None:
-        """Fragments of the former journal, of that create revision, are the present one's: they may be stored."""
+        """Allow fragments of the former journal with that create revision to be stored as the present journal's."""
         ...
 
     def route_of(self, journal: str) -> list[str]:
-        """Names of the brokers that the journal is assigned to."""
+        """Return the names of the brokers that the journal is assigned to."""
         ...
 
     def is_used(self, folder: Path) -> bool:
-        """Whether a replica uses the folder, or will."""
+        """Return True if a replica uses the folder, or will use it."""
         ...
 
     def exclusively(self, journal: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Run async work that the journal's next replica has to wait for."""
+        """Run async work that the journal's next replica must wait for."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Leftover:
-    """A folder that was taken up. Observes its spool."""
+    """A recovered folder, which observes its spool."""
 
     folder: SpoolFolder
     end: int = 0
@@ -85,26 +86,26 @@ class _Leftover:
     watermark: Watermark = field(default_factory=Watermark)
     pending: list[Sealed] = field(default_factory=list)
     deserted: bool = False
-    """Whether the last look found no member of the record in the Route."""
+    """True if the last check found no member of the record in the Route."""
     alone: bool = False
-    """Whether it found that we are the record's only member."""
+    """True if the last check found that this broker is the record's only member."""
     former: bool = False
-    """Whether the journal that it is for was created anew, and waits for it."""
+    """True if the journal was created anew and waits for this folder's content."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
         self.pending.append(sealed)
 
     def spool_ahead(self, end: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_readable(self, end: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def spool_skip(self, offset: int) -> None:
-        """Nobody reads here."""
+        """Do nothing, since nobody reads here."""
 
     def stored(self, sealed: Sealed, fragment: Fragment) -> None:
         self.pending.remove(sealed)
@@ -115,7 +116,7 @@ class _Leftover:
 
 
 class Leftovers:
-    """Looks after leftover folders below `root`. `run` it as a task."""
+    """Stores, sets aside or removes leftover folders below `root`. Run `run` as a task."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Leftovers:
         self._base = base
         self._swept_at = -math.inf
         self.unreadable: dict[Path, None] = {}
-        """Folders that the disk refused to read when they were tried last."""
+        """Folders that the disk refused to read at the last attempt."""
         self._disk = disk
         self._clock = clock
         self._journals = journals
@@ -143,17 +144,17 @@ class Leftovers:
         self._taken: dict[Path, _Leftover] = {}
 
     def add(self, folder: Path) -> None:
-        """A replica is done with this folder."""
+        """Look after this folder from now on, because its replica is done with it."""
         self._found[folder] = None
 
     def release(self, folder: Path) -> None:
-        """A replica uses this folder from now on."""
+        """Leave this folder alone from now on, because a replica uses it."""
         self.unreadable.pop(folder, None)
         self._found.pop(folder, None)
         self._taken.pop(folder, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look after all leftover folders until cancelled."""
         for name in self._disk.list(self._root):
             for revision in self._disk.list(self._root / name):
                 self._found[self._root / name / revision] = None
@@ -173,7 +174,7 @@ class Leftovers:
             self._deleted.sweep()
 
     async def _pause(self) -> None:
-        """Wait for the next look."""
+        """Wait until the next check is due."""
         until = self._clock.monotonic() + PAUSE_SECONDS
         while (left := until - self._clock.monotonic()) > 0:
             await self._clock.sleep(min(left, SOON_SECONDS))
@@ -181,7 +182,7 @@ class Leftovers:
                 return
 
     def _is_waited_for(self, leftover: _Leftover) -> bool:
-        """Whether brokers cannot go on before we have rescued their journal, and we can do the next step of that."""
+        """Return True if other brokers wait for a rescue by this broker, and its next step can be done now."""
         if leftover.former:
             return not leftover.pending
         if not leftover.alone or (leftover.deserted and leftover.pending):
@@ -197,7 +198,7 @@ class Leftovers:
             _log.warning("leftover spool waits", folder=str(path), error=str(error))
 
     async def _look(self, path: Path) -> None:
-        """Take up a folder, if there is something to be done with it."""
+        """Recover a folder if there is work to do for it, or set it aside if its journal was deleted."""
         journal = self._journal_of(path)
         if journal is None or not path.name.isdigit():
             del self._found[path]
@@ -207,7 +208,7 @@ class Leftovers:
         if spec is None and await self._is_former(folder):
             successor = self._journals.successor_of(journal)
             if successor is None:
-                return  # Its spec is to be applied again, or deleted once it is there.
+                return  # The journal's spec must be applied again. It may then be deleted.
             spec = successor[0]
             self._journals.adopt(journal, folder.create_revision)
         if spec is None:
@@ -215,7 +216,7 @@ class Leftovers:
             await self._records.remove(journal, folder.create_revision)
             return
         if not spec.fragment.stores:
-            return  # It stays for when the journal is assigned to us again, or gets a store.
+            return  # Keep it until the journal is assigned to this broker again, or gets a store.
         del self._found[path]
         await asyncio.wait((self._journals.exclusively(journal, lambda: self._take(folder)),))
 
@@ -255,7 +256,7 @@ class Leftovers:
             self._taken[folder.path] = leftover
 
     async def _decide(self, leftover: _Leftover) -> None:
-        """See whether a folder is of use still, and whether its journal has to be rescued."""
+        """Remove a folder that is not needed any more, or do the next step to rescue its journal."""
         folder, me = leftover.folder, self._records.me
         spec = self._journals.spec_of(folder.journal, folder.create_revision)
         reading = await self._records.read(folder.journal, folder.create_revision)
@@ -277,7 +278,7 @@ class Leftovers:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
         if record.left and not former:
-            return  # Whoever has the journal goes on. Then it is known whether what only we have is part of it.
+            return  # The Route goes on without a rescue. Then it is known whether content that is only here counts.
         route = self._journals.route_of(folder.journal)
         deserted = former or (bool(route) and set(route).isdisjoint(record.members))
         deserted, leftover.deserted = deserted and (leftover.alone or leftover.deserted), deserted
@@ -304,7 +305,7 @@ class Leftovers:
         return self._names_us(folder, reading.record)
 
     def _names_us(self, folder: SpoolFolder, record: in_sync.Record | None) -> bool:
-        """Whether this folder has what a journal of the name needs that was created after etcd was restored."""
+        """Return True if a journal of this name, created after etcd was restored, needs this folder's content."""
         if record is None or not record.carried or record.foreign:
             return False
         return self._records.me in record.members and record.create_revision == folder.create_revision
@@ -326,7 +327,7 @@ class Leftovers:
                 self._disk.remove(path / name)
 
     def _journal_of(self, path: Path) -> str | None:
-        """The name of a folder's journal; None when it holds no commit."""
+        """Return the name of a folder's journal; None if the folder holds no commit."""
         for name in self._disk.list(path):
             if name.endswith(".commits"):
                 last = commit_log.decode(self._disk.read(path / name)).last

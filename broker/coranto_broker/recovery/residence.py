@@ -1,8 +1,8 @@
-"""A broker's right to use its data directory with its etcd: checked at the start, and watched for as long as it runs.
+"""A broker's right to use its data directory with its etcd, checked at the start and watched while the broker runs.
 
-`coranto_broker.recovery.identity` has the rules. `Residence.check` refuses what does not go together before anything is
-changed; `move_in` marks directory and etcd as used by this process, once its member key stands; `keep` changes the mark
-from time to time, and returns when another process, or a restored etcd, has changed it.
+`coranto_broker.recovery.identity` has the rules. `Residence.check` refuses a directory and an etcd that do not belong
+together, before anything is changed. `move_in` marks both as used by this process, once its member key exists. `keep`
+changes the mark from time to time, and returns if another process, or a restored etcd, has changed it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import folder_of
 
 MARK_SECONDS = 30.0
-"""After so long the mark changes. A copy of the directory that is older than that is recognized."""
+"""The time after which the mark changes. A copy of the directory that is older than this is recognized."""
 LOOK_SECONDS = 5.0
-"""Between looks at whether the mark is still ours."""
+"""The pause between checks that the mark is still ours."""
 ADVICE = "see 'An etcd that was restored' in docs/operations.md"
 _log = structlog.get_logger(__name__)
 
 
 def spools_of(data_dir: Path) -> Path:
-    """The folder of a data directory in which spools lie."""
+    """Return the folder of a data directory that holds the spools."""
     return data_dir / "spools"
 
 
 def load_identity(data_dir: Path, disk: Disk) -> Identity | None:
-    """What a data directory says of itself; None for one that says nothing yet. Raises InvalidInput."""
+    """Return the identity of a data directory; None if it has none yet. Raises InvalidInput if it is unreadable."""
     try:
         return decode(Identity, disk.read(data_dir / IDENTITY_FILE), str(data_dir / IDENTITY_FILE))
     except FileNotFoundError:
@@ -46,18 +46,18 @@ def load_identity(data_dir: Path, disk: Disk) -> Identity | None:
 
 
 async def read_cluster(coordinator: Coordinator, layout: Layout) -> tuple[EtcdHeader, KeyValue | None, Cluster | None]:
-    """What etcd says of its cluster. Raises InvalidInput."""
+    """Read the cluster's entry in etcd; None if there is none. Raises InvalidInput if it is unreadable."""
     header, kv = await coordinator.get(layout.cluster_key)
     return header, kv, decode(Cluster, kv.value, f"etcd key {layout.cluster_key}") if kv is not None else None
 
 
 def new_word(entropy: Entropy) -> str:
-    """One that nobody else has."""
+    """Return a new word that nobody else has."""
     return entropy(8).hex()
 
 
 class Residence:
-    """What `check` returns. `base` is added to etcd's revisions; `guard` holds while the cluster is what it was."""
+    """The result of `check`. `base` is added to etcd's revisions. `guard` holds while the cluster is unchanged."""
 
     def __init__(
         self,
@@ -93,8 +93,10 @@ class Residence:
         disk: Disk,
         entropy: Entropy,
     ) -> Residence:
-        """Raises WrongCluster when directory and etcd do not go together. Changes nothing but that an etcd without a
-        cluster at the prefix gets one, when the directory does not say otherwise."""
+        """Check that directory and etcd belong together. Raises WrongCluster if they do not.
+
+        Changes nothing, except that an etcd without a cluster at the prefix gets one if the directory does not object.
+        """
         identity = load_identity(data_dir, disk)
         use_key = layout.use_key(member)
         header, kv, cluster = await read_cluster(coordinator, layout)
@@ -131,9 +133,9 @@ class Residence:
 
     @staticmethod
     async def _forgotten(coordinator: Coordinator, layout: Layout, base: int, data_dir: Path, disk: Disk) -> str:
-        """The first in-sync record that this broker wrote, and that etcd does not know any more; empty for none.
+        """Describe the first in-sync record that this broker wrote and that etcd has lost; empty if there is none.
 
-        The mark does not tell of a backup that is younger than it.
+        The mark alone cannot reveal a backup that was made after the mark was written.
         """
         saved = list(SavedRecords(data_dir, disk, synced=False))
         if not saved:
@@ -143,7 +145,7 @@ class Residence:
         for each in saved:
             item = items.get(layout.item_key(each.journal))
             if item is None or item.create_revision != each.record.create_revision:
-                continue  # It was deleted since, and its record with it.
+                continue  # The journal was deleted since, and its record with it.
             kv = there.get(layout.in_sync_key(each.journal))
             record = in_sync.decode(kv.value) if kv is not None else None
             written = record.carried or base + kv.mod_revision if record is not None and kv is not None else 0
@@ -159,7 +161,7 @@ class Residence:
     async def _objections(
         coordinator: Coordinator, layout: Layout, header: EtcdHeader, base: int, data_dir: Path, disk: Disk
     ) -> str:
-        """What speaks against a data directory that does not say of which cluster it is; empty for nothing."""
+        """Describe why a data directory without an identity does not match this etcd; empty if nothing shows that."""
         root = spools_of(data_dir)
         held = {
             root / name / revision: int(revision)
@@ -188,7 +190,7 @@ class Residence:
         return f"none of the {len(held)} journals that it holds is among the {len(items.kvs)} at {layout.prefix}"
 
     async def move_in(self) -> None:
-        """Mark etcd and directory as used by this process, which is the broker's only one. Raises WrongCluster."""
+        """Mark etcd and directory as used by this process. Raises WrongCluster if its broker has another process."""
         try:
             marked = await self._mark()
         except (CoordinationError, Unavailable) as error:
@@ -201,8 +203,10 @@ class Residence:
             )
 
     async def keep(self, clock: Clock, seen: Callable[[], tuple[int, tuple[str, ...]]]) -> str:
-        """Return, with the reason, once the mark or the cluster is another's. `seen` gives etcd's latest revision that
-        the broker has seen, and the brokers that there are."""
+        """Watch the mark, and return the reason once another process or etcd has changed the mark or the cluster.
+
+        `seen` returns the latest etcd revision that the broker has seen, and the brokers that exist.
+        """
         marked_at = clock.monotonic()
         while True:
             await clock.sleep(LOOK_SECONDS)
@@ -223,7 +227,7 @@ class Residence:
                 )
 
     async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
-        """Change the mark, and note in the directory what was seen. Returns whether the mark was ours."""
+        """Change the mark, and note in the directory what was seen. Returns True if the mark was still ours."""
         latest = max(self._identity.revision, self.base + revision)
         self._identity = replace(self._identity, revision=latest, brokers=brokers)
         return await self._mark()
@@ -231,7 +235,7 @@ class Residence:
     async def _mark(self) -> bool:
         following = new_word(self._entropy)
         if self._identity.next_word and not await self._is_ours():
-            return False  # What became of the last attempt is unknown no more.
+            return False  # The outcome of the last attempt was unknown. Now it is clear that the mark is not ours.
         self._save(replace(self._identity, next_word=following))
         put = Put(self._use_key, encode(Use(following, self._place)))
         unchanged = unmodified(self._use) if self._use is not None else absent(self._use_key)
@@ -244,7 +248,7 @@ class Residence:
         return True
 
     async def _is_ours(self) -> bool:
-        """Whether etcd has one of our words still, as it has after a mark whose answer was lost."""
+        """Return True if etcd still has one of our words. This is also so after a mark whose answer was lost."""
         check = await self._coordinator.txn([self.guard], [])
         _, kv = await self._coordinator.get(self._use_key)
         if kv is None or not check.succeeded:

@@ -1,8 +1,8 @@
-"""Copies of in-sync records on a broker's disk: the latest one of each journal that this broker wrote.
+"""Copies of in-sync records on a broker's disk: for each journal, the latest record that this broker wrote.
 
-etcd decides. But an etcd that is restored from a backup has forgotten what was written since, and with it who has all
-that was acknowledged. Somebody has written the last record of each journal, so its broker can tell
-(`coranto_broker.recovery.adoption`).
+The records in etcd are the ones that count. But an etcd that is restored from a backup lacks what was written since,
+and so does not know which brokers hold everything that was acknowledged. The broker that wrote the last record of a
+journal still has it (`coranto_broker.recovery.adoption`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = "records"
 
 @dataclass(frozen=True, slots=True)
 class SavedRecord:
-    """A record with the journal that it is of. `gone` is the wall time at which its journal was missing first, or 0."""
+    """A record and its journal. `gone` is the wall time at which the journal was first found missing, or 0."""
 
     journal: str
     record: Record
@@ -31,7 +31,7 @@ class SavedRecord:
 
 
 class SavedRecords:
-    """The records below a data directory. With `synced`, they survive a loss of power."""
+    """The records below a data directory. With `synced`, they survive power loss."""
 
     def __init__(self, data_dir: Path, disk: Disk, *, synced: bool) -> None:
         self._root = data_dir / FOLDER
@@ -39,7 +39,7 @@ class SavedRecords:
         self._synced = synced
 
     def save(self, journal: str, record: Record) -> None:
-        """Keep a record, which is later than the one that is there. Raises OSError."""
+        """Save a record in place of an earlier one of the same journal. Raises OSError if the disk fails."""
         self._put(SavedRecord(journal, record))
 
     def remove(self, journal: str) -> None:
@@ -59,7 +59,7 @@ class SavedRecords:
                 raise InvalidInput(f"{path} is no in-sync record: {error}; move it away to go on without") from error
 
     def sweep(self, exists: set[str], now: float, keep_seconds: float) -> None:
-        """Forget records of journals that have not existed for so long."""
+        """Remove the records of journals that have been missing for `keep_seconds`."""
         for saved in list(self):
             if saved.journal in exists:
                 if saved.gone:

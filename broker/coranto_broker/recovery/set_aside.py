@@ -1,7 +1,8 @@
-"""What lies in the `set-aside/` folders of a data directory: content that a broker did not take for part of a journal.
+"""Inspect the `set-aside/` folders of a data directory: content that a broker did not accept as part of a journal.
 
-That is either content that others went on without, which was never acknowledged, or files that are not whole: then some
-of it was acknowledged, and whether the journal has it from elsewhere is to be looked at. Nothing here changes a file.
+This is either content that others went on without, which was never acknowledged, or content of damaged files. Some of
+the latter was acknowledged, and an operator must check whether the journal has it from elsewhere. Nothing here changes
+a file.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One fragment's files that were set aside: the journal's bytes from `begin` on."""
+    """The files of one fragment that were set aside: the journal's bytes from `begin` on."""
 
     path: Path
-    """The content; it may be absent."""
+    """The content file, which may be absent."""
     journal: str
-    """Empty when no log is left that names it."""
+    """The journal's name; empty if no log is left that names it."""
     create_revision: int
     begin: int
     size: int
-    """Bytes of content that are there."""
+    """The number of bytes of content that are there."""
     committed_end: int
-    """The journal's offset up to which the log says that content had committed."""
+    """The journal's offset up to which content had committed according to the log."""
     sound_end: int
-    """The offset up to which content is what had committed, by its SHA-1."""
+    """The journal's offset up to which the content is what had committed, by its SHA-1."""
 
     @property
     def end(self) -> int:
-        """One past the last offset of which there is a byte."""
+        """The journal's offset (exclusive) at which the content here ends."""
         return self.begin + self.size
 
 
 def find(data_dir: Path, disk: Disk) -> list[Kept]:
-    """All that is set aside below a broker's data directory, by journal and offset."""
+    """Return everything that is set aside below a broker's data directory, ordered by journal and offset."""
     found: list[Kept] = []
     spools = data_dir / "spools"
     for name in disk.list(spools):
@@ -60,7 +61,7 @@ def find(data_dir: Path, disk: Disk) -> list[Kept]:
 
 
 def at(path: Path, disk: Disk) -> Kept:
-    """What was set aside with this content file. Raises InvalidInput when it is none."""
+    """Return the fragment that was set aside with this content file. Raises InvalidInput if there is none."""
     revision = path.parent.parent.name
     for kept in _within(path.parent, int(revision) if revision.isdigit() else 0, disk):
         if kept.path == path:
@@ -99,7 +100,7 @@ def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], 
 
 
 def read(kept: Kept, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
-    """The bytes of journal offsets [begin, end), piece by piece. Raises InvalidInput where there are none."""
+    """Iterate over the bytes of journal offsets [begin, end), in pieces. Raises InvalidInput if some are not here."""
     if not kept.begin <= begin <= end <= kept.end:
         raise InvalidInput(f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside")
     file = disk.open(kept.path)
@@ -113,7 +114,7 @@ def read(kept: Kept, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
 
 
 class Span(NamedTuple):
-    """Offsets [begin, end) of a journal, and what the journal has there: the `same`, `other` bytes, or `nothing`."""
+    """Offsets [begin, end) of a journal. `found` is what the journal has there: `same` bytes, `other`, or `nothing`."""
 
     begin: int
     end: int
@@ -121,7 +122,7 @@ class Span(NamedTuple):
 
 
 async def compare(kept: Kept, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[Span]:
-    """Hold what was set aside against `chunks`, which are the journal's content from `kept.begin` on."""
+    """Compare content that was set aside with `chunks`, the journal's content from `kept.begin` on."""
     spans: list[Span] = []
     position = kept.begin
 
@@ -134,7 +135,7 @@ async def compare(kept: Kept, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[
                 spans.append(Span(position, end, found))
             position = end
 
-    with suppress(OffsetNotYetAvailable):  # Where there is a hole, or the journal ends.
+    with suppress(OffsetNotYetAvailable):  # There is a hole, or the journal ends.
         async for chunk in chunks:
             add(min(chunk.offset, kept.end), "nothing")
             end = min(chunk.end, kept.end)
@@ -150,7 +151,7 @@ async def compare(kept: Kept, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[
 
 
 def _same(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length of the common prefix in bytes."""
     if one == other:
         return len(one)
     return next((index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))

@@ -1,5 +1,4 @@
-"""Taking up a spool folder in view of the in-sync record: what of it is part of the journal, and what others went on
-without."""
+"""Recover a spool folder and check it against the in-sync record: keep the journal's content, set the rest aside."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ _log = structlog.get_logger(__name__)
 
 
 async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False) -> Recovered:
-    """Recover a folder, and set aside what is not part of the journal. Waits until etcd answers.
+    """Recover a folder, and set aside content that is not part of the journal. Waits until etcd answers.
 
-    Nothing else may use the folder meanwhile. Raises OSError when it cannot be read, or cannot be trusted: to be tried
-    again. `distrusted` is as of `recover`.
+    Nothing else may use the folder meanwhile. Raises OSError if the folder cannot be read or cannot be trusted; the
+    call may then be repeated. `distrusted` says that a sync has failed there, as for `recover`.
     """
     recovered = await asyncio.to_thread(recover, folder, distrusted=distrusted)
     recovered, record = await _verified(recovered, folder, records, clock)

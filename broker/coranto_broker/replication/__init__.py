@@ -1,1 +1,1 @@
-"""Replication: from a journal to its brokers, replicas, peers, and the pipeline with those that wait for it."""
+"""Replication: the resolver, replicas, peers, the pipeline, and the appends that wait for the pipeline."""

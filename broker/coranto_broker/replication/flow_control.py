@@ -1,15 +1,15 @@
 """Flow control of one journal's appends, as a pure state machine over clock readings.
 
-The pipeline of a journal is owned by one append at a time, so a client that sends slowly holds up all others. Two rates
-keep that in bounds (both in bytes per second):
+One append at a time owns the pipeline of a journal, so a client that sends slowly holds up all others. Two rates limit
+this (both in bytes per second):
 
-* **minimum rate**: a client starts with one second of credit, is charged the minimum rate as time passes and credited
-  what it sends, up to one second's worth. Out of credit is *underflow*, and its append is rolled back. Time in which
-  we hold the client back ourselves is not charged to it.
-* **maximum rate** of the journal (0: none): a token bucket that starts with one second of tokens and banks up to ten.
-  A chunk that finds too few tokens waits for the rest. The bucket belongs to the journal, so its balance carries over
-  from one append to the next. Once the route has changed the limit is lifted for the append in progress: a new
-  topology becomes consistent only when this append is done.
+* **minimum rate**: a client starts with one second of credit. It is charged the minimum rate as time passes and
+  credited the bytes that it sends, up to one second's worth. A client without credit is in *underflow*, and its append
+  is rolled back. Time in which the broker itself holds the client back is not charged.
+* **maximum rate** of the journal (0: none): a token bucket that starts with one second of tokens and holds at most ten
+  seconds of them. If a chunk needs more tokens than there are, it waits for the rest. The bucket belongs to the
+  journal, so its balance carries over from one append to the next. Once the Route has changed, the limit is lifted for
+  the append in progress: a new topology becomes consistent only when this append is done.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ BANK_SECONDS = 10.0
 
 
 class FlowControl:
-    """Balances of one journal. Times are monotonic seconds; calls come with times that do not go backwards."""
+    """The balances of one journal. Times are monotonic seconds and must not go backwards from call to call."""
 
     def __init__(self) -> None:
         self._max_rate = 0
         self._min_rate = 0
-        self._tokens = 0.0  # What may be sent now without waiting.
-        self._credit = 0.0  # How far the client is ahead of the minimum rate.
-        self._owed = 0.0  # Tokens still missing for the chunk at hand.
-        self._at: float | None = None  # When the balances were last brought up to date.
+        self._tokens = 0.0  # Bytes that may be sent now without waiting.
+        self._credit = 0.0  # Bytes by which the client is ahead of the minimum rate.
+        self._owed = 0.0  # Tokens still missing for the present chunk.
+        self._at: float | None = None  # Time of the last update of the balances.
         self.total_chunks = 0
         self.delayed_chunks = 0
 
     @property
     def throttled(self) -> bool:
-        """Whether the chunk at hand has to wait for tokens."""
+        """True if the present chunk must wait for tokens."""
         return self._owed > 0
 
     def start(self, min_rate: int, max_rate: int, now: float) -> None:
-        """Begin an append. `max_rate` 0 is unlimited."""
+        """Begin an append. A `max_rate` of 0 means unlimited."""
         self._owed = 0.0
         if self._at is None:
             self._tokens = max_rate * BURST_SECONDS
@@ -52,7 +52,7 @@ class FlowControl:
         self.total_chunks = self.delayed_chunks = 0
 
     def tick(self, now: float) -> None:
-        """Let time pass. Raises AppendUnderflow when the client has fallen behind the minimum rate."""
+        """Let time pass. Raises AppendUnderflow if the client has fallen behind the minimum rate."""
         if self._at is None or now <= self._at:
             return
         if not self.throttled:
@@ -64,13 +64,13 @@ class FlowControl:
             raise AppendUnderflow(self._min_rate)
 
     def forgive(self, now: float) -> None:
-        """Let time pass without charging the client: it was ours."""
+        """Let time pass without charging the client, because the broker held it back."""
         if self._at is not None and now > self._at:
             self._earn(now)
             self._at = now
 
     def chunk(self, size: int) -> None:
-        """Account for a received chunk. It may be used at once unless `throttled` now holds."""
+        """Account for a received chunk of `size` bytes. It may be used at once unless `throttled` is now True."""
         self.total_chunks += 1
         self._credit = min(self._credit + size, self._min_rate * BURST_SECONDS)
         if self._max_rate:
@@ -80,25 +80,25 @@ class FlowControl:
                 self.delayed_chunks += 1
 
     def affords(self, size: int) -> bool:
-        """Whether there are tokens for `size` further bytes, as of the last reading."""
+        """Return True if there were tokens for `size` more bytes at the last update."""
         return not size or not self._max_rate or self._tokens >= size
 
     def spend(self, size: int) -> None:
-        """Take the tokens of content that comes from elsewhere than the client whose append was begun."""
+        """Take tokens for `size` bytes that do not come from the client whose append was begun."""
         if self._max_rate:
             self._tokens -= size
 
     def lift(self) -> None:
-        """Stop limiting this append: the journal's route has changed."""
+        """Stop limiting this append, because the journal's Route has changed."""
         self._max_rate = 0
         self._owed = 0.0
 
     def seconds_until_underflow(self) -> float:
-        """How long the client may stay silent from the last reading on."""
+        """Return the seconds that the client may stay silent after the last update."""
         return self._credit / self._min_rate if self._min_rate else float("inf")
 
     def seconds_until_paid(self) -> float:
-        """How long the chunk at hand has to wait from the last reading on; 0 when it need not."""
+        """Return the seconds that the present chunk must wait after the last update; 0 if it need not wait."""
         return self._owed / self._max_rate if self._owed else 0.0
 
     def _earn(self, now: float) -> None:
@@ -110,5 +110,5 @@ class FlowControl:
         paid = min(self._tokens, self._owed)
         self._tokens -= paid
         self._owed -= paid
-        if self._owed < 1e-6:  # Less than any byte: what is left is rounding.
+        if self._owed < 1e-6:  # Far less than a byte: a rounding error.
             self._owed = 0.0

@@ -19,12 +19,12 @@ from coranto_broker.replication.peers import Peers
 from coranto_broker.spool.shared_file import SharedFile
 
 PATIENCE_SECONDS = 30.0
-"""How long another broker may leave us without anything."""
+"""The longest wait for the next part of a peer's answer."""
 _log = structlog.get_logger(__name__)
 
 
 class Routes(Protocol):
-    """What of the key space says who holds a journal (a `State`)."""
+    """The part of the key space's `State` that tells who holds a journal."""
 
     def route_of(self, item: str) -> pb.Route: ...
 
@@ -37,7 +37,7 @@ class State(Protocol):
 
 
 class PeerCopies:
-    """Copies of the other brokers in a journal's Route. Each is asked to read what it has locally."""
+    """Fetches fragments from the other brokers of a journal's Route, which read only their local copies."""
 
     def __init__(self, keyspace: State, me: MemberId, peers: Peers) -> None:
         self._keyspace = keyspace
@@ -61,7 +61,7 @@ class PeerCopies:
         return ""
 
     async def _read(self, fragment: Fragment, endpoint: str, target: SharedFile) -> None:
-        """Write the verified content to `target`. Raises Unavailable when that broker does not have it."""
+        """Write the verified content to `target`. Raises Unavailable if that broker does not have it."""
         stub = self._peers.stub_at(endpoint)
         request = pb.ReadRequest(
             journal=fragment.journal, offset=fragment.begin, end_offset=fragment.end, do_not_proxy=True

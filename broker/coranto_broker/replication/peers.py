@@ -1,4 +1,4 @@
-"""Other brokers: channels to them, and the streams that replicate to them."""
+"""Peers: channels to other brokers, and the streams that replicate to them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from coranto_broker.rpc.rolled_back import RolledBack
 
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER_BYTES = 8 << 20
-"""Content waiting to be sent to one peer, above which an append is made to wait."""
+"""The amount of content waiting to be sent to one peer above which an append must wait."""
 PATIENCE_SECONDS = 10.0
-"""How long a peer that neither answers nor takes anything is waited for.
+"""The longest wait for a peer that neither answers nor accepts anything.
 
-One that is paused or cut off does neither, and its connection stands. An append that waited for it would keep the
-spool, and so the journal, long after others took its place.
+A peer that is paused or cut off does neither, although its connection stays open. An append that waited for it would
+keep the spool, and so block the journal, long after others took the peer's place.
 """
 FIRST_PATIENCE_SECONDS = 30.0
-"""The same before its first answer. It may have to take up a spool, or to learn of the Route."""
+"""The longest wait before a peer's first answer. It may have to recover a spool, or to learn of the Route."""
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -45,25 +45,25 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    # Gazette's brokers close connections with pings that are more frequent than every five minutes, and all streams on
-    # them. Replicas that are paused or cut off are found sooner, by what they do not answer.
+    # Gazette's brokers close a connection, with all its streams, if pings come more often than every five minutes.
+    # Replicas that are paused or cut off are detected sooner, because they do not answer.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
 class Peers:
-    """Channels to brokers, by endpoint."""
+    """The channels to other brokers, by endpoint."""
 
     def __init__(self, zone: str, tokens: CallTokens | None = None, tls: ClientTls | None = None) -> None:
-        """`zone` is ours: where any member may serve, those nearby are preferred. `tls` is for `https` endpoints."""
+        """`zone` is our own: if any member may serve, members in it are preferred. `tls` is for `https` endpoints."""
         self._zone = zone
         self._tokens = tokens
         self._certificates = ChannelCertificates(tls)
         self._channels = Channels(self._open, self._credentials)
 
     def stub(self, header: pb.Header) -> pb_grpc.JournalAsyncStub:
-        """A stub of the broker that `header` names; of any member of its Route when it names none."""
+        """Return a stub of the broker that `header` names, or of any member of its Route if it names none."""
         route = header.route
         members = list(route.members)
         if header.HasField("process_id") and header.process_id in members:
@@ -73,14 +73,14 @@ class Peers:
         return self.stub_at(route.endpoints[index] if index < len(route.endpoints) else "")
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
-        """A stub of the broker at an endpoint. Raises Unavailable when it is empty: that broker is gone."""
+        """Return a stub of the broker at an endpoint. Raises Unavailable if it is empty, since that broker is gone."""
         if not endpoint:
             raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
         return stub
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
-        """What authorizes our own call about a journal to a peer, where tokens are in use."""
+        """Return the metadata that authorizes our own call about a journal to a peer; None if no tokens are in use."""
         return self._tokens.about(capability, journal) if self._tokens is not None else None
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
@@ -95,12 +95,12 @@ class Peers:
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
-        """What a channel to an endpoint is opened with; others once certificates have changed."""
+        """Return the credentials for a channel to an endpoint. They are new ones once certificates have changed."""
         return self._certificates.get() if endpoint.startswith("https:") else None
 
     @contextmanager
     def calling(self, header: pb.Header) -> Iterator[None]:
-        """Turn a peer's failure into ours, saying whose it was."""
+        """Translate a peer's failure into an error of this broker that names the peer."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -109,13 +109,13 @@ class Peers:
             detail = f"{peer} answered {error.code().name}: {error.details()}"
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidInput(detail) from error
-            if error.code() is grpc.StatusCode.ABORTED:  # No broker says so of an append that may have committed.
+            if error.code() is grpc.StatusCode.ABORTED:  # No broker answers this for an append that may have committed.
                 raise RolledBack(detail) from error
             raise Unavailable(detail) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # Our own client went away.
+                raise  # This broker's own client went away.
             raise Unavailable("this broker is shutting down; ask another one") from None
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ class Peers:
 class PeerStream:
     """A peer's spool as a replica of the pipeline: a Replicate call that lives as long as the pipeline.
 
-    Requests are queued and written by a task of its own, so that sending does not suspend.
+    Requests are queued, and a separate task writes them. So sending does not suspend.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class PeerStream:
         self._member = member
         self._call: Any = stub.Replicate(metadata=metadata)
         self._takes_readable = False
-        self._readable: int | None = None  # What the peer is to be told as soon as possible.
+        self._readable: int | None = None  # The offset that the peer is to be told as soon as possible.
         self._queue: deque[pb.ReplicateRequest] = deque()
         self._queued_bytes = 0
         self._more = asyncio.Event()
@@ -142,7 +142,7 @@ class PeerStream:
         self._closing = False
         self._failed = False
         self._patience = FIRST_PATIENCE_SECONDS
-        self._moved_at = 0.0  # When something was last sent, by the event loop's time.
+        self._moved_at = 0.0  # Event loop time at which something was last sent.
         self._writer = asyncio.create_task(self._write_queue(), name=f"replicate to {member.zone}#{member.suffix}")
 
     def write(self, content_delta: int, content: Bytes) -> None:
@@ -158,11 +158,11 @@ class PeerStream:
             request.header.process_id.CopyFrom(self._member)
             # Gazette's brokers of the previous release look for the journal here.
             request.deprecated_journal = proposal.journal
-            request.readable = 0  # From now on we tell.
+            request.readable = 0  # Announces that this primary tells what is readable.
         self._send(request, 0)
 
     def readable(self, offset: int) -> None:
-        # A peer that does not know of this shows what it has.
+        # A peer without support for this shows readers what it has.
         if self._takes_readable and not self._failed and not self._closing:
             self._readable = offset
             self._more.set()
@@ -203,7 +203,7 @@ class PeerStream:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Abort the stream if this takes longer than our patience, and nothing can be sent meanwhile either."""
+        """Abort the stream if the block takes longer than our patience while nothing can be sent either."""
         loop = asyncio.get_running_loop()
         self._moved_at = loop.time()
         timer: asyncio.TimerHandle
@@ -269,7 +269,7 @@ class PeerStream:
                 self._more.clear()
                 await self._more.wait()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self._failed = True  # Reading the stream tells why.
+            self._failed = True  # Reading the stream raises the reason.
             self._less.set()
 
 

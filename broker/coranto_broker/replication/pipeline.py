@@ -1,12 +1,12 @@
-"""The replication pipeline: one append's content and proposals, scattered to every replica's spool.
+"""The replication pipeline: sends an append's content and proposals to the spools of all replicas.
 
-A pipeline is an ordered list of `ReplicaStream`s, in the order of its Route's members. The broker's own spool is one of
-them (`LocalStream`); the others reach peers over Replicate RPCs (`coranto_broker.replication.peers`). Sending never
-suspends: streams to peers queue, and `drain` waits until their queues are short again. Responses come back in the order
-in which they were asked for.
+A pipeline is a list of `ReplicaStream`s in the order of its Route's members. One of them is the broker's own spool
+(`LocalStream`). The others reach peers over Replicate RPCs (`coranto_broker.replication.peers`). Sending never
+suspends: streams to peers queue, and `drain` waits until their queues are short again. Responses arrive in the order in
+which they were requested.
 
-The two ends have owners of their own (seed 001): whoever holds the pipeline owns the *send* end. Having sent its
-proposal an append takes a `Turn` for the *receive* end, gives the pipeline on, and reads its acknowledgements when all
+The two ends have separate owners (seed 001). The owner of the pipeline owns the *send* end. After an append has sent
+its proposal, it takes a `Turn` for the *receive* end and passes the pipeline on. It reads its acknowledgements when all
 turns before it are done. So several appends are in flight at once.
 """
 
@@ -31,17 +31,17 @@ from coranto_broker.rpc.rolled_back import DiskFull, RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 
 GOOD_BYE_SECONDS = 5.0
-"""How long a pipeline that is shut down waits for its replicas."""
+"""The time that a pipeline which shuts down waits for its replicas."""
 
 
 class ReplicationFailed(CorantoError):
-    """A replica broke, or answered what it should not. Whether the append will be part of the journal is not known."""
+    """A replica failed or gave an invalid answer. It is unknown whether the append becomes part of the journal."""
 
     retriable = True
 
 
 def rolled_back(problem: Exception, what: str = "nothing was applied") -> RolledBack:
-    """Tell of an append that a failure ended before anybody was asked to commit it."""
+    """Return the error for an append that failed before any replica was asked to commit it."""
     cause: BaseException | None = problem
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -51,7 +51,7 @@ def rolled_back(problem: Exception, what: str = "nothing was applied") -> Rolled
 
 
 class ReplicaStream(Protocol):
-    """One replica of a pipeline. The first failure of a method is the last call of it."""
+    """One replica of a pipeline. After a method has failed, it is not called again."""
 
     def write(self, content_delta: int, content: Bytes) -> None:
         """Send content."""
@@ -60,7 +60,7 @@ class ReplicaStream(Protocol):
     def propose(
         self, proposal: Fragment, registers: pb.LabelSet, *, header: pb.Header | None, acknowledge: bool
     ) -> None:
-        """Send a proposal. With `acknowledge` its response will be read."""
+        """Send a proposal. With `acknowledge`, its response will be read."""
         ...
 
     def readable(self, offset: int) -> None:
@@ -68,23 +68,23 @@ class ReplicaStream(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Return once little enough is waiting to be sent."""
+        """Return once the queue of unsent content is short enough."""
         ...
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
-        """The next response that was asked for."""
+        """Return the next response that was requested."""
         ...
 
     def close_send(self) -> None:
-        """Nothing more will be sent."""
+        """Close the sending side. Nothing more will be sent."""
         ...
 
     async def closed(self) -> None:
-        """Return once the replica, too, has closed; any further response is an error."""
+        """Return once the replica has closed its side, too. Any further response is an error."""
         ...
 
     def abort(self) -> None:
-        """Wait no longer for the replica: whoever reads from it gets an error."""
+        """Stop waiting for the replica. Pending reads from it fail."""
         ...
 
 
@@ -140,10 +140,11 @@ class LocalStream:
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """What the replicas answered to a synchronizing proposal.
+    """The replicas' answers to a synchronizing proposal.
 
-    `roll_to` not None: propose again, rolled to that offset, with `registers` of the replica that is ahead (if one is).
-    `read_through` not 0: a peer knows a different Route at that etcd revision. Neither: all agree.
+    If `roll_to` is not None, propose again, rolled to that offset, with the `registers` of the replica that is ahead
+    (if one is). If `read_through` is not 0, a peer knows a different Route at that etcd revision. If both have their
+    defaults, all replicas agree.
     """
 
     roll_to: int | None = None
@@ -161,7 +162,7 @@ class Turn:
 
     async def wait(self) -> None:
         """Return once all earlier turns are done."""
-        before, self._before = self._before, None  # Do not keep the whole history alive.
+        before, self._before = self._before, None  # Otherwise each turn would keep all earlier ones alive.
         if before is not None:
             await before.finished()
 
@@ -183,7 +184,7 @@ class Turn:
             until.discard(waiter)
 
     def done(self) -> None:
-        """Let the next one read."""
+        """End this turn, so that the next one may read."""
         self.is_done = True
         for waiter in self._waiters:
             if not waiter.done():
@@ -192,10 +193,10 @@ class Turn:
 
 
 class Standing(NamedTuple):
-    """Appends of nothing but content go to the fragment that begins at `begin` as it is,
+    """The conditions under which appends of only content may extend the fragment that begins at `begin`, as it is.
 
-    as long as it ends at `end` at most, before wall time `until`, and while the index of fragments has seen so many
-    `changes`. `store` (if any) must be healthy.
+    They hold while the fragment's end is at most `end`, the wall time is before `until`, and the fragment index still
+    counts `changes` changes. In addition `store` (if any) must be healthy.
     """
 
     begin: int
@@ -206,7 +207,7 @@ class Standing(NamedTuple):
 
 
 class Pipeline:
-    """A started pipeline. It owns the replica's spool until `close_send`."""
+    """A started pipeline, which owns the replica's spool until `close_send`."""
 
     def __init__(
         self,
@@ -217,33 +218,32 @@ class Pipeline:
         renew_at: float = math.inf,
         reading: Reading | None = None,
     ) -> None:
-        """`header` is the resolution it was made of; `streams` follow its Route's members, whose `names` are given.
+        """`header` is from the resolution for which the pipeline is made.
 
-        `reading` is the in-sync record as the primary last read it.
-
-        At `renew_at` (monotonic) another should take its place, since its streams will not live much longer.
+        `streams` and `names` are in the order of its Route's members. `reading` is the in-sync record as the primary
+        last read it. At `renew_at` (monotonic) another pipeline should replace this one, since its streams end soon.
         """
         self.header = header
         self.renew_at = renew_at
         self.spool = spool
         self.reading = reading
         self.recorded = False
-        """Whether the in-sync record names this pipeline's replicas: it may take content."""
+        """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
         self.standing: Standing | None = None
-        """For how long appends to which this pipeline fits have nothing more to look at
+        """The conditions under which appends that this pipeline fits need no further checks
         (`coranto_broker.append.fast_path`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
-        """Whether acknowledgements are there without waiting for another broker or the disk."""
+        """True if acknowledgements need no wait for another broker or the disk."""
         self._local = names[header.route.primary]
         self._revision = header.etcd.revision
         self._send_error: ReplicationFailed | None = None
         self._receive_errors: dict[str, ReplicationFailed] = {}
         self._last_turn: Turn | None = None
-        self._turns: deque[Turn] = deque()  # Those that are not done, and perhaps some that are.
+        self._turns: deque[Turn] = deque()  # All turns that are not done, and perhaps some that are.
         self._header_sent = False
-        self._told_readable = -1  # Up to where replicas have been told that all of them have the content.
+        self._told_readable = -1  # The last offset up to which replicas were told that all of them have the content.
 
     @property
     def route(self) -> pb.Route:
@@ -251,38 +251,38 @@ class Pipeline:
 
     @property
     def names(self) -> list[str]:
-        """The replicas, in the order of the Route."""
+        """The names of the replicas, in the order of the Route."""
         return [name for name, _ in self._streams]
 
     @property
     def local_only(self) -> bool:
-        """Whether this broker's spool is the only replica."""
+        """True if this broker's spool is the only replica."""
         return len(self._streams) == 1
 
     @property
     def error(self) -> ReplicationFailed | None:
-        """A failure to receive, or else to send. Once there is one the pipeline is of no further use.
+        """A failure to receive, or else a failure to send. Once there is one, the pipeline is useless.
 
-        What was received says more: a peer that breaks the stream first tells why.
+        Failures to receive come first because they say more: a peer that breaks the stream first tells the reason.
         """
         if not self._receive_errors:
             return self._send_error
         return next(iter(self._receive_errors.values()))
 
     def found_to_fit(self, resolution: object) -> None:
-        """An append found Route, assignments and number of replicas to be as they should be.
+        """Note that an append found Route, assignments and number of replicas to be correct for this resolution.
 
-        All of that follows from the resolution, so those that come after it with the same one need not look again.
+        All of these follow from the resolution. So later appends with the same resolution need not check them again.
         """
-        self._fits = weakref.ref(resolution)  # It knows the whole key space as it was then.
+        self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a whole state of the key space.
         self.standing = None
 
     def fits(self, resolution: object) -> bool:
-        """Whether that was found with this very resolution, and the pipeline may take content."""
+        """Return True if `found_to_fit` was called with this very resolution, and the pipeline may take content."""
         return self.recorded and self._fits() is resolution
 
     def write(self, content_delta: int, content: Bytes) -> None:
-        """Scatter content. Failures are found in `error`."""
+        """Send content to all replicas. Failures are in `error`."""
         for name, stream in self._streams:
             if self._send_error is not None:
                 return
@@ -292,9 +292,9 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     def propose(self, proposal: Fragment, registers: pb.LabelSet, *, acknowledge: bool) -> None:
-        """Scatter a proposal, the pipeline's header with the first. Failures are found in `error`.
+        """Send a proposal to all replicas. The first one carries the pipeline's header. Failures are in `error`.
 
-        Replicas that can still be reached get it even when another has failed, so that they may roll back.
+        Replicas that can still be reached get it even if another has failed, so that they may roll back.
         """
         header = None if self._header_sent else self.header
         self._header_sent = True
@@ -305,7 +305,7 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     async def drain(self) -> None:
-        """Wait until every stream can take more."""
+        """Wait until every stream can take more. Failures are in `error`."""
         for name, stream in self._streams:
             try:
                 await stream.drain()
@@ -313,23 +313,23 @@ class Pipeline:
                 self._failed_to_send(name, error)
 
     async def written(self) -> None:
-        """Return once this broker's spool has all content, or cannot have it, which is found in `error`."""
+        """Return once this broker's spool has written all content, or has failed to. Failures are in `error`."""
         try:
             await self.spool.written()
         except OSError as error:
             self._failed_to_send(self._local, error)
 
     def join(self) -> None:
-        """As `written`, but that the event loop has to wait for what was not awaited."""
+        """Do the same as `written`, but block the event loop while content remains to be written."""
         try:
             self.spool.join()
         except OSError as error:
             self._failed_to_send(self._local, error)
 
     def commit(self, content: Bytes, registers: pb.LabelSet) -> Fragment:
-        """Write, propose and read the acknowledgement, all in one go: for one that `answers_at_once`, and is idle.
+        """Write, propose and read the acknowledgement in one go. Requires `answers_at_once` and `is_idle`.
 
-        Raises RolledBack when it cannot be written, and is of no further use then.
+        Raises RolledBack if writing fails. The pipeline is then useless.
         """
         spool = self.spool
         try:
@@ -342,11 +342,11 @@ class Pipeline:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every acknowledgement that was asked for has been read."""
+        """True if every acknowledgement that was requested has been read."""
         return self._last_turn is None or self._last_turn.is_done
 
     def turn(self) -> Turn:
-        """Take the next place among those who read acknowledgements. Call `done` on it, come what may."""
+        """Take the next turn to read acknowledgements. Call `done` on it in any case."""
         before = self._last_turn
         self._last_turn = Turn(None if before is None or before.is_done else before)
         self._forget_done()
@@ -354,9 +354,9 @@ class Pipeline:
         return self._last_turn
 
     async def room(self, limit: int, until: Signal | None) -> None:
-        """Return once fewer than `limit` proposals await their acknowledgements. Raises Invalidated if `until` fires.
+        """Return once fewer than `limit` proposals wait for acknowledgements. For the owner of the pipeline.
 
-        For whoever owns the pipeline.
+        Raises Invalidated if `until` fires first.
         """
         self._forget_done()
         while len(self._turns) >= limit:
@@ -368,14 +368,14 @@ class Pipeline:
             self._turns.popleft()
 
     async def settled(self) -> None:
-        """Return once every acknowledgement that was asked for has been read."""
+        """Return once every acknowledgement that was requested has been read."""
         if self._last_turn is not None:
             await self._last_turn.finished()
 
     async def gather_ok(self, proposal: Fragment) -> None:
-        """Read an acknowledgement of every replica; anything but OK is a failure, found in `error`.
+        """Read an acknowledgement of every replica. Any answer but OK is a failure in `error`.
 
-        Once every replica holds the proposal, readers see it, here and there.
+        Once every replica holds the proposal, readers see it on all of them.
         """
         for name, response in await self._gather():
             if response.status != pb.OK:
@@ -406,7 +406,7 @@ class Pipeline:
                 and theirs.begin == theirs.end == self.spool.end
                 and self.spool.fragment.length
             ):
-                # It lacks the content of our fragment and cannot extend it: begin a new one.
+                # The replica lacks the content of our fragment and cannot extend it: begin a new one.
                 if roll_to is None:
                     roll_to = theirs.end
             elif response.status != pb.OK:
@@ -418,7 +418,7 @@ class Pipeline:
         return SyncResult(roll_to, registers, read_through)
 
     def show(self) -> None:
-        """Let readers see what the replicas have agreed on, here and there: the journal goes on behind it."""
+        """Let readers on all replicas see what the replicas have agreed on. The journal goes on after it."""
         self.spool.publish(self.spool.fragment)
         self._tell_readable(self.spool.end)
 
@@ -429,7 +429,7 @@ class Pipeline:
                 stream.readable(offset)
 
     def close_send(self) -> DurableSpool:
-        """Tell every replica that nothing follows, roll back what has not committed, and give up the spool. Once."""
+        """Tell every replica that nothing follows, roll back uncommitted content, and give up the spool. Call once."""
         for name, stream in self._streams:
             try:
                 stream.close_send()
@@ -438,9 +438,10 @@ class Pipeline:
         return self.spool
 
     async def shut_down(self, turn: Turn) -> None:
-        """After `close_send`, and with the turn taken before it: wait for what is in flight and for good-byes.
+        """Wait for acknowledgements in flight, then until all replicas have closed their streams.
 
-        Replicas that have not answered within GOOD_BYE_SECONDS are given up.
+        Call `close_send` first, and take `turn` before that. Replicas that do not answer within GOOD_BYE_SECONDS are
+        given up.
         """
         waiting = asyncio.ensure_future(turn.wait())
         try:

@@ -1,9 +1,9 @@
 """A replica: this broker's part of one journal.
 
 It holds the journal's spool and pipeline, each in a slot that serves one owner at a time, the fragment index, and the
-balance of flow control. While it runs it lists the journal's stores from time to time, and (as primary) *pulses* the
-journal: an append of nothing, at each change of the Route and once a minute, which re-synchronizes the replicas and
-lets etcd know that they are consistent, whether or not anyone appends.
+balances of flow control. While it runs, it lists the journal's stores from time to time. As primary it also *pulses*
+the journal: it makes an empty append at each change of the Route and once a minute. A pulse re-synchronizes the
+replicas and lets etcd know that they are consistent, whether or not anyone appends.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from coranto_broker.spool.spool import Committed, empty_at
 
 PULSE_SECONDS = 60.0
 FAILURE_SECONDS = 0.25
-"""The pause after the first failure; it doubles with each that follows."""
+"""The pause after the first failure. It doubles with each further failure."""
 DISK_SECONDS = 30.0
-"""The longest pause between attempts to take up a spool from a disk that fails."""
+"""The longest pause between attempts to recover a spool from a disk that fails."""
 DEFAULT_REFRESH_SECONDS = 300.0
 REFRESH_AFTER_STORING_SECONDS = 2.0
 REFRESH_FOR_GAP_SECONDS = 10.0
 LISTING_PATIENCE = 5
-"""Failures of the first listing after which those who wait for it are told."""
+"""The number of failed attempts at the first listing after which callers that wait for it get an error."""
 _log = structlog.get_logger(__name__)
 
 
@@ -66,7 +66,7 @@ class Persister(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """Where a replica's spool ended, which takes no more content."""
+    """The final state of a replica's spool that takes no more content."""
 
     end: int
     registers: pb.LabelSet
@@ -74,7 +74,7 @@ class GivenUp:
 
 
 class PulseFailed(Exception):
-    """A pulse failed; `changed` fires once the Route that it failed with is not the journal's any more."""
+    """A pulse failed. `changed` fires once the Route that it failed with is outdated."""
 
     def __init__(self, reason: str, changed: Signal | None) -> None:
         super().__init__(reason)
@@ -82,7 +82,7 @@ class PulseFailed(Exception):
 
 
 class Replica:
-    """One journal's replica. `start` it once, `stop` it once."""
+    """One journal's replica. Call `start` once and `stop` once."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Replica:
         on_listed: Callable[[pb.JournalSpec, Sequence[Fragment], FragmentIndex], None] = lambda *_: None,
         set_aside: Callable[[SpoolFolder], None] = lambda folder: folder.disk.remove_tree(folder.path),
     ) -> None:
-        """`spec` reads the journal's present spec, `pulse` appends nothing and returns what invalidates its route.
+        """`spec` reads the journal's present spec.
 
-        `pulse` raises PulseFailed when it should be repeated before long. `distrusted` says that a sync of the folder
-        has failed. `on_failure` hears that one fails now: another replica is to take its place. `on_listed` hears of
-        each listing of the stores, once the index knows it. `set_aside` disposes of the folder of a journal that was
-        deleted.
+        `pulse` makes an empty append and returns a signal that fires once the Route has changed. It raises PulseFailed
+        if it should be repeated soon. `distrusted` says that a sync of the folder has failed before. `on_failure` is
+        called when a sync fails now: another replica must replace this one. `on_listed` is called with each listing of
+        the stores, once the index has it. `set_aside` disposes of the folder of a deleted journal.
         """
         self.folder = folder
         self.journal = folder.journal
@@ -115,9 +115,9 @@ class Replica:
         self.flow_control = FlowControl()
         self.stopped = asyncio.Event()
         self.stranded = False
-        """Whether others went on without what the spool has. It must not be used any more."""
+        """True if others went on without content of the spool. The spool must not be used any more."""
         self.failed = False
-        """Whether the disk failed to keep what the spool has. It must not be used any more."""
+        """True if the disk failed to keep content of the spool. The spool must not be used any more."""
         self._distrusted = distrusted
         self._on_failure = on_failure
         self._stopping = asyncio.Event()
@@ -131,7 +131,7 @@ class Replica:
         self._on_listed = on_listed
         self._set_aside = set_aside
         self.unreadable = False
-        """Whether the spool could not be read from the disk when it was tried last."""
+        """True if the last attempt to read the spool from the disk failed."""
         self._stopping = asyncio.Event()
         self._refresh_at = 0.0  # Monotonic time of the next listing of the stores.
         self._refreshed_at = 0.0
@@ -145,18 +145,18 @@ class Replica:
 
     @property
     def stored(self) -> GivenUp | None:
-        """Where the spool ended, once it is stopped and fragment stores have all that was here; until then None."""
+        """The final state of the spool, once it is stopped and all its content is in fragment stores; else None."""
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
         return self._given_up
 
     @property
     def growing(self) -> Committed | None:
-        """The fragment under construction, of a journal that has fragment stores."""
+        """The fragment under construction; None if the journal has no fragment store."""
         return self._spool.committed if self._spool is not None and self._has_stores() else None
 
     def start(self, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Take up the journal's spool, once `after` (which use its files) are done, and begin to list and pulse."""
+        """Start to list, to pulse, and to recover the spool once the tasks `after`, which use its files, are done."""
         self.pipeline.put(None)
         self._recovering = asyncio.create_task(self._recover(after), name=f"recover {self.journal}")
         self._daemons = [
@@ -167,7 +167,7 @@ class Replica:
     async def stop(self, *, drop: bool) -> None:
         """Give up the journal: complete its fragment for the persister or, with `drop`, set all local content aside.
 
-        Whoever owns the pipeline or the spool is waited for. Resolutions to this replica have been invalidated.
+        Waits for the owners of the pipeline and of the spool. Resolutions to this replica must be invalidated before.
         """
         self._stopping.set()
         for daemon in self._daemons:
@@ -184,15 +184,16 @@ class Replica:
             self.stopped.set()
 
     async def flush(self) -> None:
-        """Force what has committed to the disk. Raises OSError when that fails."""
+        """Force all committed content to the disk. Raises OSError if that fails."""
         if self._spool is not None and not self.failed:
             await self._spool.flush()
 
     async def wait_refreshed(self, until: Signal | None = None) -> None:
         """Wait for the first listing of the stores.
 
-        Raises Invalidated when `until` fires first, and StoreError, with what the store said, once listing has failed
-        several times: a store that cannot be listed may stay so until somebody mends it.
+        Raises Invalidated if `until` fires first. Raises StoreError with the store's message once listing has failed
+        several times, because a store that cannot be listed may stay so until somebody repairs it. Cancelling the wait
+        changes nothing.
         """
         refreshed = asyncio.ensure_future(self.index.wait_refreshed())
         failed = asyncio.ensure_future(self._unlistable.wait())
@@ -229,7 +230,7 @@ class Replica:
         self.index.spool_readable(end)
 
     def promoted(self) -> None:
-        """This broker has become the journal's primary, and storing what is only here its duty."""
+        """Store content soon that is only here, because this broker has become the journal's primary."""
         self._persister.hurry(self.journal)
 
     def _stored(self, sealed: Sealed, fragment: Fragment) -> None:
@@ -240,7 +241,7 @@ class Replica:
             self._refresh_by(self._clock.monotonic() + REFRESH_AFTER_STORING_SECONDS)  # To free its file.
 
     def _gap(self) -> None:
-        """A reader wants content that is not here; another broker may have stored it since the last listing."""
+        """List the stores sooner. A reader wants content that another broker may have stored since the last listing."""
         self._refresh_by(self._refreshed_at + REFRESH_FOR_GAP_SECONDS)
 
     def _refresh_by(self, at: float) -> None:
@@ -276,7 +277,7 @@ class Replica:
         self.unreadable = False
 
     async def _stops_within(self, seconds: float) -> bool:
-        """Wait. Returns at once, and True, when this replica is to stop."""
+        """Wait. Return True at once if this replica is to stop, or False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -285,11 +286,11 @@ class Replica:
         return True
 
     async def _take_up(self) -> None:
-        """Make the spool of what is in the folder. Raises OSError when the disk fails."""
+        """Recover the spool from the folder. Raises OSError if the disk fails."""
         recovered = await take_up(self.folder, self._records, self._clock, distrusted=self._distrusted)
         spool = recovered.durable(self.folder, self, self._fsync)
         try:
-            await spool.flush_commits()  # Readers see nothing, and nobody is answered, before it may be.
+            await spool.flush_commits()  # Before this, readers see nothing and nobody gets an answer.
         except OSError:
             spool.close()
             for sealed in recovered.sealed:
@@ -300,7 +301,7 @@ class Replica:
         spool.on_failure = self._spool_failed
         self._spool = spool
         if self._spool.end <= recovered.watermark.offset:
-            self._spool.publish(self._spool.fragment)  # Otherwise others may still go on without it.
+            self._spool.publish(self._spool.fragment)  # It is settled: others cannot go on without it.
         elif recovered.shown is not None:
             self._spool.publish(recovered.shown)
         for found in recovered.sealed:
@@ -319,7 +320,7 @@ class Replica:
         self.spool.put(self._spool)
 
     def _spool_failed(self) -> None:
-        """The disk failed to keep what the spool has."""
+        """Mark the replica as failed, because the disk failed to keep content of the spool."""
         self.failed = True
         self._on_failure(self)
 
@@ -337,21 +338,21 @@ class Replica:
             files = [file for sealed in self.index.sealed_files() for file in (sealed.log, sealed.content)]
             for file in (*files, spool.content_file):
                 with contextlib.suppress(FileNotFoundError):
-                    file.move(file.path)  # Readers who have it open go on; nobody opens it again where it was.
+                    file.move(file.path)  # Readers that have it open go on. Nobody opens it here again.
             self._set_aside(self.folder)
             return
         fragment = spool.fragment
         try:
             if fragment.length and not self.stranded and not self.failed and self._has_stores():
-                # What completes is visible at once, and its end may be what only we have: no reader shall see that
-                # here.
+                # A completed fragment is visible at once, but its last part may be on this broker only. Close the index
+                # first, so that no reader sees that part here.
                 self.index.close()
                 spool.propose(empty_at(fragment, fragment.end, fragment.codec), spool.registers, primary=True)
             if not self.failed:
                 await spool.flush()
         finally:
             spool.close()
-        # Of a journal that nobody has written to there is nothing to store.
+        # A journal that nobody has written to has nothing to store.
         usable = not self.stranded and not self.failed
         if not spool.fragment.length and usable and (not spool.end or self._has_stores()):
             self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
@@ -360,7 +361,7 @@ class Replica:
         try:
             spec = self._spec()
         except CorantoError:
-            return False  # Nobody knows. The content stays where it is.
+            return False  # This is unknown, so the content stays where it is.
         return spec is not None and len(spec.fragment.stores) > 0
 
     async def _keep_refreshed(self) -> None:
@@ -374,7 +375,7 @@ class Replica:
                 interval = spec.fragment.refresh_interval.ToNanoseconds() / 1e9 or DEFAULT_REFRESH_SECONDS
                 listed = await self._folders.fragments(self.journal, spec.fragment.stores)
                 if self._recovering is not None:
-                    await asyncio.wait((self._recovering,))  # Whoever asks for the head shall hear of the spool's.
+                    await asyncio.wait((self._recovering,))  # The journal's head must include that of the spool.
                 for sealed in self.index.refresh(listed, begun_at):
                     _log.error(
                         "what the store has cannot be the fragment; storing it anew",
@@ -397,7 +398,7 @@ class Replica:
             await self._pause_refresh()
 
     async def _pause_refresh(self) -> None:
-        """Wait until it is time to list the stores, which may become earlier meanwhile."""
+        """Wait until it is time to list the stores. That time may become earlier meanwhile."""
         while (seconds := self._refresh_at - self._clock.monotonic()) > 0:
             self._refresh_sooner.clear()
             try:
@@ -413,7 +414,7 @@ class Replica:
                 changed = await self._pulse(self)
                 failures, pause = 0, PULSE_SECONDS
             except PulseFailed as failure:
-                # A changed Route is reason enough to try again at once: others wait for it to be synchronized.
+                # If the Route changes, try again at once: other brokers wait for its synchronization.
                 changed, pause = failure.changed, min(PULSE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 8))
                 failures += 1
                 _log.warning("journal pulse failed; trying again", journal=self.journal, error=str(failure))

@@ -1,8 +1,8 @@
-"""Resolution: from a journal's name to who is responsible for it now.
+"""Resolution: from a journal's name to the brokers that are responsible for it now.
 
-The resolver layers on the mirrored key space. It answers with the journal's spec, its Route, the etcd revision of both,
-and (when this broker is part of the Route) the local replica, together with a signal that fires once that answer is no
-longer current. It also starts and stops the local replicas as assignments come and go:
+The resolver uses the mirrored key space. It answers with the journal's spec, its Route and the etcd revision of both.
+If this broker is part of the Route, the answer also has the local replica, and a signal that fires once the answer is
+no longer current. The resolver also starts and stops the local replicas as assignments come and go:
 
 =========================================  =============================================================================
 a journal is assigned to this broker       start a replica
@@ -10,7 +10,7 @@ the primary is demoted to a plain replica  start a new replica in its place
 the journal was deleted and created again  start a new replica in its place; the old one's content is dropped
 it is no longer assigned, or was deleted   stop the replica
 assignments or stores change               the replica stays; resolutions are invalidated
-others went on without what it has         start a new replica in its place
+others went on without its content         start a new replica in its place
 =========================================  =============================================================================
 """
 
@@ -34,7 +34,7 @@ from coranto_broker.ownership import Signal
 from coranto_broker.replication.replica import Replica
 
 REVISION_PATIENCE_SECONDS = 20.0
-"""How long a call waits for an etcd revision that it asked for. Others' transactions are known within milliseconds."""
+"""The longest wait of a call for the etcd revision that it asked for. Normally a revision arrives in milliseconds."""
 MAX_WAITING_FOR_REVISIONS = 512
 
 JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
@@ -44,10 +44,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Resolution:
-    """An answer of the resolver; valid as of `state`, and until `invalidated` fires (None without a local replica).
+    """An answer of the resolver, valid as of `state` and until `invalidated` fires (None without a local replica).
 
-    `header` names the Route, the etcd revision, and the broker that shall serve: ourselves if we answer with an error
-    status or serve locally, the primary if one is required, otherwise nobody in particular.
+    `header` names the Route, the etcd revision, and the broker that is to serve. That is this broker if it answers with
+    an error status or serves locally, the primary if one is required, and otherwise no broker in particular.
     """
 
     status: pb.Status.ValueType
@@ -61,17 +61,17 @@ class Resolution:
 
     @property
     def spec(self) -> pb.JournalSpec:
-        assert self.item is not None  # Only JOURNAL_NOT_FOUND comes without.
+        assert self.item is not None  # Only JOURNAL_NOT_FOUND has no item.
         return self.item.spec
 
     @property
     def replication(self) -> int:
-        """How many replicas the journal is to have."""
+        """The number of replicas that the journal should have."""
         return self.state.entities.replication(self.spec)
 
     @property
     def is_local(self) -> bool:
-        """Whether this broker is the one to serve."""
+        """True if this broker is the one to serve."""
         return self.header.process_id == self.local_id
 
     @property
@@ -87,13 +87,13 @@ class ReplicaFactory(Protocol):
     def start_replica(self, item: Item[pb.JournalSpec], *, primary: bool) -> Replica: ...
 
     def stop_replica(self, replica: Replica, *, drop: bool) -> None:
-        """Stop in the background. With `drop` its local content is of a deleted journal, and goes too."""
+        """Stop a replica in the background. With `drop`, the journal was deleted, and its local content goes too."""
         ...
 
 
 @dataclass(slots=True)
 class _Local:
-    """A local replica and what its current resolutions rest on."""
+    """A local replica and the basis of its current resolutions."""
 
     replica: Replica
     create_revision: int
@@ -103,7 +103,7 @@ class _Local:
 
 
 class Resolver:
-    """Resolves journals, and keeps local replicas in line with assignments."""
+    """Resolves journals, and makes local replicas follow the assignments."""
 
     def __init__(self, keyspace: JournalKeySpace, member: MemberId, factory: ReplicaFactory) -> None:
         self._keyspace = keyspace
@@ -116,7 +116,7 @@ class Resolver:
         self._stop_observing = keyspace.observe(self._update)
 
     def start(self) -> None:
-        """Take up what is assigned already. The key space has been loaded."""
+        """Start replicas for the journals that are already assigned. The key space must be loaded."""
         self._update(self._keyspace.state)
 
     @property
@@ -133,11 +133,11 @@ class Resolver:
         proxy_header: pb.Header | None = None,
         claims: Claims = UNRESTRICTED,
     ) -> Resolution:
-        """Resolve as of `min_revision` or later (and that of `proxy_header`, what a peer resolved who sent us this).
+        """Resolve a journal as of `min_revision` or later.
 
-        A journal that `claims` do not cover is resolved as if it did not exist.
-
-        Raises InvalidInput for a header that is not meant for us, and Unavailable when that revision does not come.
+        `proxy_header` is the resolution of a peer that has forwarded the call; its revision counts, too. A journal that
+        `claims` do not cover is resolved as if it did not exist. Raises InvalidInput if the header is not meant for
+        this broker, and Unavailable if the revision does not arrive in time.
         """
         if proxy_header is not None:
             self._check_header(proxy_header)
@@ -150,18 +150,18 @@ class Resolver:
             if item is not None and not claims.covers(item.id, item.spec.labels):
                 return self._resolve(*key, hidden=True)
         cached = self._cache.get(key)
-        # Once we have stopped nobody clears the cache, and an append that waits for a change would wait in vain.
+        # After `stop` nobody clears the cache, and an append that waits for a change would wait in vain.
         if cached is None or cached.state is not self._keyspace.state:
             cached = self._resolve(*key)
             if cached.item is None:
-                return cached  # There is no end of names that no journal has.
+                return cached  # The cache must not grow with names of journals that do not exist.
             self._cache[key] = cached
-            if cached.status == pb.OK and cached.is_local:  # Then it does not matter whether it might be proxied.
+            if cached.status == pb.OK and cached.is_local:  # The answer is then the same with and without proxying.
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
 
     async def _wait_for_revision(self, revision: int) -> None:
-        """Each that waits asks etcd from time to time, so that neither their number nor their time is without bound."""
+        """Wait for an etcd revision. Each wait polls etcd, so both the number and the duration of waits are limited."""
         if self._waiting_for_revisions >= MAX_WAITING_FOR_REVISIONS:
             raise Unavailable(
                 f"{self._waiting_for_revisions} calls wait for etcd revisions that are not known here yet; try again"
@@ -179,10 +179,10 @@ class Resolver:
             self._waiting_for_revisions -= 1
 
     def known(self, journal: str, min_revision: int = 0) -> Resolution | None:
-        """What `resolve` would answer to one that requires the primary and may have every journal, if it has before.
+        """Return the cached answer of `resolve` for callers that require the primary and may access every journal.
 
-        None, too, where it would have to wait for `min_revision`. Not for a name with metadata. If this broker is not
-        the primary, it is what those are told who may be proxied.
+        None if there is no such answer, or if `resolve` would have to wait for `min_revision`. Do not call it for a
+        name with metadata. If this broker is not the primary, the answer is the one for calls that may be proxied.
         """
         if min_revision > self._keyspace.known_revision:
             return None
@@ -190,15 +190,15 @@ class Resolver:
         return found if found is not None and found.state is self._keyspace.state else None
 
     def is_current(self, resolution: Resolution) -> bool:
-        """Whether the key space is still as `resolution` saw it."""
+        """Return True if the key space is still as `resolution` saw it."""
         return resolution.state is self._keyspace.state
 
     async def wait_for_change(self, resolution: Resolution) -> None:
-        """Return once the key space has moved on from what `resolution` saw."""
+        """Return once the key space has changed since `resolution`."""
         await self._keyspace.wait_for_change(resolution.state)
 
     def flags_hold(self, resolution: Resolution) -> bool:
-        """Whether the journal's flags are still what `resolution` says."""
+        """Return True if the journal's flags are still as in `resolution`, or if the journal is gone."""
         state = self._keyspace.state
         if state is resolution.state:
             return True
@@ -206,7 +206,7 @@ class Resolver:
         return item is None or item.spec.flags == resolution.spec.flags
 
     def stop(self) -> None:
-        """Stop all local replicas, and answer no more for them."""
+        """Stop all local replicas. From then on, resolutions do not offer them."""
         self._stop_observing()
         self._stopped = True
         self._cache.clear()
@@ -215,7 +215,7 @@ class Resolver:
             self._stop_local(local, drop=False)
 
     def restart(self, replica: Replica) -> None:
-        """Start a new replica in the place of this one, which must not serve any more."""
+        """Replace this replica, which must not serve any more, by a new one."""
         local = self._locals.get(replica.journal)
         if local is None or local.replica is not replica:
             return
@@ -239,7 +239,7 @@ class Resolver:
 
     def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state
-        # A broker whose member key is gone may still proxy; it must only not be taken for one without a name.
+        # A broker whose member key is gone may still proxy. Its id must only differ from an empty one.
         present = state.member(self._member) is not None
         local_id = (
             pb.ProcessSpec.ID(zone=self._member.zone, suffix=self._member.suffix)
@@ -256,10 +256,10 @@ class Resolver:
         local = self._locals.get(journal) if not hidden else None
         status = self._status(item, route, header.process_id == local_id, may_proxy, require_primary)
         if status == pb.OK and self._stopped and header.process_id == local_id:
-            # We are shutting down, or have lost our lease: as good as gone.
+            # This broker is shutting down or has lost its lease, so it counts as gone.
             status = pb.NO_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
         if status == pb.OK and header.process_id == local_id and local is None:
-            # The journal's entry could not be decoded when it was assigned: nobody serves it here.
+            # The journal's entry could not be decoded when it was assigned, so there is no replica.
             raise Unavailable(f"this broker has no replica of {journal}; see its log")
         if status != pb.OK:
             header.process_id.CopyFrom(local_id)
@@ -291,13 +291,13 @@ class Resolver:
         return pb.OK
 
     def _update(self, state: JournalState) -> None:
-        """Bring local replicas in line with the key space. An observer: it must not block."""
+        """Make local replicas follow the key space. This is an observer and must not block."""
         self._cache.clear()
         if self._stopped:
             return
         assigned = {each.item: each for each in state.by_member.get(self._member, [])}
         for journal, local in list(self._locals.items()):
-            # The entry, not the item: a spec that cannot be read is no reason to drop the journal's content.
+            # Look at the entry, not the item: a journal whose spec cannot be read must keep its content.
             entry = state.entries.get(state.layout.item_key(journal))
             deleted = entry is None or entry.kv.create_revision != local.create_revision
             mine = assigned.get(journal)
@@ -307,7 +307,7 @@ class Resolver:
         for journal, mine in assigned.items():
             item = state.item(journal)
             if item is None:
-                continue  # Deleted, and the assignment is about to go; or there is a spec that cannot be read.
+                continue  # The journal was deleted and the assignment will go, or its spec cannot be read.
             basis = self._basis(state, item)
             found = self._locals.get(journal)
             if found is None:
@@ -328,7 +328,7 @@ class Resolver:
 
     @staticmethod
     def _basis(state: JournalState, item: Item[pb.JournalSpec]) -> tuple[object, ...]:
-        """What a resolution rests on: assignments, by key and revision, and the stores."""
+        """Return the basis of a resolution: the assignments, by key and revision, and the stores."""
         return (
             tuple((each.key, each.kv.mod_revision) for each in state.assignments_in_key_order(item.id)),
             tuple(item.spec.fragment.stores),

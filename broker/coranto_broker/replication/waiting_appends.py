@@ -1,7 +1,7 @@
-"""Whole appends that wait for a replica's pipeline, and the line in which they stand.
+"""The queue ("line") of whole appends that wait for a replica's pipeline.
 
-An append is *whole* once its client has sent everything up to the end of the stream, and that is little. While it
-waits, another one that has the pipeline may take it along (`coranto_broker.append.group_commit`).
+A small append is *whole* once its client has sent everything up to the end of the stream. While it waits, an append
+that has the pipeline may commit it together with itself (`coranto_broker.append.group_commit`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Signal
 
 GATHER_SECONDS = 0.002
-"""For how long a whole append lets others come, while there are any that are being received."""
+"""The longest time that a whole append waits for others that are being received, to commit with them."""
 
 MAX_IN_VAIN = 6
-"""Of so many waits in which nobody came, each makes that twice as many of those that follow are not waited for."""
+"""A limit on backoff. Each wait in vain in a row, up to this number, about doubles how many waits are then skipped."""
 
 
 class TakenAlong(Exception):
-    """The append need not wait for the pipeline any more: it goes along with another. Internal to the broker."""
+    """The append stops waiting for the pipeline, because it commits together with another. Internal to the broker."""
 
 
 class Whole(NamedTuple):
-    """All that an append's client has sent: its content, and in how many messages it came."""
+    """Everything that an append's client has sent: the content, and the number of messages that it came in."""
 
     content: Bytes
     chunks: int
@@ -38,7 +38,7 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an admitted append goes, [begin, end), and the registers once it has committed."""
+    """The range [begin, end) of an admitted append, and the registers after its commit."""
 
     begin: int
     end: int
@@ -47,14 +47,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What an append is refused with, and the registers that this rests on."""
+    """The status that refuses an append, and the registers on which this is based."""
 
     status: pb.Status.ValueType
     registers: pb.LabelSet
 
 
 class Resolved(Protocol):
-    """What a member knows of its journal (a `Resolution`)."""
+    """The part of a `Resolution` that a member needs."""
 
     @property
     def spec(self) -> pb.JournalSpec: ...
@@ -63,9 +63,9 @@ class Resolved(Protocol):
 
 
 class Member:
-    """A whole append in the line, and what becomes of it once it has been taken along.
+    """A whole append in the line, and its result once another append has taken it along.
 
-    It waits on `waiter` for the pipeline; `outcome` then says what its group came to: None, or what went wrong.
+    It waits on `waiter` for the pipeline. `outcome` is the result of its group: None for success, or the error.
     """
 
     def __init__(self, request: pb.AppendRequest, whole: Whole, resolution: Resolved) -> None:
@@ -80,55 +80,55 @@ class Member:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it may be taken along: its client is there, and it has not been told anything else."""
+        """True if it may be taken along: its client is still there, and its wait has not ended otherwise."""
         return not self.waiter.done()
 
     def take_along(self, answer: Place | Refusal) -> None:
-        """Go along with the leader; nothing keeps this append out of the journal but a failure of the group."""
+        """Join the leader's group. From now on, an append that was admitted fails only if the group fails."""
         self.answer = answer
         self.waiter.set_exception(TakenAlong())
-        self.waiter.exception()  # Its client may have gone in this very moment, and then nobody looks at it.
+        self.waiter.exception()  # Marks it as retrieved. If its client has just gone, nobody else retrieves it.
 
     def commit_to(self, fragment: Fragment) -> None:
-        """Its content goes to this fragment, at its place."""
+        """Note that its content goes to this fragment, at its place."""
         assert isinstance(self.answer, Place)
         self.commit = commit_of(fragment, self.answer, self.whole.content)
 
     def settle(self, problem: CorantoError | None) -> None:
-        """Say what the group came to."""
+        """Report the group's result to this append: None for success, or the error."""
         if not self.outcome.done():
             self.outcome.set_result(problem)
 
 
 class Line:
-    """The whole appends that wait for one replica's pipeline, in the order in which they came."""
+    """The whole appends that wait for one replica's pipeline, in order of arrival."""
 
     def __init__(self) -> None:
         self._members: dict[Member, None] = {}
         self.coming = 0
-        """Appends that are being received and may stand here soon."""
-        self._leader: asyncio.Future[None] | None = None  # Waits for them, with the pipeline.
-        self._in_vain = 0  # How often in a row nobody came, be it that a client is slow; and
-        self._passes = 0  # how many leaders are not to wait for that reason.
+        """The number of appends that are being received and may join the line soon."""
+        self._leader: asyncio.Future[None] | None = None  # The append that owns the pipeline waits on this for them.
+        self._in_vain = 0  # The number of waits in a row in which nobody came, for example because a client is slow.
+        self._passes = 0  # The number of leaders that must not wait, for this reason.
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members))
 
     def expect(self) -> None:
-        """An append is being received that may soon stand here. Call `came` once it is received, come what may."""
+        """Note that an append is being received that may join soon. Call `came` afterwards in any case."""
         self.coming += 1
 
     def came(self) -> None:
-        """It is about to stand here, or never will."""
+        """Note that an expected append is about to join, or never will."""
         self.coming -= 1
         if not self.coming:
             self._let_go()
 
     async def gathered(self) -> None:
-        """Let those that are as good as here come: for whoever has the pipeline, before it proposes.
+        """Wait briefly for expected appends to join. For the append that owns the pipeline, before it proposes.
 
-        Without load this takes no time. Under load it makes groups, of which one that is twice as large costs less
-        than two.
+        Without load this takes no time. Under load it makes groups larger, and one large group costs less than two
+        small ones.
         """
         if not self.coming:
             return
@@ -155,11 +155,11 @@ class Line:
         self._members[member] = None
 
     def leave(self, member: Member) -> None:
-        """It has the pipeline, was taken along, or has been given up."""
+        """Remove an append that has the pipeline, was taken along, or has been given up."""
         self._members.pop(member, None)
 
 
 def commit_of(fragment: Fragment, place: Place, content: Bytes) -> Fragment:
-    """What an append that goes to `fragment` is answered with. Its sum is that of its content, also of none."""
+    """Return the answer to an append that goes to `fragment`. Its sum is that of its content, even if that is empty."""
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     return Fragment(fragment.journal, place.begin, place.end, digest, fragment.codec)

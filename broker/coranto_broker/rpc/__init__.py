@@ -1,1 +1,1 @@
-"""What every RPC handler stands on: messages of a stream, their errors, and deadlines of silent clients."""
+"""The basis of all RPC handlers: the messages of a stream, their errors, and the deadlines of silent clients."""

@@ -1,8 +1,8 @@
-"""Messages that hold content and nothing else, read without protobuf.
+"""Read messages that hold nothing but content, without protobuf.
 
-Nearly all bytes that a broker receives come in them. Protobuf copies the content when it parses a message, and again
-each time that it is asked for it; a `Content` refers to the bytes that were received. What is encoded in any other way
-than one field that fills the message is left to protobuf, so that each message means what it means to protobuf.
+Nearly all bytes that a broker receives arrive in such messages. Protobuf copies the content when it parses a message,
+and again on each access. A `Content` refers to the bytes that were received. Any message that is not exactly one
+content field is left to protobuf, so that every message means the same as in protobuf.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coranto.effects import Bytes
 from coranto.wire import protocol_pb2 as pb
 
 COPIED_BYTES: Final = 4096
-"""Content that is smaller is copied, which takes less than to refer to it."""
+"""Content of fewer bytes is copied, which costs less than a reference."""
 
 _LONGEST_VARINT: Final = 4
 _APPEND_TAG: Final = pb.AppendRequest.CONTENT_FIELD_NUMBER << 3 | 2
@@ -23,9 +23,9 @@ _DELTA_TAG: Final = pb.ReplicateRequest.CONTENT_DELTA_FIELD_NUMBER << 3
 
 
 class Content:
-    """What an append, or a replication, is sent: content; `content_delta` is 0 in appends.
+    """The content of one message of an append or a replication. `content_delta` is 0 in appends.
 
-    An entire append request that is empty is content of no bytes.
+    An append request of zero bytes is content of zero bytes.
     """
 
     __slots__ = ("content", "content_delta")
@@ -40,7 +40,7 @@ ReplicateMessage = pb.ReplicateRequest | Content
 
 
 def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes], AppendMessage]:
-    """A deserializer of append requests, which leaves to `parse` whatever is not content alone."""
+    """Return a deserializer of append requests. It calls `parse` for messages that are more than content."""
     nothing = Content(b"")
 
     def read(data: bytes) -> AppendMessage:
@@ -60,9 +60,9 @@ def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes
 
 
 def replicate_reader(parse: Callable[[bytes], pb.ReplicateRequest]) -> Callable[[bytes], ReplicateMessage]:
-    """A deserializer of replication requests, which leaves to `parse` whatever is not content, with its delta or not.
+    """Return a deserializer of replication requests. It calls `parse` for more than content with or without delta.
 
-    Requests without any content are left to it, too, as they are not valid.
+    It also calls `parse` for requests without any content, since they are not valid.
     """
 
     def read(data: bytes) -> ReplicateMessage:
@@ -72,7 +72,7 @@ def replicate_reader(parse: Callable[[bytes], pb.ReplicateRequest]) -> Callable[
         if end == len(data):
             return Content(_slice(data, begin, end))
         if end < len(data) and data[end] == _DELTA_TAG:
-            delta, past = _varint(data, end + 1, 9)  # Ten bytes are needed for negative numbers only.
+            delta, past = _varint(data, end + 1, 9)  # Only negative numbers need ten bytes.
             if past == len(data):
                 return Content(_slice(data, begin, end), delta)
         return parse(data)
@@ -85,9 +85,9 @@ def _slice(data: bytes, begin: int, end: int) -> Bytes:
 
 
 def _field(data: bytes, tag: int) -> tuple[int, int]:
-    """Where the content of a first field `tag` lies in the message, [begin, end); (0, 0) if there is no such field.
+    """Return the range [begin, end) of the content of a first field `tag`; (0, 0) if there is no such field.
 
-    `end` is beyond the message where that is cut off.
+    `end` is beyond the message if the message is cut off.
     """
     if not data or data[0] != tag:
         return 0, 0
@@ -96,7 +96,7 @@ def _field(data: bytes, tag: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, position: int, longest: int) -> tuple[int, int]:
-    """A number at `position`, and the position behind it; (0, 0) where there is none of `longest` bytes at most."""
+    """Return the number at `position` and the position after it; (0, 0) if there is none of at most `longest` bytes."""
     value = shift = 0
     for byte in data[position : position + longest]:
         position += 1

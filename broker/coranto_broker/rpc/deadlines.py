@@ -1,4 +1,4 @@
-"""A rota of looks at clients that all have the same time: one timer does for any number of them."""
+"""Check many clients for silence with a single timer, because all have the same time limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Looked(Protocol):
-    """Looks at a client at `due`, unless it is closed by then."""
+    """Checks a client at the time `due`, unless it is closed by then."""
 
     due: float
     closed: bool
@@ -17,7 +17,7 @@ class Looked(Protocol):
 
 
 class Rota:
-    """Looks at clients. All are due as long after they were asked for, so one timer does for all of them."""
+    """A queue of checks of clients. All are due after the same delay, so one timer is enough for all of them."""
 
     def __init__(self) -> None:
         self._waiting: deque[Looked] = deque()
@@ -25,11 +25,11 @@ class Rota:
 
     @property
     def waiting(self) -> int:
-        """Looks that are still to be taken."""
+        """The number of checks that are still to be done."""
         return sum(not each.closed for each in self._waiting)
 
     def add(self, watchdog: Looked) -> None:
-        """Have this look at its client at its time, unless it is closed by then."""
+        """Call `watchdog.check` at its due time, unless it is closed by then."""
         waiting = self._waiting
         while waiting and waiting[0].closed:
             waiting.popleft()

@@ -1,4 +1,4 @@
-"""Errors of appends that were rolled back for certain, so that their clients may try again."""
+"""Errors of appends that were certainly rolled back, so that their clients may try again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from coranto.errors import CorantoError
 
 
 class RolledBack(CorantoError):
-    """An append was rolled back for certain, and its client may try again."""
+    """An append was certainly rolled back, and its client may try again."""
 
     retriable = True
 
@@ -26,7 +26,7 @@ class Crowded(RolledBack):
 
 
 class AppendUnderflow(RolledBack):
-    """A client sent too slowly and its append was rolled back."""
+    """A client sent too slowly, and its append was rolled back."""
 
     def __init__(self, min_rate: int) -> None:
         super().__init__(

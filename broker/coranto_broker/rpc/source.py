@@ -1,4 +1,4 @@
-"""Sources of a client's messages, and sinks of what it is sent: a gRPC call, or what stands for one."""
+"""Sources of a client's messages, and sinks of the responses: a gRPC call, or a stand-in for one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ MessageT = TypeVar("MessageT")
 
 
 class Source(Protocol):
-    """What a handler takes a client's messages from: a gRPC call, or what stands for one."""
+    """The source of a client's messages: a gRPC call, or a stand-in for one."""
 
     async def read(self) -> Any:
-        """The next message; something else at the end."""
+        """Return the next message, or at the end an object that is not a message."""
 
 
 class Sink(Protocol):
-    """What a handler sends its messages to. Returns once there is room for more."""
+    """The receiver of a handler's messages. `write` returns once there is room for more."""
 
     async def write(self, message: Any, /) -> None: ...
 
 
 class Unreadable:
-    """What came in place of a message: bytes that are not its protobuf."""
+    """Stands for received bytes that are not the protobuf message of the call."""
 
 
 async def next_message(context: Source, kind: type[MessageT]) -> MessageT | Content | None:
-    """The next message of a client's stream, or None at its end. Raises InvalidInput for bytes that are no message."""
+    """Return the next message of a client's stream, or None at its end. Raises InvalidInput for unreadable bytes."""
     message = await context.read()
     if isinstance(message, (Content, kind)):
         return message
@@ -37,6 +37,6 @@ async def next_message(context: Source, kind: type[MessageT]) -> MessageT | Cont
 
 
 def require_readable(message: object) -> None:
-    """Raises InvalidInput for what could not be read as a message."""
+    """Raise InvalidInput if `message` stands for bytes that could not be read."""
     if isinstance(message, Unreadable):
         raise InvalidInput("the message is not the protobuf of this call", field="message")

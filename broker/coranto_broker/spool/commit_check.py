@@ -1,8 +1,8 @@
-"""Which of a fragment's commits its content bears out: pure, over what the files hold.
+"""Find the longest recorded commit of a fragment that matches its content. Pure functions over the files' bytes.
 
-Records carry the SHA-1 of all content up to their ends. The last record is tried first, which takes one pass over the
-content. If it fails, another pass compares at each record's end, and the longest commit counts that agrees; of those
-that end at the same offset, the one written last.
+Each record carries the SHA-1 of all content up to its end. The last record is tried first, which takes one pass over
+the content. If it does not match, a second pass compares the sum at each record's end. The longest commit that matches
+counts. If several end at the same offset, the one written last counts.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from coranto_broker.spool.spool import Hash, new_sum
 READ_BYTES = 1 << 20
 
 Read = Callable[[int, int], bytes]
-"""Gives up to so many bytes (the second) from a position (the first) on."""
+"""Reads from a position (the first argument) up to a number of bytes (the second argument)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a fragment's files come to. `record` None: nothing that can be used."""
+    """The result of examining a fragment's files. `record` is None if nothing in them is usable."""
 
     begin: int
     record: Record | None = None
     generation: int = 0
-    """Of the log that holds the record."""
+    """The generation of the log that holds the record."""
     log_end: int = 0
-    """Where that log is to end."""
+    """The length in bytes to which this log is to be cut."""
     sum: Hash = field(default_factory=new_sum)
-    """Has hashed the record's content."""
+    """The running SHA-1 over the record's content."""
     claimed_end: int = 0
-    """The end of the longest commit that is recorded, whether its content is here or not."""
+    """The end of the longest recorded commit, even if its content is missing."""
     promised: int = 0
-    """The journal's end that may have been acknowledged, as far as these logs tell."""
+    """The journal end up to which content may have been acknowledged, according to these logs."""
     problem: str = ""
-    """What is wrong with the files; empty when nothing is."""
+    """A description of what is wrong with the files; empty if nothing is."""
     torn: bool = False
-    """Whether there is content, and a log, but no whole record in it."""
+    """True if there is content and a log, but the log has no whole record."""
 
     @property
     def kept_end(self) -> int:
-        """The journal's end as far as these files show it."""
+        """The journal's end according to the usable part of these files."""
         return self.record.committed.fragment.end if self.record is not None else self.begin
 
     def lost(self, promised: int) -> int | None:
-        """The end of acknowledged content that these files should have and do not; None when there is none.
+        """Return the end of acknowledged content that is missing from these files; None if nothing is missing.
 
-        `promised` is what all logs of the folder tell together.
+        `promised` is the highest `promised` of all logs in the folder.
         """
         end = min(self.claimed_end, promised)
         return end if self.problem and end > self.kept_end else None
@@ -59,9 +59,9 @@ class Examined:
 def examine(
     journal: str, create_revision: int, begin: int, logs: Mapping[int, bytes], size: int, read: Read
 ) -> Examined:
-    """Judge the fragment at `begin` by its logs, by generation, and its content of `size` bytes."""
-    records: list[tuple[int, int, int, Record]] = []  # With what orders them.
-    whole: dict[int, int] = {}  # Up to where each log is.
+    """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes."""
+    records: list[tuple[int, int, int, Record]] = []  # Each after its sort key: end, generation, position.
+    whole: dict[int, int] = {}  # The end of the last whole entry, by generation.
     promised = 0
     for generation, data in sorted(logs.items()):
         for found in commit_log.scan(data):
@@ -95,7 +95,7 @@ def examine(
     _, generation, _, record = best
     if running is None:
         return Examined(begin, claimed_end=claimed_end, promised=promised, problem=problem)
-    # Marks and records behind it say nothing that is true of what is kept.
+    # After a problem, the entries behind the kept record describe content that is gone.
     log_end = record.end if problem else whole[generation]
     return Examined(begin, record, generation, log_end, running, claimed_end, promised, problem)
 
@@ -113,7 +113,7 @@ def _describe(record: Record, size: int, running: Hash | None) -> str:
 
 
 def _sum_of(read: Read, length: int) -> Hash | None:
-    """The sum of the first bytes; None when they are not all there."""
+    """Return the sum of the first `length` bytes; None if the content is shorter."""
     running = new_sum()
     position = 0
     while position < length:
@@ -128,7 +128,7 @@ def _sum_of(read: Read, length: int) -> Hash | None:
 def _longest(
     records: list[tuple[int, int, int, Record]], begin: int, size: int, read: Read
 ) -> tuple[tuple[int, int, int, Record], Hash | None]:
-    """The longest commit that agrees with the content, and its sum; no sum when there is none."""
+    """Return the longest commit that matches the content, and its sum. The sum is None if no commit matches."""
     by_end: dict[int, list[tuple[int, int, int, Record]]] = defaultdict(list)
     for each in records:
         if each[0] - begin <= size:

@@ -1,4 +1,4 @@
-"""The commit log of one spool fragment: what has committed, one small record per commit.
+"""The commit log of one spool fragment, with one small record per commit.
 
 ::
 
@@ -7,15 +7,18 @@
                      int64          float64         int64    int64    int64      readable}, protobuf
     mark     = magic  length  crc32  flushed          magic is `csm1`
 
-`synced` and `written` are the spool's `in_sync.Stamp`. `flushed` tells what had been promised when the record was
-written: the journal's end that was known to be on the disk, where acknowledgements wait for that, or UNAWAITED. A mark
-says so of all that came before, once it is there. Records of magic `csp2` lack `flushed` and count as unawaited. Those
-of `csp1` lack the stamp, too, and count as of before any pipeline. `readable` is up to where readers had been shown the
-journal by then. Records of earlier versions lack it: what they tell of had been shown.
+`synced` and `written` are the spool's `in_sync.Stamp`. `flushed` tells what may have been acknowledged when the record
+was written. Where acknowledgements wait for the disk, it is the journal's end that was known to be on the disk.
+Otherwise it is UNAWAITED. A mark records a later value of `flushed`, once the disk has that much. `readable` is the
+offset up to which readers had been shown the journal when the record was written.
 
-All numbers are little-endian. Every record stands for itself, and its fragment's SHA-1 is that of all content up to
-its end. So the last one counts whose content is there. A record that a crash has torn ends the log before it. The
-create revision is that of the journal's item in etcd; it tells a journal from an earlier one of the same name.
+Older records lack fields. Those of magic `csp2` lack `flushed` and count as UNAWAITED. Those of `csp1` also lack the
+stamp and count as written before any pipeline. Where `readable` is missing, all content up to the record's end had been
+shown.
+
+All numbers are little-endian. Each record is independent of the others, and its fragment's SHA-1 covers all content up
+to its end. So the last record whose content is there counts. A record that a crash has torn ends the log before it. The
+create revision is that of the journal's item in etcd. It distinguishes a journal from an earlier one of the same name.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from coranto_broker.spool.spool import Committed
 
 MAGIC = b"csp3"
 UNAWAITED = -1
-"""In place of `flushed`: the commit was acknowledged without waiting for the disk."""
+"""The value of `flushed` if commits are acknowledged without waiting for the disk."""
 
 _MARK = b"csm1"
 _HEAD = struct.Struct("<4sII")
@@ -51,8 +54,8 @@ def encode(
     flushed: int = UNAWAITED,
     readable: int | None = None,
 ) -> bytes:
-    """One record."""
-    # A message of its own: one that is set again and again keeps the memory of all that it was ever set to.
+    """Return one encoded record."""
+    # A new message each time: a reused one keeps the memory of everything that it ever held.
     message = pb.ReplicateRequest()
     message.registers.CopyFrom(committed.registers)
     committed.fragment.fill(message.proposal)
@@ -63,7 +66,7 @@ def encode(
 
 
 def encode_mark(flushed: int) -> bytes:
-    """A mark: the journal is on the disk up to `flushed`."""
+    """Return an encoded mark, which says that the journal is on the disk up to `flushed`."""
     return _framed(_MARK, _FLUSHED.pack(flushed))
 
 
@@ -73,7 +76,7 @@ def _framed(magic: bytes, payload: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One whole record, which lies at [position, end) of its log."""
+    """One whole record at bytes [position, end) of its log."""
 
     committed: Committed
     create_revision: int
@@ -85,30 +88,30 @@ class Record:
 
     @property
     def awaits_flush(self) -> bool:
-        """Whether whoever wrote it acknowledged a commit only once it was on the disk."""
+        """True if its writer acknowledged commits only once they were on the disk."""
         return self.flushed != UNAWAITED
 
     @property
     def promised(self) -> int:
-        """The journal's end that may have been acknowledged by the time at which this was written."""
+        """The journal end up to which content may have been acknowledged when this was written."""
         return self.flushed if self.awaits_flush else self.committed.fragment.end
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One whole mark, which ends at `end` of its log."""
+    """One whole mark, which ends at byte `end` of its log."""
 
     flushed: int
     end: int
 
     @property
     def promised(self) -> int:
-        """As that of a record."""
+        """The journal end up to which content may have been acknowledged when this was written."""
         return self.flushed
 
 
 def scan(data: bytes) -> Iterator[Record | Mark]:
-    """Read a log up to its end or to the first record that is not whole."""
+    """Iterate over a log's entries, up to its end or to the first entry that is not whole."""
     position = 0
     while (found := entry_at(data, position)) is not None:
         yield found
@@ -117,18 +120,18 @@ def scan(data: bytes) -> Iterator[Record | Mark]:
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """What a log says: its last whole record, and the length in bytes up to where it is whole."""
+    """The content of a log: its last whole record, and the length in bytes of its whole entries."""
 
     last: Committed | None
     create_revision: int
     valid_length: int
     stamp: Stamp = UNSTAMPED
     readable: int = 0
-    """Up to where readers had been shown the journal."""
+    """The offset up to which readers had been shown the journal."""
 
 
 def decode(data: bytes) -> LogContent:
-    """Read a log up to its end or to the first record that is not whole."""
+    """Read a log up to its end or to the first entry that is not whole."""
     last: Record | None = None
     end = 0
     for found in scan(data):
@@ -141,7 +144,7 @@ def decode(data: bytes) -> LogContent:
 
 
 def entry_at(data: bytes, position: int) -> Record | Mark | None:
-    """The record or mark that begins at `position`; None when there is none that is whole."""
+    """Return the record or mark that begins at `position`; None if there is no whole one."""
     begin = position + _HEAD.size
     if begin > len(data):
         return None

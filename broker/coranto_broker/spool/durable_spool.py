@@ -1,4 +1,4 @@
-"""Durable spools: a `Spool` whose content and commits lie in files that a later process takes up again.
+"""Durable spools: a `Spool` whose content and commits are in files, from which a later process recovers it.
 
 A journal's spool has a folder of its own::
 
@@ -6,20 +6,20 @@ A journal's spool has a folder of its own::
         <begin>.content                 content of the fragment that begins there, uncompressed
         <begin>.<generation>.commits    its commit log; see `commit_log`
 
-Content is written as it arrives, beyond what has committed. A commit appends one record to the log, and that write is
-the moment of the commit: whatever stops the process before it leaves an uncommitted tail, which recovery cuts off. A
-roll writes the first record of the next fragment before the old one is sealed, so the newest log always holds the
-journal's end and registers, whatever has been persisted since.
+Content is written as it arrives, after the committed content. A commit appends one record to the log. That write is the
+moment of the commit: if the process stops before it, an uncommitted tail remains, and recovery cuts it off. A roll
+writes the first record of the next fragment before it seals the old one. So the newest log always holds the journal's
+end and registers, no matter what has been persisted since.
 
-A sealed fragment keeps its files until its content is in a fragment store. It may go there once it is *settled*: every
-member of the journal's in-sync record has it, or has agreed to go on behind it. The `Watermark` of a spool is how far
-that is known without asking etcd. A spool also remembers, in each record of its log, which pipelines it has followed
-(`in_sync.Stamp`), so that whoever takes it up again can tell whether others went on without it.
+A sealed fragment keeps its files until its content is in a fragment store. It may be stored once it is *settled*: every
+member of the journal's in-sync record has it, or has agreed to go on after it. The `Watermark` of a spool is the offset
+up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
+followed (`in_sync.Stamp`). From this, recovery can tell whether others went on without this spool.
 
-Written bytes survive the end of the process
-at once; whether they survive the loss of power before they are acknowledged is the `Fsync` policy (`spool_flush`).
-Content and log reach the disk in any order, so that a record may be there before its content: recovery goes back to the
-last one whose content is there. What may have been promised by then, the log says, too.
+As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
+power loss before they are acknowledged (`spool.flush`). Content and log reach the disk in any order, so a record may be
+there before its content. Recovery goes back to the last record whose content is there. The log also says what may have
+been acknowledged.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ from coranto_broker.spool.spool import Committed, Decision, Hash, Outcome, Spool
 from coranto_broker.spool.write_worker import Aside
 
 COMPACT_LOG_BYTES = 4 << 20
-"""A commit log longer than this is started over, with its last record."""
+"""A commit log longer than this (in bytes) is replaced by a new one that begins with its last record."""
 
 SET_ASIDE = "set-aside"
-"""The folder, within that of a spool, of files that are not part of the journal, or are not whole."""
+"""The folder, within a spool's folder, for files that are damaged or not part of the journal."""
 
 DISTRUSTED_FILE = "distrusted"
-"""A folder with a file of this name has met a sync that failed: what is read from it may not be on the disk."""
+"""The file that marks a folder in which a sync has failed: content that is read there may not be on the disk."""
 FETCHED = ".fetched"
-"""How the name of a file ends whose content is being fetched. What a crash leaves of it is of no use."""
+"""The suffix of a file whose content is still being fetched. After a crash it is useless."""
 
 ASIDE_BYTES = 1 << 17
-"""Content of at least this size is written and hashed by another thread, while this one receives what follows."""
+"""Content of at least this many bytes is written and hashed by another thread, while this one receives more."""
 
 
 _log = structlog.get_logger(__name__)
 
 
 class Fsync(enum.StrEnum):
-    """When spool files are forced to the disk. In every case a killed process loses nothing."""
+    """The policy that says when spool files are forced to the disk. A killed process loses nothing under any policy."""
 
     NEVER = "never"
-    """Leave it to the operating system: power loss may take recently acknowledged appends."""
+    """Leave it to the operating system. Power loss may lose recently acknowledged appends."""
     COMMIT = "commit"
-    """Before each append is acknowledged, and before readers see it; appends that wait together share one."""
+    """Before each append is acknowledged and readers see it. Appends that wait at the same time share one flush."""
     INTERVAL = "interval"
-    """Every few seconds: power loss takes at most the appends of that time."""
+    """Every few seconds. Power loss loses at most the appends of that time."""
 
 
 class Watermark:
-    """All content of a spool below `offset` is settled. It only rises."""
+    """The offset below which all content of a spool is settled. It only rises."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset
@@ -94,13 +94,13 @@ class Watermark:
                     tell()
 
     def when(self, offset: int, tell: Callable[[], object]) -> None:
-        """Call `tell` once, when it has risen to `offset`, which it has not yet."""
+        """Call `tell` once, when the watermark reaches `offset`. It must be below `offset` now."""
         self._waiting.append((offset, tell))
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A completed fragment in local files, on its way to a fragment store."""
+    """A completed fragment in local files that is to be persisted."""
 
     fragment: Fragment
     first_append_time: float
@@ -111,43 +111,43 @@ class Sealed:
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark, repr=False)
     readable: bool = True
-    """Whether readers may see it from the moment on that it completes; else once `spool_readable` says so."""
+    """True if readers may see it as soon as it completes. Otherwise they may once `spool_readable` says so."""
     older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
-    """Those that `log` took the place of, unless they are gone."""
+    """Logs that `log` has replaced and that still exist."""
     may_drop: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
-    """Sees to it that the log which goes on behind the fragment outlives the machine; False when it cannot."""
+    """Makes sure that the log of the next fragment survives power loss. Returns False if the disk fails."""
 
     @property
     def settled(self) -> bool:
-        """Whether nobody can go on any more without this fragment, as far as is known here."""
+        """True if it is known here, without asking etcd, that nobody can go on without this fragment."""
         return self.fragment.end <= self.watermark.offset
 
     def set_aside(self) -> None:
-        """Keep the files where nobody takes them up: others went on without this content."""
+        """Move the files to where no recovery finds them, because others went on without this content."""
         for log in self.older_logs:
             log.discard()
         for file in (self.log, self.content):
             file.move(self._place_aside(file))
 
     def set_content_aside(self) -> None:
-        """Keep damaged content where nobody reads it. The log goes on to claim it, until it is put back or stored."""
+        """Move damaged content to where nobody reads it. The log still claims it, until it is put back or stored."""
         self.content.take_out(self._place_aside(self.content))
 
     def _place_aside(self, file: SharedFile) -> Path:
         return file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}"
 
     def drop(self) -> None:
-        """Remove the files: the content is elsewhere, or no longer wanted.
+        """Remove the files, because their content is elsewhere or no longer wanted.
 
-        They stay for the next start when the disk fails to keep the log that comes after them.
+        If the disk fails to keep the log that follows them, they stay until the next start.
         """
         if not self.may_drop():
             return
         for log in self.older_logs:
             log.discard()
-        self.log.discard()  # First: content without a log is not taken up again.
+        self.log.discard()  # The log goes first, since recovery ignores content without a log.
         try:
-            self.log.sync_folder()  # A log without content would look like a loss.
+            self.log.sync_folder()  # A log without its content would look like a loss.
         except OSError as error:
             _log.warning("content of a fragment stays for now", file=str(self.content.path), error=str(error))
         else:
@@ -155,32 +155,32 @@ class Sealed:
 
 
 class SpoolObserver(Protocol):
-    """Hears of what a spool has made visible."""
+    """Is told what a spool has committed, completed and made visible."""
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Readers may see this extent of the fragment under construction."""
         ...
 
     def spool_complete(self, sealed: Sealed, *, primary: bool) -> None:
-        """The fragment will not grow any more. `primary` if this broker drove the roll."""
+        """The fragment is complete and does not grow any more. `primary` is True if this broker drove the roll."""
         ...
 
     def spool_skip(self, offset: int) -> None:
-        """The journal goes on at `offset`; content before it, if any, is not here."""
+        """The journal goes on at `offset`. Content just before it, if any, is not here."""
         ...
 
     def spool_ahead(self, end: int) -> None:
-        """Content up to `end` has committed here, and not yet everywhere, as far as is known: readers wait for it."""
+        """Content up to `end` has committed here, but perhaps not on every replica. Readers must wait for it."""
         ...
 
     def spool_readable(self, end: int) -> None:
-        """Readers may see whatever has completed up to `end`."""
+        """Readers may see everything that has completed up to `end`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolFolder:
-    """Where the spool of one journal (of one create revision) lives, and the effects to get there.
+    """The folder of the spool of one journal at one create revision, with the disk and clock to use it.
 
     `base` is added to the etcd revisions of pipelines (`coranto_broker.recovery.identity`).
     """
@@ -199,7 +199,7 @@ class SpoolFolder:
         return SharedFile(self.disk, self.path / f"{begin:016x}.{generation}.commits")
 
     def distrust(self, error: OSError) -> None:
-        """After a sync that failed: have recovery write everything anew, also that of a later process."""
+        """Mark the folder after a failed sync, so that recovery rewrites all files, in a later process too."""
         try:
             self.disk.write_atomic(self.path / DISTRUSTED_FILE, str(error).encode())
         except OSError as problem:
@@ -207,16 +207,17 @@ class SpoolFolder:
 
 
 def folder_of(root: Path, journal: str, create_revision: int) -> Path:
-    """The spool folder of a journal. Its readable part is for people; the hash keeps names apart."""
+    """Return the spool folder of a journal. The readable part of its name is for people; the hash makes it unique."""
     readable = re.sub(r"[^0-9A-Za-z._-]+", "_", journal)[:60]
     digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
     return root / f"{readable}-{digest}" / str(create_revision)
 
 
 class DurableSpool:
-    """A spool and its files. One owner at a time, one event loop; failed writes (OSError) leave it as it was.
+    """A spool and its files, for one owner at a time on one event loop.
 
-    Once a sync has failed everything that would commit or flush raises DiskFailed.
+    A write that fails (OSError) leaves the spool as it was. After a failed sync, everything that would commit or flush
+    raises DiskFailed.
     """
 
     def __init__(
@@ -232,9 +233,9 @@ class DurableSpool:
         watermark: Watermark | None = None,
         retired: Sequence[SharedFile] = (),
     ) -> None:
-        """An empty spool, or (from recovery) `spool` with its open commit log of that generation.
+        """Begin with an empty spool or, after recovery, with `spool` and its open commit log of that generation.
 
-        `retired` are files of its completed fragments, which may not be on the disk yet.
+        `retired` are the files of its completed fragments, which may not be on the disk yet.
         """
         self._folder = folder
         self._observer = observer
@@ -248,10 +249,10 @@ class DurableSpool:
         self._watermark = watermark or Watermark()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
-        self._readable = self._recorded_readable = self._published  # All below; and as the log says.
+        self._readable = self._recorded_readable = self._published  # Readers may see all below; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
-        self._ahead = False  # The answer to the last proposal told the primary that it lacks some of ours.
-        self._promised_end = 0  # The journal's end up to which it is known to be on the disk.
+        self._ahead = False  # The answer to the last proposal told the primary that it lacks content that we have.
+        self._promised_end = 0  # The offset up to which the journal is known to be on the disk.
         self._flusher = Flusher(folder, self._current, self._flushed, recovered=log is not None, retired=retired)
 
     @property
@@ -276,12 +277,12 @@ class DurableSpool:
 
     @property
     def stamp(self) -> Stamp:
-        """Which pipelines the spool has followed."""
+        """The pipelines that the spool has followed."""
         return self._stamp
 
     @property
     def on_failure(self) -> Callable[[], object]:
-        """Called once, when a sync has failed: the spool must be closed and recovered then."""
+        """A callback for the first failed sync. The spool must then be closed and recovered."""
         return self._flusher.on_failure
 
     @on_failure.setter
@@ -290,31 +291,31 @@ class DurableSpool:
 
     @property
     def content_file(self) -> SharedFile:
-        """Content of the fragment under construction."""
+        """The content file of the fragment under construction."""
         return self._content
 
     def next_fragment(self) -> Fragment:
-        """The fragment that commits everything received. It is `written`, or the event loop has to wait for that."""
+        """Return the fragment that commits everything received. Blocks the event loop until all content is written."""
         self.join()
         return self._spool.next_fragment()
 
     def write(self, content_delta: int, content: Bytes) -> None:
-        """Take content at `content_delta`. Raises InvalidInput when that is not where the delta ends.
+        """Add content to the delta. Raises InvalidInput if `content_delta` is not the end of the delta.
 
-        Large content, and what follows it, is written by another thread: await `room` before there is more. Where that
-        fails, one of the later calls raises it, and nothing of the delta is left.
+        Another thread writes large content and content that follows it: await `room` before writing more. If that
+        thread fails, a later call raises its error, and the whole delta is dropped.
         """
         self._flusher.require_sound()
         if self._aside.failed:
             self.join()
         position = self._spool.check_content(content_delta)
         if self._log is None:
-            # Content is never there before its log is. Otherwise a log that a kill or power loss has torn at its first
-            # commit would look like one of acknowledged content, and the journal would wait for an operator.
+            # The log always exists before the content. Otherwise, if a kill or power loss tore the log at its first
+            # commit, acknowledged content would seem to be lost, and the journal would wait for an operator.
             self._record(self._spool.committed, always=True)
             self._flusher.version += 1
         if not self._flusher.flushed_version and self.fsync is Fsync.COMMIT and not position:
-            self._flusher.flush_now()  # Nearly always that is done by the first pipeline, which has been acknowledged.
+            self._flusher.flush_now()  # Rare: the first pipeline was acknowledged, which nearly always flushed this.
         if len(content) < ASIDE_BYTES and self._aside.idle:
             self._content.write_at(position, content)
             self._spool.extend(content)
@@ -324,23 +325,23 @@ class DurableSpool:
         self._aside.add(self._spool.extend_aside(content), 0)
 
     def hash(self, sum: Hash, content: Bytes) -> None:
-        """Have `sum` take up content that was just written. It lacks nothing once everything is `written`."""
+        """Update `sum` with content that was just written. The sum is complete once `written` has returned."""
         if self._aside.idle:
             sum.update(content)
         else:
             self._aside.add(partial(sum.update, content), 0)
 
     async def room(self) -> None:
-        """Return once little enough waits to be written."""
+        """Return once there is room for more content in the queue of unwritten content."""
         await self._aside.room()
 
     async def written(self) -> None:
-        """Return once all content is written. Raises OSError when it cannot be."""
+        """Return once all content is written. Raises OSError if it cannot be written; the delta is then dropped."""
         with self._failing():
             await self._aside.done()
 
     def join(self) -> None:
-        """As `written`, but that the event loop has to wait."""
+        """Do the same as `written`, but block the event loop meanwhile."""
         if self._aside.idle:
             return
         with self._failing():
@@ -348,7 +349,7 @@ class DurableSpool:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Leave nothing of the delta when writing it turns out to have failed."""
+        """Drop the delta if writing it has failed."""
         try:
             yield
         except OSError:
@@ -364,10 +365,10 @@ class DurableSpool:
         revision: int = 0,
         settled: bool = False,
     ) -> Decision:
-        """Answer a proposal, durably. What it commits is not visible to readers before `publish`.
+        """Answer a proposal durably. Readers do not see what it commits before `publish`.
 
-        `revision` is that of the pipeline's Route in etcd. With `settled`, its primary rolls only once every replica
-        has what was proposed before.
+        `revision` is the etcd revision of the pipeline's Route. `settled` says that the primary of this pipeline rolls
+        only once every replica has what was proposed before.
         """
         self._flusher.require_sound()
         self.join()
@@ -380,7 +381,8 @@ class DurableSpool:
         stamp, self._stamp = self._stamp, self._stamp.followed(counted, wrote=committing)
         try:
             if decision.rolled:
-                # What the primary has just been told that it lacks may be here alone, and readers elsewhere wait.
+                # If the last answer told the primary that it lacks content, that content may be on this broker only,
+                # and readers elsewhere wait for it.
                 self._roll(decision, primary or was_ahead, stamp, settled)
             elif committing:
                 self._record(decision.committed)
@@ -401,7 +403,7 @@ class DurableSpool:
             self._stamp = stamp
             raise
         if committing:
-            self.settle(before.begin)  # A pipeline takes content only behind what everybody has.
+            self.settle(before.begin)  # A pipeline takes content only once everybody has what lies before it.
             if not primary:
                 self._unpublished.append(decision.committed.fragment)
                 self._observer.spool_ahead(decision.committed.fragment.end)
@@ -410,9 +412,9 @@ class DurableSpool:
         return decision
 
     def commit(self, content: Bytes, registers: pb.LabelSet, revision: int) -> Fragment:
-        """Take content and commit it: as `write`, and `propose` with `next_fragment`, but in one go. Not published yet.
+        """Add content and commit it in one go, like `write` and then `propose` with `next_fragment`. Does not publish.
 
-        For the primary's spool, when it has no delta. Where writing fails (OSError) it is left as it was.
+        For the primary's spool when it has no delta. If writing fails (OSError), the spool stays as it was.
         """
         self._flusher.require_sound()
         spool, stamp = self._spool, self._stamp
@@ -438,19 +440,19 @@ class DurableSpool:
         return decision.committed.fragment
 
     def settle(self, offset: int) -> None:
-        """Nobody can go on any more without what lies below `offset`."""
+        """Raise the watermark: nobody can go on without the content below `offset`."""
         self._watermark.raise_to(offset)
 
     def roll_back(self) -> None:
-        """Forget content that has not committed."""
+        """Drop content that has not committed."""
         self._aside.abandon()
         if self._spool.delta:
             self._spool.roll_back()
-            if not self._flusher.failed:  # Otherwise recovery does it.
+            if not self._flusher.failed:  # After a failed sync, recovery cuts the file.
                 self._content.truncate(self._spool.fragment.length)
 
     async def flush_commits(self) -> None:
-        """Return once everything committed so far satisfies the fsync policy. Raises OSError when it cannot.
+        """Return once everything committed so far satisfies the fsync policy. Raises OSError if the disk fails.
 
         Cancelling the wait does not undo the commit. Commits that wait at the same time share one flush.
         """
@@ -459,7 +461,7 @@ class DurableSpool:
         await self._flusher.through(self._flusher.version)
 
     async def flush(self) -> None:
-        """Force everything committed so far to the disk, whatever the policy."""
+        """Force everything committed so far to the disk, whatever the policy. Raises OSError if the disk fails."""
         if self._flusher.flushed_version < self._flusher.version:
             self._flusher.require_sound()
             await self._flusher.flush()
@@ -467,7 +469,7 @@ class DurableSpool:
     def publish(self, fragment: Fragment) -> None:
         """Let readers see this committed extent of the fragment under construction.
 
-        It does nothing when they see it already, or when a roll has shown it since.
+        Does nothing if they see it already, or if a roll has shown it since.
         """
         if fragment.end > self._published and fragment.begin == self._spool.fragment.begin:
             self._published = fragment.end
@@ -477,14 +479,14 @@ class DurableSpool:
             self._unpublished.popleft()
 
     def publish_through(self, offset: int) -> None:
-        """Let readers see all that has committed up to `offset`: every replica of the journal has it."""
+        """Let readers see all commits up to `offset`, because every replica of the journal has them."""
         readable: Fragment | None = None
         while self._unpublished and self._unpublished[0].end <= offset:
             readable = self._unpublished.popleft()
         if readable is not None:
             self.publish(readable)
         elif offset >= self._spool.fragment.end:
-            self.publish(self._spool.fragment)  # We had it before this stream began.
+            self.publish(self._spool.fragment)  # This spool had it before this stream began.
         self._readable = max(self._readable, min(offset, self._spool.end))
         self._observer.spool_readable(offset)
 
@@ -496,9 +498,12 @@ class DurableSpool:
             self._log.seal()
 
     def _roll(self, decision: Decision, primary: bool, stamp: Stamp, settled: bool) -> None:
-        """`stamp` is the one before this proposal. With `settled`, every replica has what completes."""
+        """Roll to the next fragment. `stamp` is the spool's stamp before this proposal.
+
+        `settled` says that every replica has the fragment that completes.
+        """
         before, after = self._spool.committed, decision.committed.fragment
-        if after.begin == before.fragment.begin:  # Empty at the same offset as before: at most the codec changes.
+        if after.begin == before.fragment.begin:  # Empty at the same offset as before. At most the codec changes.
             if decision.committed != before or stamp != self._stamp:
                 self._record(decision.committed)
                 self._flusher.version += 1
@@ -562,10 +567,10 @@ class DurableSpool:
         record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed, self._readable)
         begin = committed.fragment.begin
         if committed.fragment.length and not self._spool.fragment.length:
-            self._flusher.names_change()  # Its content file is new.
+            self._flusher.names_change()  # The fragment's content file is new.
         if self._log is None:
             if not committed.fragment.end and not committed.registers.labels and not always and not self._stamp.synced:
-                return  # A journal that was never written, and never synchronized, needs no memory.
+                return  # A journal that was never written or synchronized needs no record.
             self._log = self._begin_log(begin, 0, record)
             return
         if self._log_length > COMPACT_LOG_BYTES:
@@ -573,13 +578,13 @@ class DurableSpool:
             self._flusher.supersede(self._log, in_turn=self.fsync is Fsync.NEVER)
             self._log = new
             return
-        # Where the last whole record ends, whatever a write that failed may have left behind it.
+        # Write at the end of the last whole record. A failed write may have left bytes after it.
         self._log.write_at(self._log_length, record)
         self._log_length += len(record)
         self._recorded_readable = self._readable
 
     def _begin_log(self, begin: int, generation: int, record: bytes) -> SharedFile:
-        """A log with its first record. Nothing is left of it when it cannot be written."""
+        """Create a log with its first record. If that cannot be written, the log is removed again."""
         log = self._folder.log(begin, generation)
         try:
             log.write_at(0, record)
@@ -592,14 +597,14 @@ class DurableSpool:
         return log
 
     def _current(self) -> Current:
-        """What is to be flushed."""
+        """Return the files that are to be flushed, and the journal's end."""
         files = [self._content] if self._spool.fragment.length else []
         if self._log is not None:
             files.append(self._log)
         return Current(files, self._spool.end)
 
     def _flushed(self, end: int) -> None:
-        """The journal is on the disk up to `end`."""
+        """Note that the journal is on the disk up to `end`."""
         if self.fsync is Fsync.COMMIT and end > self._promised_end:
             self._promised_end = end
             self._mark()
@@ -607,11 +612,11 @@ class DurableSpool:
             self._log.rest()
 
     def _mark(self) -> None:
-        """Write down what is promised, lest content that the disk loses later look like content that never was."""
+        """Record the promised end in the log. Otherwise, content that the disk loses later would not count as lost."""
         if self._log is None or self._log.discarded:
             return
         mark = commit_log.encode_mark(self._promised_end)
-        with contextlib.suppress(OSError):  # On a full disk, say. The next record tells it, too.
+        with contextlib.suppress(OSError):  # The disk may be full, for example. The next record has it, too.
             self._log.write_at(self._log_length, mark)
             self._log_length += len(mark)
 

@@ -1,11 +1,11 @@
-"""Forcing a spool to the disk: its content, its log, and the folder if names in it are new, all at the same time.
+"""Force a spool to the disk: its content, its log and, if names in it are new, the folder, all at the same time.
 
-What is on the disk is known by version: the spool counts its commits, and a flush covers those that it began behind.
-A log that was started over, or that an empty fragment has left behind, goes once a flush has covered what takes its
-place.
+Versions tell what is on the disk. The spool counts its commits, and a flush covers the commits from before it began.
+A log that was replaced, or that belongs to an empty fragment which is gone, is removed once a flush has covered its
+replacement.
 
-A sync that fails ends the use of the spool (`DiskFailed`): the kernel may have dropped what it could not write, and
-would call the next sync a success. The folder is marked, so that recovery writes everything anew.
+A sync that fails ends the use of the spool (`DiskFailed`). The kernel may have dropped what it could not write, and
+would report the next sync as a success. The folder is marked, so that recovery rewrites everything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DiskFailed(OSError):
 
 
 class Current(NamedTuple):
-    """Files that a spool writes to, and the journal's end as they have it by now."""
+    """The files that a spool writes to, and the journal's end that they hold now."""
 
     files: list[SharedFile]
     end: int
@@ -42,9 +42,9 @@ class Current(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What a flush forces to the disk: commits up to `version`, the journal up to `end`.
+    """The work of one flush: commits up to `version`, and the journal up to `end`.
 
-    `retired` are those of the `files` that need no further sync, and the `superseded` logs are of no use any more then.
+    After the flush, the `retired` ones of the `files` need no further sync, and the `superseded` logs are useless.
     """
 
     version: int
@@ -56,7 +56,7 @@ class _Pending:
 
 
 class Flusher:
-    """Forces one spool to the disk, and knows how much of it is there. On the spool's event loop."""
+    """Forces one spool to the disk and tracks how much of it is there. Runs on the spool's event loop."""
 
     def __init__(
         self,
@@ -67,23 +67,23 @@ class Flusher:
         recovered: bool = False,
         retired: Sequence[SharedFile] = (),
     ) -> None:
-        """`current` asks what there is to flush; `on_flushed` hears up to which end of the journal that has been done.
+        """`current` returns what is to be flushed. `on_flushed` is called with the journal's end after each flush.
 
-        `recovered` says that the spool has files already. They may not be on the disk, nor may the `retired` ones.
+        `recovered` says that the spool has files already. These and the `retired` files may not be on the disk yet.
         """
         self.version = int(recovered)
-        """Counts commits, and whatever else is to outlive the machine."""
+        """The count of commits and of other changes that are to survive power loss."""
         self.flushed_version = 0
-        """The last one that is known to be on the disk."""
+        """The last version that is known to be on the disk."""
         self.on_failure: Callable[[], object] = lambda: None
-        """Called once, when a sync has failed."""
+        """A callback for the first failed sync."""
         self._folder = folder
         self._current = current
         self._on_flushed = on_flushed
         self._retired = list(retired)
         self._superseded: list[SharedFile] = []
-        # Folders in which names were made since, and at which change. At first those above it may be new, too: up to
-        # the data directory, whose name is in the last of these.
+        # Folders with new names that are not on the disk yet, each with the number of its last change. At first the
+        # folders above may be new, too. The last of them is the one that holds the data directory's name.
         self._folders = dict.fromkeys((folder.path, *folder.path.parents[:4]), 0)
         self._changes = 0
         self._flushing: asyncio.Task[None] | None = None
@@ -91,30 +91,30 @@ class Flusher:
 
     @property
     def failed(self) -> bool:
-        """Whether a sync has failed."""
+        """True if a sync has failed."""
         return self._failure is not None
 
     @property
     def superseded(self) -> tuple[SharedFile, ...]:
-        """Logs that wait for a flush to be removed."""
+        """Logs that the next flush removes."""
         return tuple(self._superseded)
 
     # -- What is to be flushed -----------------------------------------------------------------------------------------
 
     def names_change(self) -> None:
-        """Files were created in the folder."""
+        """Note that files were created in the folder."""
         self._changes += 1
         self._folders[self._folder.path] = self._changes
 
     def retire(self, *files: SharedFile) -> None:
-        """These are no longer current, and flushed once more."""
+        """Flush these files once more. They are no longer current."""
         self._retired += files
 
     def supersede(self, log: SharedFile, *, in_turn: bool) -> None:
-        """Another log has been begun, which makes this one needless. It stays until the next flush.
+        """Remove this log after the next flush, because another log has replaced it.
 
-        With `in_turn` it stays until the next time at most, for spools that are not flushed: by then the kernel has
-        written what the other is about.
+        `in_turn` is for spools that are not flushed: the log then stays until the next call at most. By then the kernel
+        has written the log that replaced it.
         """
         log.seal()
         if in_turn:
@@ -124,9 +124,9 @@ class Flusher:
     # -- Flushing ------------------------------------------------------------------------------------------------------
 
     async def through(self, version: int) -> None:
-        """Return once that version is on the disk. Those who wait at the same time share one flush.
+        """Return once that version is on the disk. Callers that wait at the same time share one flush.
 
-        Raises OSError when it cannot be. Cancelling the wait changes nothing.
+        Raises OSError if the flush fails. Cancelling the wait does not stop the flush.
         """
         while self.flushed_version < version:
             self.require_sound()
@@ -136,10 +136,10 @@ class Flusher:
             await asyncio.shield(self._flushing)
 
     async def flush(self) -> None:
-        """Force all that there is by now to the disk. Raises OSError."""
+        """Force everything written so far to the disk. Raises OSError if a sync fails."""
         pending = self._pending()
         with ExitStack() as loans:
-            # What was discarded meanwhile is safe in a fragment store.
+            # The content of a discarded file is safe in a fragment store.
             borrowed = [
                 loans.enter_context(file.borrow()) for file in pending.files if not (file.discarded or file.taken_out)
             ]
@@ -156,26 +156,26 @@ class Flusher:
         self._flushed(pending)
 
     def flush_now(self) -> None:
-        """As `flush`, but that the event loop has to wait."""
+        """Do the same as `flush`, but block the event loop meanwhile."""
         pending = self._pending()
         self._sync(pending.files, pending.folders)
         self._flushed(pending)
 
     def assure(self, version: int, log: SharedFile | None) -> bool:
-        """See to it that `log` outlives the machine as it was at that version, whatever the policy.
+        """Make sure that `log`, as of that version, survives power loss, whatever the policy. False if the disk fails.
 
-        A completed fragment is about to go, and with it the only other log that knows where the journal is. Nearly
-        always all has been flushed since. False if the disk fails.
+        The files of a completed fragment are about to be removed, and with them the only other log that has the
+        journal's end. Nearly always everything has been flushed since, and there is nothing to do.
         """
         if self.flushed_version < version and not self.failed and log is not None:
             folders = dict(self._folders)
-            with contextlib.suppress(OSError):  # It is told of by then.
+            with contextlib.suppress(OSError):  # `_sync` has reported it.
                 self._sync([log], folders)
                 self._folders_flushed(folders)
         return not self.failed
 
     def require_sound(self) -> None:
-        """Raises DiskFailed once a sync has failed."""
+        """Raise DiskFailed if a sync has failed."""
         if self._failure is not None:
             raise DiskFailed(
                 f"the disk failed to keep what was written to {self._folder.path} ({self._failure}). The spool is "
@@ -183,7 +183,7 @@ class Flusher:
             )
 
     def _pending(self) -> _Pending:
-        """All that is to be forced to the disk by now."""
+        """Return everything that is to be forced to the disk now."""
         files, end = self._current()
         retired = list(self._retired)
         return _Pending(self.version, end, retired + files, retired, dict(self._folders), list(self._superseded))
@@ -201,7 +201,7 @@ class Flusher:
             raise
 
     def _force(self, sync: Callable[..., None], *arguments: Path) -> None:
-        """Call `sync`, in any thread. If it fails the folder is marked at once, lest this process ends before that."""
+        """Call `sync`, in any thread. If it fails, mark the folder at once, because this process may end soon."""
         try:
             sync(*arguments)
         except OSError as error:
@@ -209,7 +209,7 @@ class Flusher:
             raise
 
     def _flushed(self, pending: _Pending) -> None:
-        """All of that is on the disk."""
+        """Note that everything in `pending` is on the disk."""
         self._retired = [file for file in self._retired if file not in pending.retired]
         self._folders_flushed(pending.folders)
         self.flushed_version = max(self.flushed_version, pending.version)
@@ -242,4 +242,4 @@ class Flusher:
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
         self._flushing = None
         if not task.cancelled():
-            task.exception()  # Whoever waits for it gets it.
+            task.exception()  # Marks it as retrieved. The waiting tasks get it.

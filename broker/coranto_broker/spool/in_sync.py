@@ -1,32 +1,35 @@
 """The in-sync record of a journal, and the rules that follow from it: pure values and functions.
 
-A broker whose lease ran out may hold content that only it has committed, at offsets that the others wrote since. etcd's
-assignments alone cannot tell such content from what everybody has. So the primary keeps one small record per journal in
-etcd. It writes the record in the transaction that advertises a synchronized Route, that is, once per pipeline, before
-the pipeline takes content and before the allocator may remove anybody. The record says
+A broker whose lease ran out may hold content that only it has committed, at offsets that the others have written since.
+etcd's assignments alone cannot distinguish such content from content that all replicas have. So the primary keeps one
+small record per journal in etcd. It writes the record once per pipeline, in the transaction that advertises a
+synchronized Route. This is before the pipeline takes content and before the allocator may remove a replica. The record
+holds
 
-* its *members*: whoever is one holds all that was ever acknowledged. Content is acknowledged only by all members.
+* its *members*. Each member holds everything that was ever acknowledged. Content is acknowledged only by all members.
 * its *epochs*: for each pipeline that was recorded, the etcd revision of its Route and the journal's end when it began.
 
-Spools carry a `Stamp`: the revisions of the pipelines that they followed. From both follows, for any content of any
-spool (`judge`), whether it is part of the journal for good, and for any Route whether it may go on (`takeover`):
+Each spool carries a `Stamp`: the revisions of the pipelines that it followed. Record and stamp together decide whether
+content of a spool is part of the journal for good (`judge`), and whether a Route may go on (`takeover`):
 
-* A later epoch that begins before the content ends went on without it: the content has *diverged*. A later epoch that
-  begins behind it was agreed with somebody who has it: it is *final*. Without a later epoch that is open, unless we
-  are the only member. (Kafka's leader epochs decide the same way where a follower truncates.)
-* A Route goes on if one of the record's members is in it: that one has been asked during synchronization.
-* A member that finds itself without what it should hold (an empty disk, an older one) strikes itself out before it
-  answers anybody.
-* When no member can come back into the Route, one of them may *claim* the record, store all that it has, and *close*
-  it. A closed record says where, and with which registers, anyone may go on.
-* A member that exits with everything stored *leaves* the record: it writes down where it ended. Nothing beyond that was
-  acknowledged, nor will be by that record, since that takes its word. So a Route without any of the remaining members,
-  who may have more that was not, goes on there. The last member that leaves closes the record.
+* A later epoch that begins before the end of the content went on without it: the content has *diverged*. A later epoch
+  that begins at or after its end was agreed with a replica that has the content: it is *final*. Without a later epoch
+  the content is *open*, unless we are the only member. (Kafka's leader epochs decide in the same way where a follower
+  truncates.)
+* A Route may go on if one of the record's members is in it, because synchronization has asked this member.
+* A member that does not have what it should hold (after a disk was emptied or restored) removes itself from the record
+  before it answers anybody.
+* When no member can come back into the Route, one of them may *claim* the record, store everything that it has, and
+  *close* the record. A closed record says where, and with which registers, any broker may go on.
+* A member that exits with everything stored *leaves* the record and writes its end into it. Nothing beyond this end was
+  acknowledged, and by this record nothing more can be, because that would take the acknowledgement of the member that
+  left. So a Route without any remaining member goes on at this end. The remaining members may have more content, but
+  none of it was acknowledged. The last member that leaves closes the record.
 
-Gazette's brokers keep no record. Content that was written through a later pipeline than any that was recorded is proof
-of such a primary, and is trusted as Gazette trusts it. So is a spool whose latest pipeline is of a Route from after the
-record was closed, and which ends behind that: whoever took part in it knew the record, and others of ours begin at its
-end.
+Gazette's brokers keep no record. Content that was written through a later pipeline than the last recorded one proves
+that such a broker was primary, and is trusted as Gazette trusts it. The same holds for a spool that ends after the end
+of a closed record, if its latest pipeline has a Route from after the record was closed. The brokers of that pipeline
+knew the record, and other spools of ours begin at its end.
 """
 
 from __future__ import annotations
@@ -41,26 +44,26 @@ from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 
 MAX_EPOCHS = 64
-"""Epochs with content that are remembered. Content from before them is only known to be old."""
+"""The number of epochs with content that are remembered. Content from before them is only known to be old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Of which pipelines a spool is: etcd revisions of their Routes; 0 is before any.
+    """The pipelines that a spool has followed, by the etcd revisions of their Routes. 0 is before any pipeline.
 
-    `synced` is the latest that it agreed to, `written` the latest by which content was committed.
+    `synced` is the latest pipeline that it agreed to, `written` the latest one through which it committed content.
     """
 
     synced: int = 0
     written: int = 0
 
     def followed(self, revision: int, *, wrote: bool = False) -> Stamp:
-        """The stamp after a proposal of the pipeline of `revision` was taken."""
+        """Return the stamp after a proposal by the pipeline of `revision`. `wrote`: the proposal committed content."""
         return Stamp(max(self.synced, revision), max(self.written, revision) if wrote else self.written)
 
 
 UNSTAMPED = Stamp()
-"""Of a spool that has followed none, or was written before there were stamps."""
+"""The stamp of a spool that has followed no pipeline, or was written before stamps existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,11 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What etcd says of one journal, of that `create_revision`.
+    """The in-sync record of one journal with that `create_revision`.
 
-    `end` and `registers` are those of a claimed, left or closed record, else None. Stamps below `forgotten` are too old
-    to be judged. `written` is the etcd revision at which it was written so, 0 unless it was read from there. All
-    revisions are counted on (`coranto_broker.recovery.identity`).
+    `end` and `registers` belong to a claimed, left or closed record, else they are None. Stamps below `forgotten` are
+    too old to be judged. `written` is the etcd revision at which this version was written, 0 unless it was read from
+    etcd. All revisions are counted on (`coranto_broker.recovery.identity`).
     """
 
     create_revision: int
@@ -87,41 +90,41 @@ class Record:
     end: int | None = None
     registers: pb.LabelSet | None = field(default=None, hash=False)
     left: bool = False
-    """Whether `end` is that of a member who is none any more, and there are others."""
+    """True if `end` was written by a member that has left, and other members remain."""
     carried: int = 0
-    """The revision at which it was written last, if etcd was restored since; 0 otherwise."""
+    """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
     foreign: bool = field(default=False, compare=False)
-    """Whether it was read for a journal that was created anew after etcd was restored: what its members have belongs
-    to the journal, but lies in spools of the former one."""
+    """True if it was read for a journal that was created anew after etcd was restored. The content of its members
+    belongs to the journal, but is in spools of the former journal."""
     written: int = field(default=0, compare=False)
 
     @property
     def revision(self) -> int:
-        """That of the latest pipeline."""
+        """The revision of the latest recorded pipeline; 0 if there is none."""
         return self.epochs[-1].revision if self.epochs else 0
 
     @property
     def floor(self) -> int:
-        """The journal is at least that long."""
+        """A lower bound of the journal's end."""
         return max(self.epochs[-1].begin if self.epochs else 0, self.end or 0)
 
     @property
     def closed(self) -> bool:
-        """Whether everything up to `end` is in the fragment store, so that anybody may go on there."""
+        """True if everything up to `end` is in the fragment store, so that any broker may go on there."""
         return self.end is not None and not self.members
 
     @property
     def claimed(self) -> bool:
-        """Whether its only member is to say where the journal goes on."""
+        """True if its only member alone decides where the journal goes on."""
         return self.end is not None and bool(self.members) and not self.left
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two records of a journal the later one has the greater order, also where etcd has forgotten one."""
+        """A sort key: the later of two records of a journal has the greater one, even if etcd has lost one of them."""
         return self.revision, self.written
 
     def limit(self, revision: int) -> int | None:
-        """Up to where content of the pipeline of `revision` counts; None when that is not decided."""
+        """Return the offset up to which content of the pipeline of `revision` counts; None while that is undecided."""
         if revision < self.forgotten:
             return 0
         last = None if self.left else self.end
@@ -129,18 +132,18 @@ class Record:
 
 
 class Judgement(enum.Enum):
-    """What a record says of some content."""
+    """The status of some content according to the in-sync record."""
 
     FINAL = "final"
-    """Part of the journal for good: it may be stored."""
+    """The content is part of the journal for good and may be stored."""
     OPEN = "open"
-    """Perhaps others can still go on without it."""
+    """Others may still be able to go on without the content."""
     DIVERGED = "diverged"
-    """Others went on without it."""
+    """Others went on without the content."""
 
 
 def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
-    """Of content that ends at `end`, in a spool of broker `me`. A journal without a record is judged as by Gazette."""
+    """Judge content that ends at `end` in a spool of broker `me`. Without a record it is FINAL, as in Gazette."""
     if record is None or stamp.written > record.revision:
         return Judgement.FINAL
     if record.foreign:
@@ -155,17 +158,17 @@ def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
 
 
 def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
-    """Whether a spool of `me` with that stamp holds all that was acknowledged."""
+    """Return True if a spool of `me` with that stamp holds everything that was acknowledged."""
     if record is None or stamp.written > record.revision:
         return True
     return me in record.members and not record.foreign and stamp.synced >= record.revision
 
 
 def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
-    """Whether `me`, whose spool has that stamp and end and takes no more content, knows where the journal ends.
+    """Return True if `me` knows where the journal ends. Its spool has that stamp and end, and takes no more content.
 
-    It holds all that was acknowledged, and by the record nothing more can be. Once all of that is stored it may leave
-    the record, if nobody has changed it since it was read.
+    The spool then holds everything that was acknowledged, and by this record nothing more can be acknowledged. Once all
+    of it is stored, `me` may leave the record, if nobody has changed the record since it was read.
     """
     if record is None or me not in record.members or record.foreign or stamp.written > record.revision:
         return False
@@ -173,9 +176,10 @@ def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
 
 
 class Takeover(enum.Enum):
-    """What a synchronized Route may do."""
+    """The next step of a synchronized Route."""
 
     CLEAN = "clean"
+    """Go on."""
     ROLL = "roll"
     """Roll to the end of the record that was closed or left, with its registers, and synchronize again."""
     LOST = "lost"
@@ -183,7 +187,7 @@ class Takeover(enum.Enum):
 
 
 def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int) -> Takeover:
-    """For a Route whose replicas agree on `end`; `stamp` is that of the primary's spool before this pipeline."""
+    """Decide for a Route whose replicas agree on `end`. `stamp` is from the primary's spool before this pipeline."""
     if record is None or stamp.written > record.revision:
         return Takeover.CLEAN
     if end >= record.floor and not record.foreign and not set(record.members).isdisjoint(route):
@@ -194,10 +198,10 @@ def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int
 
 
 def recorded(record: Record | None, create_revision: int, revision: int, members: Iterable[str], begin: int) -> Record:
-    """The record once the pipeline of `revision`, which agreed on `begin`, may take content."""
+    """Return the record with which the pipeline of `revision`, whose replicas agreed on `begin`, may take content."""
     epochs, forgotten = (record.epochs, record.forgotten) if record is not None else ((), 0)
     if not epochs or epochs[-1].revision < revision:
-        # Of epochs that begin at the same offset the last decides, whatever content is judged.
+        # Among epochs that begin at the same offset, the last one alone decides every judgement.
         epochs = (*(each for each in epochs if each.begin < begin), Epoch(revision, begin))
     if len(epochs) > MAX_EPOCHS:
         forgotten, epochs = epochs[-MAX_EPOCHS - 1].revision, epochs[-MAX_EPOCHS:]
@@ -205,26 +209,26 @@ def recorded(record: Record | None, create_revision: int, revision: int, members
 
 
 def without(record: Record, member: str) -> Record:
-    """The record once `member` has found that it does not hold what it should."""
+    """Return the record without `member`, which has found that it does not hold what it should."""
     others = tuple(each for each in record.members if each != member)
-    if record.claimed:  # Not everything may be stored.
+    if record.claimed:  # Perhaps not everything is stored yet.
         return replace(record, members=others, end=None, registers=None, written=0)
     return replace(record, members=others, left=record.left and bool(others), written=0)
 
 
 def claimed(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
-    """The record that lets `member` alone decide: the journal ends at `end`."""
+    """Return the record in which `member` alone decides that the journal ends at `end`."""
     return replace(record, members=(member,), end=end, registers=registers, left=False, written=0)
 
 
 def left(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
-    """The record once `member`, which may leave it, has done so; closed, if it was the last one."""
+    """Return the record after `member` has left it. It is closed if this was the last member."""
     others = tuple(each for each in record.members if each != member)
     return replace(record, members=others, end=end, registers=registers, left=bool(others), written=0)
 
 
 def closed(record: Record | None, create_revision: int, end: int, registers: pb.LabelSet) -> Record:
-    """The record of a journal that nobody holds any more, because all of it is stored or gone."""
+    """Return the record of a journal that no broker holds any more, because all of it is stored or gone."""
     found = record or Record(create_revision)
     carried = found.carried if found.create_revision == create_revision else 0
     return replace(
@@ -241,7 +245,7 @@ def closed(record: Record | None, create_revision: int, end: int, registers: pb.
 
 
 def encode(record: Record) -> bytes:
-    """As JSON, for people to read, too."""
+    """Encode a record as JSON, which people can read, too."""
     document: dict[str, Any] = {
         "create_revision": record.create_revision,
         "members": list(record.members),
@@ -261,7 +265,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """Raises InvalidInput for what is no record."""
+    """Decode a record. Raises InvalidInput if `value` is not one."""
     try:
         document = json.loads(value)
         members, epochs = document["members"], document["epochs"]

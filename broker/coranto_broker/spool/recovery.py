@@ -1,23 +1,24 @@
-"""Taking up spools again after a restart.
+"""Recover spools after a restart.
 
-Of every fragment whose files lie in a journal's spool folder, the longest commit counts that its content bears out: the
-record with the greatest end whose SHA-1 is that of the content up to there (`commit_check`). After the death of a
-process that is the last one. After a power loss it may be an earlier one, since content and log reach the disk in any
-order. What lies behind it is cut off. The newest fragment becomes the spool, with its registers. Older ones had
-completed but may not be in a store yet, so they go back to the persister.
+For each fragment in a journal's spool folder, the longest commit that matches the content counts: the record with the
+greatest end whose SHA-1 is that of the content up to there (`commit_check`). After the death of a process this is the
+last record. After a power loss it may be an earlier one, since content and log reach the disk in any order. Everything
+after it is cut off. The newest fragment becomes the spool, with its registers. Older fragments had completed but may
+not be in a store yet, so they go back to the persister.
 
-The log also tells what may have been acknowledged. If that reaches beyond what can be shown here, content is lost:
-power was, and the fsync policy does not wait for the disk, or a disk fails. Then the files are copied to `set-aside/`
-as they are before anything is cut off, or moved there if nothing of them can be used. If they were the newest, the
-journal's head is beyond what is here: that offset is kept in `lost.json`, and until the spool has reached it appends
-are refused with INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool there, or an operator's append of
-nothing with that explicit offset confirms the loss. What was never promised is no loss, and the journal goes on.
+The log also tells what may have been acknowledged. If that is more than the content here, content is lost. The reason
+is a power loss under an fsync policy that does not wait for the disk, or a disk that fails. The files are then copied
+to `set-aside/` before anything is cut off, or moved there if nothing in them is usable. If they were the newest files,
+the journal's head is beyond the content here. `lost.json` keeps that offset. Until the spool has reached it, appends
+are refused with INDEX_HAS_GREATER_OFFSET. Either another replica brings the spool to that offset, or an operator
+confirms the loss with an empty append at that explicit offset. Content that was never promised is no loss, and the
+journal goes on.
 
-What recovery changes is on the disk before it returns. So what it has cut off does not come back, and cannot be taken
-for what is written there later. In a folder that has met a failed sync everything is written anew: what was read may
-lie in memory alone, and to sync it again would prove nothing.
+All changes by recovery are on the disk before it returns. So content that it has cut off does not come back, and cannot
+be mistaken for content that is written there later. In a folder where a sync has failed, everything is rewritten: what
+was read may be in memory only, and another sync would prove nothing.
 
-Whether others went on without what is found here is for `in_sync` to say. What they went on without is set aside, too.
+`in_sync` decides whether others went on without the content that is found here. Such content is set aside, too.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Files of one fragment; generations from the newest on."""
+    """The files of one fragment. `generations` are those of its logs, newest first."""
 
     begin: int
     has_content: bool = False
@@ -80,7 +81,10 @@ class _Verified:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a spool folder held. `lost_end` is the end (exclusive) of content that was set aside, 0 if none matters."""
+    """The content of a spool folder.
+
+    `lost_end` is the end (exclusive) of acknowledged content that is missing here; 0 if none is missing.
+    """
 
     spool: Spool
     log: SharedFile | None = None
@@ -90,12 +94,12 @@ class Recovered:
     stamp: Stamp = UNSTAMPED
     watermark: Watermark = field(default_factory=Watermark)
     readable: int = 0
-    """Up to where readers had been shown the journal."""
+    """The offset up to which readers had been shown the journal."""
     shown: Fragment | None = None
-    """What of the spool's fragment they had been shown."""
+    """The part of the spool's fragment that readers had been shown."""
 
     def durable(self, folder: SpoolFolder, observer: SpoolObserver, fsync: Fsync) -> DurableSpool:
-        """The spool, ready for use."""
+        """Return the spool, ready for use."""
         return DurableSpool(
             folder,
             observer,
@@ -109,7 +113,7 @@ class Recovered:
         )
 
     def without_spool(self, folder: SpoolFolder) -> Recovered:
-        """The same with an empty spool: others went on without the content of this one, which is set aside."""
+        """Set the spool's content aside, because others went on without it. Return the rest, with an empty spool."""
         fragment = self.spool.fragment
         if self.log is not None:
             content = folder.content(fragment.begin)
@@ -121,17 +125,17 @@ class Recovered:
         return replace(self, spool=Spool(folder.journal), log=None, generation=0, stamp=UNSTAMPED, shown=None)
 
     def found_elsewhere(self, folder: SpoolFolder) -> Recovered:
-        """The same when what was lost here is known to be in other hands."""
+        """Forget the loss, because other brokers or a store are known to have what was lost here."""
         folder.disk.remove(folder.path / LOST_FILE)
         return replace(self, lost_end=0)
 
 
 def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
-    """Read, verify and clean up a spool folder; an absent one is an empty spool.
+    """Read, verify and clean up a spool folder. An absent folder is an empty spool.
 
-    `distrusted` says that a sync failed there, as a mark in the folder does. Reads all content, so it belongs in a
-    thread. Nothing else may use the folder meanwhile. Raises OSError when the folder cannot be read, or be changed for
-    good; nothing is lost by that, and it may be tried again.
+    `distrusted` says that a sync failed there, as a mark in the folder does. The function reads all content, so call it
+    in a thread. Nothing else may use the folder meanwhile. Raises OSError if the folder cannot be read, or cannot be
+    changed durably. Nothing is lost then, and the call may be repeated.
     """
     names = folder.disk.list(folder.path)
     distrusted = distrusted or DISTRUSTED_FILE in names
@@ -147,7 +151,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         if (lost := each.lost(promised)) is not None:
             lost_end = max(lost_end, lost)
             if found.has_content:
-                readable = max(readable, found.begin)  # As of the watermark below.
+                readable = max(readable, found.begin)  # For the same reason as the watermark below.
             _log.error(
                 "spool is corrupt and was set aside",
                 journal=folder.journal,
@@ -168,7 +172,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
             )
     if end >= lost_end:
         lost_end = 0
-    else:  # Before anything is touched that shows it.
+    else:  # Write this before changing the files that show the loss.
         folder.disk.write_atomic(folder.path / LOST_FILE, json.dumps({"end": lost_end}).encode())
     verified: list[_Verified] = []
     try:
@@ -179,7 +183,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         for kept in verified:
             kept.log.seal()
         raise
-    # Content of a later fragment was taken only behind what everybody had.
+    # A later fragment took content only after everybody had the content before it.
     watermark = Watermark(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
     stamp = verified[-1].stamp if verified else UNSTAMPED
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
@@ -191,7 +195,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
         if newest.committed.fragment.length:
             sealed.pop()
     else:
-        # What came after is lost. The last good fragment is closed, as it would have been.
+        # The content after it is lost. The last good fragment is closed, as a roll would have done.
         spool, log, generation = _after(verified[-1]), None, 0
     if not lost_end and LOST_FILE in names:
         folder.disk.remove(folder.path / LOST_FILE)
@@ -202,7 +206,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
                 kept.log.discard()
                 folder.content(kept.fragment.begin).discard()
     if sealed and log is not None:
-        _sync(folder, log)  # Those may go once they are stored, and then no other log knows where the journal is.
+        _sync(folder, log)  # The sealed files go once they are stored. Then only this log has the journal's end.
         folder.disk.sync_folder(folder.path)
     if distrusted:
         folder.disk.sync_folder(folder.path)
@@ -213,7 +217,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
 
 
 def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment | None:
-    """What there is of a verified fragment up to `readable`."""
+    """Return the part of a verified fragment up to `readable`; None if that is empty."""
     if readable <= fragment.begin or not fragment.length:
         return None
     if readable >= fragment.end:
@@ -231,13 +235,13 @@ def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment |
 
 
 def _after(last: _Verified) -> Spool:
-    """An empty spool at the end of a fragment, with its registers."""
+    """Return an empty spool at the end of a fragment, with its registers."""
     fragment = empty_at(last.committed.fragment, last.committed.fragment.end, last.committed.fragment.codec)
     return Spool.restored(Committed(fragment, last.committed.registers), new_sum())
 
 
 def _find(names: list[str]) -> list[_Found]:
-    """Fragments that have files of these names, in offset order."""
+    """Return the fragments that these file names belong to, in offset order."""
     contents: set[int] = set()
     generations: dict[int, list[int]] = defaultdict(list)
     for name in names:
@@ -256,13 +260,14 @@ def _find(names: list[str]) -> list[_Found]:
 
 
 def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Examined]]:
-    """Look at all fragments' files. Changes nothing."""
+    """Examine the files of all fragments. Changes nothing."""
     examined = []
     awaits_flush = False
     for found in _find(names):
         each = _examine(folder, found)
         if each.torn and awaits_flush:
-            # Acknowledgements wait for the disk, and for the log before it has content. So none was given here.
+            # Acknowledgements wait for the disk, and the log reaches the disk before any content. So none was given
+            # for this content.
             each = Examined(found.begin)
         awaits_flush = each.record.awaits_flush if each.record is not None else awaits_flush
         examined.append((found, each))
@@ -270,9 +275,9 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Ex
 
 
 def _give_up_empty(examined: list[tuple[_Found, Examined]], promised: int) -> int:
-    """Give up empty fragments that come last, right behind one that lost content. Returns their offset, else 0.
+    """Give up empty last fragments that follow one which lost content. Return their offset, or 0 if there are none.
 
-    To go on there would leave a hole that readers wait at. With content behind it there is no other way.
+    Going on there would leave a hole that readers wait at. If there is content after the hole, it cannot be avoided.
     """
     kept = len(examined)
     while kept and examined[kept - 1][1].kept_end == examined[kept - 1][0].begin and not examined[kept - 1][1].problem:
@@ -286,7 +291,7 @@ def _give_up_empty(examined: list[tuple[_Found, Examined]], promised: int) -> in
 
 
 def _examine(folder: SpoolFolder, found: _Found) -> Examined:
-    """Look at a fragment's files. Changes nothing."""
+    """Examine the files of one fragment. Changes nothing."""
     logs = {each: folder.disk.read(folder.log(found.begin, each).path) for each in found.generations}
     if not found.has_content:
         return examine(folder.journal, folder.create_revision, found.begin, logs, 0, lambda position, length: b"")
@@ -301,13 +306,13 @@ def _examine(folder: SpoolFolder, found: _Found) -> Examined:
 def _settle(
     folder: SpoolFolder, found: _Found, examined: Examined, promised: int, distrusted: bool
 ) -> _Verified | None:
-    """Leave of a fragment's files what counts, on the disk for good. None when that is nothing."""
+    """Reduce a fragment's files to the verified part, durably. Return None if nothing remains."""
     content = folder.content(found.begin)
     if examined.record is None:
         if examined.lost(promised) is not None:
             _set_aside(folder, found)
         else:
-            # Its first record never got written, or it was dropped after being stored.
+            # Its first record was never written, or it was stored and then dropped.
             content.discard()
             for each in found.generations:
                 folder.log(found.begin, each).discard()
@@ -338,7 +343,7 @@ def _settle(
 
 
 def _cut(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
-    """Leave in content and log nothing but what counts. With `superseding` the log is to do without older ones."""
+    """Cut content and log down to the verified part. `superseding`: older logs go, so this log must be durable."""
     assert examined.record is not None
     content, length = folder.content(found.begin), examined.record.committed.fragment.length
     cut = log.size() > examined.log_end
@@ -354,7 +359,7 @@ def _cut(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile
 
 
 def _sync(folder: SpoolFolder, file: SharedFile) -> None:
-    """Force a file to the disk. If that fails nothing here is trusted until it is written anew."""
+    """Force a file to the disk. If that fails, the folder is distrusted until everything is rewritten."""
     try:
         file.sync()
     except OSError as error:
@@ -363,7 +368,7 @@ def _sync(folder: SpoolFolder, file: SharedFile) -> None:
 
 
 def _write_anew(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile) -> None:
-    """Write what counts to new files."""
+    """Write the verified part to new files."""
     assert examined.record is not None
     content, old = folder.content(found.begin), folder.log(found.begin, examined.generation)
     if found.has_content:
@@ -399,7 +404,7 @@ def _files(folder: SpoolFolder, found: _Found) -> list[SharedFile]:
 
 
 def _free_name(folder: SpoolFolder, found: _Found) -> Callable[[str], str]:
-    """Gives names below `set-aside/` that nothing has that was set aside before."""
+    """Return a function that maps file names to names that are still free in `set-aside/`."""
     taken = set(folder.disk.list(folder.path / SET_ASIDE))
     names = [file.path.name for file in _files(folder, found)]
     number = 1
@@ -413,7 +418,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _set_aside(folder: SpoolFolder, found: _Found) -> None:
-    """Move a fragment's files out of the way."""
+    """Move a fragment's files to `set-aside/`."""
     aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
     for file in _files(folder, found):
         folder.disk.rename(file.path, aside / name(file.path.name))
@@ -422,7 +427,7 @@ def _set_aside(folder: SpoolFolder, found: _Found) -> None:
 
 
 def _copy_aside(folder: SpoolFolder, found: _Found) -> None:
-    """Keep a copy of a fragment's files as they are."""
+    """Copy a fragment's files, as they are, to `set-aside/`."""
     aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
     for file in _files(folder, found):
         with file.borrow():
@@ -432,7 +437,7 @@ def _copy_aside(folder: SpoolFolder, found: _Found) -> None:
 
 
 def _copy(folder: SpoolFolder, read: Callable[[int, int], bytes], length: int, target: Path) -> None:
-    """Write the first `length` bytes to a file, which is there for good and whole once it has its name."""
+    """Write the first `length` bytes to a file. The file is whole and durable once it has its name."""
     partial = target.with_name(target.name + _PARTIAL)
     file = folder.disk.open(partial)
     try:

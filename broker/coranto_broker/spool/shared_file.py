@@ -1,7 +1,7 @@
 """A file that one owner writes while readers come and go.
 
-Readers borrow it. Discarding removes the file's name at once, while the open file lives on until the last reader has
-given it back, so that freeing disk space never breaks a read. An idle file that nobody writes holds no descriptor.
+Readers borrow it. Discarding removes the file's name at once, but the file stays open until the last reader has
+returned it. So freeing disk space never breaks a read. An idle file that nobody writes holds no descriptor.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from coranto.errors import CorruptSpool
 
 
 class SharedFile:
-    """One file of a spool folder. Used from one event loop.
+    """One file of a spool folder, used from one event loop.
 
-    In another thread `sync` may run while the file is borrowed, and `write_at` after `prepare`, while its owner does
-    nothing else with it.
+    Two methods may run in another thread: `sync` while the file is borrowed, and `write_at` after `prepare`, as long as
+    the owner does nothing else with the file.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -32,7 +32,7 @@ class SharedFile:
         self._syncing = threading.Lock()
         self._unsynced: OSError | None = None
         self._taken_out = False
-        self._replaced: list[DiskFile] = []  # Open files of content that was taken out, which somebody may be reading.
+        self._replaced: list[DiskFile] = []  # Open files whose content was taken out. They may have readers.
 
     @property
     def discarded(self) -> bool:
@@ -40,12 +40,12 @@ class SharedFile:
 
     @property
     def taken_out(self) -> bool:
-        """Whether its content was found to be damaged, and nothing has taken its place yet."""
+        """True if its content was found to be damaged and has not been replaced yet."""
         return self._taken_out
 
     @contextmanager
     def borrow(self) -> Iterator[SharedFile]:
-        """Keep the file open, even when it is discarded meanwhile."""
+        """Keep the file open, even if it is discarded meanwhile."""
         self._open()
         self._borrowers += 1
         try:
@@ -59,9 +59,9 @@ class SharedFile:
         self._open()
 
     def write_at(self, position: int, data: Bytes) -> None:
-        """Write `data` at `position`, dropping whatever the file holds from there on.
+        """Write `data` at `position`, replacing everything in the file from there on.
 
-        When writing fails the file is cut back to `position`.
+        If writing fails, the file is cut to `position`.
         """
         file = self._file if self._file is not None else self._open()
         if file.size() != position:
@@ -73,7 +73,7 @@ class SharedFile:
             raise
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; fewer only at the end of the file. Borrow the file around a series of reads."""
+        """Return `length` bytes from `position`; fewer only at the end of the file. Borrow it for a series of reads."""
         return self._open().read_at(position, length)
 
     def truncate(self, length: int) -> None:
@@ -84,9 +84,9 @@ class SharedFile:
         return self._open().size()
 
     def sync(self) -> None:
-        """Return once written bytes survive power loss. Raises OSError when they may not, and ever after.
+        """Return once written bytes survive power loss. Raises OSError if the sync fails, and on every later call.
 
-        The kernel reports a failure once, and may have dropped what it could not write: the next sync proves nothing.
+        The kernel reports a failure once and may have dropped what it could not write. So the next sync proves nothing.
         """
         with self._syncing:
             if self._unsynced is not None:
@@ -100,34 +100,34 @@ class SharedFile:
                 raise
 
     def seal(self) -> None:
-        """The owner writes no more."""
+        """Close the file once no reader has it. The owner writes no more."""
         self._owned = False
         self._close_if_idle()
 
     def rest(self) -> None:
-        """The owner will not write for a while: hold no descriptor until then."""
+        """Close the file until its next use, unless a reader has it. The owner will not write for a while."""
         if self._file is not None and not self._borrowers:
             self._file.close()
             self._file = None
 
     def move(self, target: Path) -> None:
-        """Move the file out of the way; for its owner and for new readers it is as if discarded."""
+        """Move the file to `target`. For its owner and for new readers it counts as discarded."""
         self._discarded = True
         if not self._taken_out:
             self._disk.rename(self.path, target)
             self._disk.sync_folder(target.parent)
-            self.sync_folder()  # Lest a power loss leaves a log here whose content is there.
+            self.sync_folder()  # Otherwise a power loss could leave a log here whose content has been moved.
         self.seal()
 
     def sync_folder(self) -> None:
-        """Return once the file's name survives power loss, or its removal does."""
+        """Return once the file's name, or the removal of its name, survives power loss."""
         self._disk.sync_folder(self.path.parent)
 
     def take_out(self, target: Path) -> None:
-        """Move damaged content of a sealed file out of the way, until `put_in`.
+        """Move the damaged content of a sealed file to `target`, until `put_in` replaces it.
 
-        Whoever reads the file from now on gets CorruptSpool, also those who have borrowed it. Raises OSError when the
-        content cannot be moved; it is not read any more all the same.
+        From now on all reads raise CorruptSpool, including those of readers that have borrowed the file. Raises OSError
+        if the content cannot be moved; even then it is not read any more.
         """
         self._taken_out = True
         if self._file is not None:
@@ -138,18 +138,18 @@ class SharedFile:
         self._disk.sync_folder(target.parent)
 
     def beside(self, name: str) -> SharedFile:
-        """An empty file in the same folder, for `put_in`."""
+        """Return an empty file in the same folder, for `put_in`."""
         file = SharedFile(self._disk, self.path.with_name(name))
         file.truncate(0)
         return file
 
     def put_in(self, other: SharedFile) -> None:
-        """Have the content of `other`, a synced file beside this one, in place of what was taken out."""
+        """Replace content that was taken out by that of `other`, a synced file in the same folder."""
         other.move(self.path)
         self._taken_out = False
 
     def discard(self) -> None:
-        """Remove the file; the owner is done with it. Readers that borrowed it go on reading."""
+        """Remove the file when its owner is done with it. Readers that have borrowed it go on reading."""
         self._discarded = True
         self._disk.remove(self.path)
         self.seal()

@@ -1,8 +1,8 @@
 """The spool: a replica's transactional memory of its journal, as a pure state machine.
 
-A spool holds the fragment under construction (what has *committed*), the journal's registers, and a *delta* of content
-that was received after the last commit. Two kinds of request move it (seed 001 "Components"; ReplicateRequest on the
-wire):
+A spool holds the fragment under construction (the *committed* content), the journal's registers, and a *delta* of
+content that was received after the last commit. Two kinds of request change it (seed 001 "Components";
+ReplicateRequest on the wire):
 
 =====================================================  ==============================================================
 content at a content delta                             must continue the present delta, and extends it
@@ -15,8 +15,8 @@ proposal of a fragment, with registers                 is compared with what thi
 4. anything else                                       *mismatch*: the primary is told our fragment and registers
 =====================================================  ==============================================================
 
-Nothing here does I/O. A proposal is first *decided*, which changes nothing; whoever owns the effects makes the decision
-durable, and only then *adopts* it. An effect that fails between the two leaves the spool as it was.
+Nothing here does I/O. `decide` answers a proposal and changes nothing. The caller makes the decision durable, and only
+then calls `adopt`. If making it durable fails, the spool stays as it was.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Hash(Protocol):
 
 
 def new_sum() -> Hash:
-    """SHA-1 of nothing yet. It names content; it protects against accidents, not against forgers."""
+    """Return a new SHA-1. It names content and protects it against accidents, not against forgers."""
     return hashlib.sha1(usedforsecurity=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a spool has committed. `registers` is never modified in place.
+    """The committed state of a spool. `registers` is never modified in place.
 
     `first_append_time` is the wall time (seconds since the epoch) of the fragment's first commit, 0 while it is empty.
     """
@@ -60,7 +60,7 @@ class Committed:
 
 
 class Outcome(enum.Enum):
-    """What a proposal does to a spool (besides a possible roll that comes first)."""
+    """The effect of a proposal on a spool, after a possible roll that comes first."""
 
     KEEP = "keep"
     ROLL_BACK = "roll back"
@@ -70,7 +70,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a spool answers a proposal, before anything has changed.
+    """A spool's answer to a proposal, before anything has changed.
 
     `committed` is the state after adoption. `completed` is the non-empty fragment that a roll closes, if any.
     """
@@ -81,7 +81,7 @@ class Decision:
     completed: Committed | None = None
 
     def response(self) -> pb.ReplicateResponse:
-        """The acknowledgement for the primary. A mismatch carries our fragment and registers."""
+        """Return the acknowledgement for the primary. A mismatch carries our fragment and registers."""
         if self.outcome is not Outcome.MISMATCH:
             return pb.ReplicateResponse(status=pb.OK)
         response = pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=self.committed.fragment.to_wire())
@@ -90,19 +90,19 @@ class Decision:
 
 
 class Spool:
-    """One replica's spool. Single owner; see the module's table for its transitions."""
+    """One replica's spool, for a single owner. The module's table shows its transitions."""
 
     def __init__(self, journal: str) -> None:
-        """An empty spool at offset zero, without registers."""
+        """Begin with an empty spool at offset zero, without registers."""
         self._committed = Committed(_empty(journal, 0, Codec.NONE), pb.LabelSet())
         self._committed_sum = new_sum()
         self._running_sum = new_sum()
         self._delta = 0
-        self._next: Fragment | None = None  # What `next_fragment` worked out, for as long as it holds.
+        self._next: Fragment | None = None  # The result of `next_fragment`, cached until the delta changes.
 
     @classmethod
     def restored(cls, committed: Committed, running_sum: Hash) -> Spool:
-        """A spool taken up again. `running_sum` has hashed exactly the committed content."""
+        """Return a recovered spool. `running_sum` has hashed exactly the committed content."""
         spool = cls(committed.fragment.journal)
         spool._committed = committed
         spool._committed_sum = running_sum
@@ -120,21 +120,24 @@ class Spool:
 
     @property
     def registers(self) -> pb.LabelSet:
-        """The journal's registers; not to be modified in place."""
+        """The journal's registers. Do not modify them in place."""
         return self._committed.registers
 
     @property
     def end(self) -> int:
-        """Journal offset at which the next committed byte goes."""
+        """The journal offset of the next committed byte."""
         return self._committed.fragment.end
 
     @property
     def delta(self) -> int:
-        """Bytes received after the last commit."""
+        """The number of bytes received after the last commit."""
         return self._delta
 
     def check_content(self, content_delta: int) -> int:
-        """Position, relative to the fragment's begin, at which content of this delta belongs. Changes nothing."""
+        """Return the position, relative to the fragment's begin, for content at `content_delta`. Changes nothing.
+
+        Raises InvalidInput if `content_delta` is not the end of the delta.
+        """
         if content_delta != self._delta:
             raise InvalidInput(
                 f"content is at delta {content_delta} but this spool expects {self._delta}; restart the pipeline",
@@ -143,23 +146,23 @@ class Spool:
         return self._committed.fragment.length + self._delta
 
     def extend(self, content: Bytes) -> None:
-        """Add content after the delta. `check_content` has passed and the content is where it belongs."""
+        """Add content to the delta. `check_content` has passed, and the content is already written."""
         self._delta += len(content)
         self._next = None
         self._running_sum.update(content)
 
     def extend_aside(self, content: Bytes) -> Callable[[], object]:
-        """As `extend`, but for the work of hashing, which is returned.
+        """Add content to the delta, but return the hashing as a job for the caller.
 
-        It is to be done in the order of such content, and before anything is asked that depends on the content's sum,
-        or not at all if the delta is rolled back.
+        The caller must run such jobs in order, and before it uses anything that depends on the content's sum. If the
+        delta is rolled back, it must not run them.
         """
         self._delta += len(content)
         self._next = None
         return partial(self._running_sum.update, content)
 
     def next_fragment(self) -> Fragment:
-        """The fragment that commits everything received: ours, extended by the delta."""
+        """Return the fragment that commits everything received: the present one, extended by the delta."""
         if not self._delta:
             return self._committed.fragment
         if self._next is None:
@@ -169,7 +172,7 @@ class Spool:
         return self._next
 
     def decide(self, proposal: Fragment, registers: pb.LabelSet, now: float) -> Decision:
-        """How this spool answers a proposal. Changes nothing; pass the decision to `adopt` once it is durable."""
+        """Return the answer to a proposal. Changes nothing; pass the decision to `adopt` once it is durable."""
         current, delta = self._committed, self._delta
         rolled, completed = False, None
         end = current.fragment.end
@@ -189,13 +192,13 @@ class Spool:
         return Decision(Outcome.MISMATCH, current, rolled, completed)
 
     def decide_next(self, registers: pb.LabelSet, now: float) -> Decision:
-        """As `decide` for a proposal of `next_fragment`, where there is a delta."""
+        """Return the answer to a proposal of `next_fragment`, while there is a delta."""
         return Decision(
             Outcome.COMMIT, Committed(self.next_fragment(), registers, self._committed.first_append_time or now)
         )
 
     def adopt(self, decision: Decision) -> None:
-        """Make a decision of the present state true."""
+        """Apply a decision that was made in the present state."""
         self._committed = decision.committed
         self._next = None
         if decision.outcome is Outcome.COMMIT:
@@ -209,7 +212,7 @@ class Spool:
         self._forget_delta()
 
     def roll_back(self) -> None:
-        """Forget the delta, as when the stream that sent it has broken."""
+        """Drop the delta, for example when the stream that sent it has broken."""
         if self._delta:
             self._forget_delta()
 
@@ -220,7 +223,7 @@ class Spool:
 
 
 def empty_at(fragment: Fragment, offset: int, codec: Codec) -> Fragment:
-    """The proposal that rolls a spool of `fragment`'s journal to an empty fragment at `offset`."""
+    """Return the proposal that rolls a spool of `fragment`'s journal to an empty fragment at `offset`."""
     return _empty(fragment.journal, offset, codec)
 
 

@@ -1,4 +1,4 @@
-"""Work that another thread does, in order, while the event loop goes on: writing and hashing of large content."""
+"""Write and hash large content in another thread, in order, while the event loop goes on."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 MAX_BEHIND_BYTES = 4 << 20
-"""Content that may wait for its work."""
+"""The most content (in bytes) that may wait for its jobs."""
 _ROOM_BYTES = MAX_BEHIND_BYTES // 2
 _BATCH_BYTES = 4 << 20
-"""A thread turns to another owner's work after this much, lest a few large appends keep all threads."""
+"""After this many bytes a thread turns to another owner's jobs, so that a few large appends do not keep all threads."""
 
-_WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Its own: appends wait for no upload.
+_WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Its own pool: appends wait for no upload.
 
 
 class Aside:
-    """Jobs of one owner. Those that come while a thread is at it are done by the same thread: one handover for many.
+    """The jobs of one owner. Jobs that arrive while a thread works are done by the same thread, without a new handover.
 
-    Once a job has failed those after it are not done. `join` and `abandon` may take the place of the other thread, and
-    hold up the event loop for as long as a few jobs take; who awaits `done` before makes that no time at all.
+    After a job has failed, the jobs behind it are not done. `join` and `abandon` may do jobs themselves and then block
+    the event loop for as long as a few jobs take. Await `done` first to avoid this.
     """
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Callable[[], object], int]] = deque()
         self._at_work = threading.Lock()
         self._failure: Exception | None = None
-        # What was added and what is done with: each is changed by one side only.
+        # Totals of added and of finished jobs. Each is changed by one side only.
         self._added = self._finished = 0  # Bytes.
         self._jobs_added = self._jobs_finished = 0
         self._batch: asyncio.Future[None] | None = None
@@ -37,16 +37,16 @@ class Aside:
 
     @property
     def failed(self) -> bool:
-        """Whether a job has failed, which `join` has not raised yet."""
+        """True if a job has failed and `join` has not raised its error yet."""
         return self._failure is not None
 
     @property
     def idle(self) -> bool:
-        """Whether everything is done, and went well."""
+        """True if all jobs are done and none has failed."""
         return self._jobs_added == self._jobs_finished and self._failure is None
 
     def add(self, job: Callable[[], object], size: int) -> None:
-        """Have this done after what was added before; `size` is that of its content."""
+        """Add a job, which is done after all earlier jobs. `size` is the number of bytes of its content."""
         self._added += size
         self._jobs_added += 1
         self._jobs.append((job, size))
@@ -54,31 +54,31 @@ class Aside:
             self._hand_over()
 
     async def room(self) -> None:
-        """Return once little enough waits. For one task at a time."""
+        """Return once there is room for more jobs. For one task at a time."""
         if self._added - self._finished <= MAX_BEHIND_BYTES:
             return
         self._room = asyncio.get_running_loop().create_future()
         try:
-            if self._added - self._finished > _ROOM_BYTES:  # Otherwise nobody may be left to tell us.
+            if self._added - self._finished > _ROOM_BYTES:  # Otherwise perhaps no job is left that would wake us.
                 await self._room
         finally:
             self._room = None
 
     async def done(self) -> None:
-        """Return once everything is done. Raises as `join` does."""
+        """Return once all jobs are done. Raises as `join` does. Cancelling the wait does not stop the jobs."""
         while self._batch is not None and not self._batch.done():
             await asyncio.shield(self._batch)
         self.join()
 
     def join(self) -> None:
-        """Return once everything is done. Raises, once, what a job raised; then those after it were not done."""
+        """Block until all jobs are done. If a job failed, raises its error once; the jobs behind it were not done."""
         self._work()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def abandon(self) -> None:
-        """Return once nothing is being done any more, and forget the rest, failures included."""
+        """Drop all waiting jobs and any failure. Blocks until the running job is done."""
         self._jobs.clear()
         self._work()
         self._failure = None
@@ -93,7 +93,7 @@ class Aside:
     def _ended(self, _: asyncio.Future[None]) -> None:
         self._batch = None
         self._tell_room()
-        if self._jobs:  # There was too much for one batch, or they came when the thread had looked for the last time.
+        if self._jobs:  # There was too much for one batch, or a job came after the thread's last look.
             self._hand_over()
 
     def _tell_room(self) -> None:
@@ -101,7 +101,7 @@ class Aside:
             self._room.set_result(None)
 
     def _work(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Do all jobs; or, given the event loop, a batch of them, and tell it in time that there is room again."""
+        """Do all jobs. With `loop`, do one batch of them, and tell the event loop as soon as there is room again."""
         done = 0
         with self._at_work:
             while loop is None or done < _BATCH_BYTES:
@@ -112,7 +112,7 @@ class Aside:
                 if self._failure is None:
                     try:
                         job()
-                    except Exception as error:  # noqa: BLE001  # It belongs to whoever waits.
+                    except Exception as error:  # noqa: BLE001  # The caller that waits gets it.
                         self._failure = error
                 done += size
                 self._finished += size
