@@ -166,7 +166,8 @@ class Streams:
 
         `template` is the spec of its journals, except for names, flags and a stream's labels. `content_type` is that of
         its event format. `policy` is stored for `coranto streams autoscale`. `max_writers` is the number of writers
-        whose state a segment keeps, at most MAX_WRITERS. Raises StreamExists and InvalidInput.
+        whose state a segment keeps, at most MAX_WRITERS. Raises StreamExists and InvalidInput. After a cancellation,
+        the stream may have been created.
         """
         validate_stream(name)
         if not 1 <= segments <= MAX_CHANGES:
@@ -189,7 +190,7 @@ class Streams:
         made = [Segment(number, 0, segment_journal(name, number), keys) for number, keys in enumerate(ranges)]
         specs = [spec_of(name, segment, spec) for segment in made]
         specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
-        specs.append(_part(name, marks_journal(name), spec))  # Marks have the retention of events.
+        specs.append(_part(name, marks_journal(name), spec))  # Marks are needed as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
         revision = await self._change(changes)
         if revision is None:
@@ -373,7 +374,8 @@ class Streams:
         """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted.
 
         Truncation never moves back: a segment that begins after the cut already is left as it is. Fragments in stores
-        are not removed. Raises InvalidInput if this is not a cut of the stream, StreamChanged and StreamNotFound.
+        are not removed. Raises InvalidInput if this is not a cut of the stream, StreamChanged and StreamNotFound. After
+        a cancellation, only some segments may be truncated; call it again.
         """
         view = await self._view(name)
         stream = view.stream

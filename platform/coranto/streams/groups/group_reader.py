@@ -129,7 +129,8 @@ class GroupReader(Generic[E]):
     async def open(self) -> None:
         """Join the group, as entering the block does. A reader with the same id is replaced.
 
-        Raises StreamNotFound if there is no stream or no group, and what the client's calls raise.
+        Raises StreamNotFound if there is no stream or no group, and what the client's calls raise. After a
+        cancellation, the reader may be a member until others find it silent.
         """
         await self._group.load()
         stream = await self._watch.refresh()
@@ -152,7 +153,7 @@ class GroupReader(Generic[E]):
         """Leave the group, so that others continue with the reader's segments.
 
         With `consumed` and `auto_commit`, they continue after everything that was delivered. Otherwise they continue
-        after what was consumed before.
+        after what was consumed before. After a cancellation, the reader may stay a member until others find it silent.
         """
         for task in self._tasks:
             task.cancel()
@@ -212,7 +213,7 @@ class GroupReader(Generic[E]):
 
         Within a transaction, this commits up to its beginning. Raises ReaderOffline if the reader is no longer in the
         group: then nothing was recorded, and others deliver again what was delivered since the last commit. Raises
-        AppendOutcomeUnknown.
+        AppendOutcomeUnknown. After a cancellation, the next heartbeat still commits it.
         """
         presence = self._check()
         if not self._rest:

@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint. It is complete once no reader is `remaining`, that is has yet to pass it."""
+    """A checkpoint. `remaining` are the readers that have yet to pass it; it is complete once there are none."""
 
     name: str
     remaining: Names

@@ -149,7 +149,8 @@ class ReaderGroup:
     async def begin_checkpoint(self, name: str) -> None:
         """Begin a checkpoint. It is complete when every reader has passed it.
 
-        Raises CheckpointRefused if there is one of this name, or too many are under way.
+        Raises CheckpointRefused if there is one of this name, or too many are under way. After a cancellation, the
+        checkpoint may have begun.
         """
         validate_token("checkpoint", name, 1, 128)
         await self._loaded()
@@ -204,6 +205,7 @@ class ReaderGroup:
         """Restart the group at a position or a cut, or by default at the stream's beginning.
 
         Its readers get ReaderOffline, and checkpoints under way are dropped. Raises StreamTruncated and InvalidInput.
+        After a cancellation, the group may have been reset.
         """
         await self._loaded()
         frontier = frontier_at(await describe(self._client, self.stream), await self._place(begin))

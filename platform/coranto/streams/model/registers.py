@@ -46,7 +46,10 @@ DEFAULT_MAX_WRITERS: Final = 64
 FAR_AHEAD_S: Final = 3600
 """Seconds that an entry's time of use may be ahead of the entering writer's clock and still be believed."""
 MAX_WRITERS: Final = 256
-"""The most writers per segment. Brokers accept 64 KiB of registers; this many entries and all fences fit in that."""
+"""The most writers per segment.
+
+Brokers accept 64 KiB of registers. This many entries and all fences, with the longest tokens, leave some room in that.
+"""
 MAX_FENCES: Final = 16
 """The most fences, by name, that a segment can have."""
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
@@ -173,7 +176,7 @@ them for duplicates. The id is derived from the empty writer id, which no writer
 """
 
 
-# ---------------------------------------------------------------------------------------------- how a writer stands
+# --------------------------------------------------------------------------------------------- the standing of a writer
 
 
 class Standing(Enum):
@@ -210,7 +213,7 @@ def standing(registers: Registers, head: int, identity: Identity, taken_from: in
     return Standing.FOREIGN
 
 
-# ------------------------------------------------------------------------------------------------ what appends carry
+# ------------------------------------------------------------------------------------------------ conditions of appends
 
 
 class Conditions(NamedTuple):
@@ -251,7 +254,7 @@ class Advances:
         """Return the parameters of `advance` for encoded entries."""
         parameters = pb.AppendRequest()
         parameters.CopyFrom(self._template)
-        parameters.check_registers.include.labels[-1].value = before  # It sorts behind HELD_LABEL.
+        parameters.check_registers.include.labels[-1].value = before  # It sorts after HELD_LABEL.
         parameters.union_registers.labels[0].value = after
         return parameters
 

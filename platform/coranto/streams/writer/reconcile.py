@@ -123,7 +123,7 @@ class Settling:
     # -- From the registers --------------------------------------------------------------------------------------------
 
     async def _settle_all(self) -> None:
-        """Wait for all attempts in flight. Settle those that were applied by the answers, and keep the rest to resend.
+        """Wait for all attempts in flight. Settle those known to be applied, and queue the rest to be sent again.
 
         If a later append was applied, so were all before it.
         """

@@ -285,7 +285,7 @@ class StreamWriter(Generic[E]):
 
         Pass the returned fence to transactions of this writer or any other. The fence belongs to the segment. Once the
         segment is sealed, or all its brokers are lost, the fence is gone: every holder is refused, and it must be
-        raised again.
+        raised again. After a cancellation, the fence may have been raised.
         """
         fence = Fence(validate_fence_name(name), self._entropy(16).hex())
         place = self.place(key)

@@ -305,8 +305,8 @@ class MultiKeyWriter(Generic[E]):
         )
         last = self._ticks.tick()
         ack = format.acknowledgement(build_uuid(producer, last, Flags.ACK_TXN))
-        # The first acknowledgement drops pending events. The second makes duplicates of events that a doubtful append
-        # may still add later.
+        # The first acknowledgement drops pending events. Because of the second, events that a doubtful append adds
+        # later count as duplicates.
         drop = format.acknowledgement(build_uuid(producer, first - 1, Flags.ACK_TXN)) + ack
         return _Part(segment, content, ack, drop)
 
