@@ -170,12 +170,14 @@ class StreamWriter(Generic[E]):
         """Append an event in the background, after everything written for the same key before.
 
         The future's result is the event's position; the event is then durable and readable. `sequence`, for writers
-        with an id, numbers all events and transactions of the writer in increasing order. An event whose sequence is
-        durable in the stream already is not appended again. If one write has a sequence, all must have one.
+        with an id, numbers all events and transactions of the writer in increasing order. If the stream already has a
+        write of this writer for the key with this sequence or a later one, the event is not appended again. If one
+        write has a sequence, all must have one.
 
         Raises InvalidInput, MaxTransactionSizeExceeded and WriterClosed. The future raises WriteError, whose `outcome`
-        tells whether the event may be durable, StreamSealed, and errors of the client. The writer itself retries
-        exactly once: do not write an event with an unknown outcome again, unless it has a sequence.
+        tells whether the event may be durable, StreamSealed, and errors of the client. The writer's own retries never
+        duplicate an event. Do not write an event with an unknown outcome again, unless it has a sequence: that may
+        duplicate it.
         """
         encoded = self._encoder.encode(event)
         if len(encoded) > self.max_transaction_bytes:
