@@ -1,1 +1,1 @@
-"""Streams for code that blocks."""
+"""Streams for blocking code."""

@@ -1,4 +1,4 @@
-"""Create and change streams from code that blocks, such as scripts, Dagster assets and notebooks."""
+"""Create and change streams from blocking code, such as scripts, Dagster assets and notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coranto.streams.control.lifecycle import Streams
 
 
 class SyncStreams(StreamsFace, Blocking):
-    """`Streams` for code that blocks: `with SyncStreams(client) as streams:`."""
+    """`Streams` for blocking code: `with SyncStreams(client) as streams:`."""
 
     def __init__(self, client: SyncJournalClient) -> None:
         self._client = JournalClient.of(client.config)

@@ -1,4 +1,4 @@
-"""Read streams from code that blocks, such as scripts, Dagster assets and notebooks.
+"""Read streams from blocking code, such as scripts, Dagster assets and notebooks.
 
 Use each reader from one thread at a time.
 """
@@ -53,24 +53,24 @@ class _SyncReading(Face, Generic[E]):
         return self
 
     def __next__(self) -> Event[E]:
-        """The next event. Raises TimeoutError, with nothing taken, and what the asynchronous reader raises."""
+        """Return the next event. Raises TimeoutError, which takes no event, and what the asynchronous reader raises."""
         event = run_blocking(_next(self._inner, self._timeout))
         if event is None:
             raise StopIteration
         return event
 
     def transactions(self) -> Iterator[StreamTransaction[E]]:
-        """The rest by transaction, each one whole. Raises as `next` does."""
+        """Yield the rest as whole transactions. Raises what `next` raises."""
         while (transaction := self.next_transaction()) is not None:
             yield transaction
 
     def next_transaction(self) -> StreamTransaction[E] | None:
-        """The next transaction, None at the end. Raises as `next` does."""
+        """Return the next transaction; None at the end. Raises what `next` raises."""
         return run_blocking(_bounded(self._inner.next_transaction(), self._timeout))
 
 
 class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
-    """`StreamReader` for code that blocks: `with SyncStreamReader(client, "name") as reader:`."""
+    """`StreamReader` for blocking code: `with SyncStreamReader(client, "name") as reader:`."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SyncStreamReader(StreamReaderFace[E], _SyncReading[E], Blocking):
 
 
 class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
-    """`GroupReader` for code that blocks: `with group.reader("name") as reader:`."""
+    """`GroupReader` for blocking code: `with group.reader("name") as reader:`."""
 
     def __init__(self, reader: GroupReader[E], timeout: float | None) -> None:
         self._reader = reader
@@ -132,7 +132,7 @@ class SyncGroupReader(GroupReaderFace[E], _SyncReading[E]):
 
 
 class SyncReaderGroup(ReaderGroupFace, Blocking):
-    """`ReaderGroup` for code that blocks. Close it when its readers are closed."""
+    """`ReaderGroup` for blocking code. Close its readers first."""
 
     def __init__(self, client: SyncJournalClient, stream: str, name: str) -> None:
         self._client = JournalClient.of(client.config)
@@ -158,8 +158,9 @@ class SyncReaderGroup(ReaderGroupFace, Blocking):
         read_ahead: int = DEFAULT_READ_AHEAD,
         timeout: float | None = None,
     ) -> SyncGroupReader[E]:
-        """As `ReaderGroup.reader`, whose `timeout` is `miss_after` here; `timeout` bounds the wait for each event.
+        """Return a reader of the group; see `ReaderGroup.reader`.
 
+        `miss_after` is the `timeout` there, and `timeout` here bounds the wait for each event; both are in seconds.
         `on_checkpoint` is called on another thread, while this one waits for the next event.
         """
 
@@ -180,12 +181,15 @@ class SyncReaderGroup(ReaderGroupFace, Blocking):
         return SyncGroupReader(made, timeout)
 
     def initiate_checkpoint(self, name: str, *, timeout: float | None = None) -> StreamPosition:
-        """As `ReaderGroup.initiate_checkpoint`; raises TimeoutError after `timeout` seconds, and it goes on."""
+        """Begin a checkpoint and wait until it is complete; see `ReaderGroup.initiate_checkpoint`.
+
+        Raises TimeoutError after `timeout` seconds; the checkpoint stays under way.
+        """
         return run_blocking(_bounded(self._group.initiate_checkpoint(name), timeout))
 
 
 class SyncStateSynchronizer(StateSynchronizerFace[S, U], Blocking):
-    """`StateSynchronizer` for code that blocks. `update` calls its function on another thread than its caller's."""
+    """`StateSynchronizer` for blocking code. `update` calls its function on a thread other than the caller's."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Write streams from code that blocks, such as scripts, Dagster assets and Spark tasks."""
+"""Write streams from blocking code, such as scripts, Dagster assets and Spark tasks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 MAX_PENDING_EVENTS: Final = 10_000
-"""A call waits while as many events are not settled."""
+"""A call waits while this many events are not settled."""
 
 
 class SyncStreamWriter(StreamWriterFace[E], Blocking):
     """A blocking writer: `with SyncStreamWriter(client, "orders") as writer:`. May be used by several threads.
 
-    Handing over an event waits for room only, not for the loop's thread.
+    A call that hands over an event waits only for room, not for the event loop's thread.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         expected_offset: int | None = None,
         fence: Fence | None = None,
     ) -> SyncTransaction[E]:
-        """A transaction: `with writer.transaction(key) as txn: txn.write(event)`."""
+        """Return a transaction: `with writer.transaction(key) as txn: txn.write(event)`."""
 
         writer = self._writer
         return SyncTransaction(
@@ -109,11 +109,11 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
         )
 
     def flush(self) -> None:
-        """Return once everything that was written is durable; see `StreamWriter.flush`."""
+        """Wait until everything that was written is durable; see `StreamWriter.flush`."""
         self._run_after_calls(self._writer.flush)
 
     def note_time(self, time: float) -> None:
-        """Note the time of the events written so far, in seconds since the epoch; see `StreamWriter.note_time`."""
+        """Declare that all events written from now on have this time or a later one; see `StreamWriter.note_time`."""
 
         async def note() -> None:
             self._writer.note_time(time)
@@ -131,7 +131,7 @@ class SyncStreamWriter(StreamWriterFace[E], Blocking):
 
 
 class _Scope(Face):
-    """A transaction's `with` block: commits when it is left, or aborts when it raises."""
+    """A transaction's `with` block: leaving it commits, and an exception aborts."""
 
     @property
     @abstractmethod
@@ -149,7 +149,7 @@ class _Scope(Face):
 
 
 class SyncTransaction(TransactionFace[E], _Scope):
-    """`Transaction` for code that blocks."""
+    """`Transaction` for blocking code."""
 
     def __init__(self, transaction: Transaction[E]) -> None:
         self._transaction = transaction
@@ -160,7 +160,7 @@ class SyncTransaction(TransactionFace[E], _Scope):
 
 
 class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
-    """`MultiKeyWriter` for code that blocks: `with SyncMultiKeyWriter(client, "orders") as writer:`."""
+    """`MultiKeyWriter` for blocking code: `with SyncMultiKeyWriter(client, "orders") as writer:`."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
         return self
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> SyncMultiKeyTransaction[E]:
-        """A transaction: `with writer.transaction() as txn: txn.write(key, event)`."""
+        """Return a transaction: `with writer.transaction() as txn: txn.write(key, event)`."""
         return SyncMultiKeyTransaction(self._call(lambda: self._writer.transaction(timeout=timeout)))
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class SyncMultiKeyWriter(MultiKeyWriterFace[E], Blocking):
 
 
 class SyncMultiKeyTransaction(MultiKeyTransactionFace[E], _Scope):
-    """`MultiKeyTransaction` for code that blocks."""
+    """`MultiKeyTransaction` for blocking code."""
 
     def __init__(self, transaction: MultiKeyTransaction[E]) -> None:
         self._transaction = transaction

@@ -1,1 +1,1 @@
-"""The life of streams: creation, scaling, decisions and deletion."""
+"""The lifecycle of streams: creation, scaling, transaction decisions and deletion."""

@@ -1,7 +1,7 @@
-"""`Autoscaler`: measures streams and scales them as their policies say.
+"""`Autoscaler`: measures streams and scales them according to their policies.
 
-Any number of processes may run one; of two that decide the same, one wins. What is measured is kept by none of them: a
-new one begins by watching for as long as the policy's windows and cool-down are.
+Any number of processes may run one. If two make the same decision, one wins. Measurements are not stored: a new process
+first observes the streams for as long as the windows and the cool-down.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A stream that was scaled, and how."""
+    """A stream that was scaled, and the changes of its segments."""
 
     stream: Stream
     changes: tuple[Change, ...]
 
 
 class Autoscaler:
-    """Scales streams by their load. Give it some by name, or none for all that have a policy."""
+    """Scales streams by their load: the named ones, or by default all that have a policy."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Autoscaler:
         clock: Clock | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """`policy` goes before those that the streams have."""
+        """Create an autoscaler. `policy` takes precedence over the streams' own policies."""
         self._client = client
         self._names = tuple(names)
         self._policy = policy
@@ -58,7 +58,7 @@ class Autoscaler:
         self._meters: dict[str, Meter] = {}
 
     async def run(self, interval: float = DEFAULT_INTERVAL) -> None:
-        """Measure and scale every `interval` seconds, until cancelled. What fails is logged and tried again."""
+        """Measure and scale every `interval` seconds, until cancelled. Failures are logged and tried again."""
         if not interval > 0:
             raise InvalidInput(f"{interval:g} seconds is no interval", field="interval")
         while True:
@@ -70,14 +70,17 @@ class Autoscaler:
             await self._clock.sleep(interval)
 
     async def step(self) -> list[Scaled]:
-        """Measure once, and scale what is due. Returns what was. Raises StreamNotFound for a name without a stream."""
+        """Measure once, scale the streams that need it, and return these.
+
+        Raises StreamNotFound for a name without a stream.
+        """
         found = await self._found()
         self._meters = {each.name: self._meters.get(each.name) or Meter(self._windows) for each in found}
         done = await asyncio.gather(*(self._look_after(stream) for stream in found))
         return [each for each in done if each is not None]
 
     async def _found(self) -> list[Stream]:
-        """The streams to look after. One that contradicts itself is left out, and told of."""
+        """Return the streams to scale. A stream with inconsistent labels is logged and left out."""
         unsound: dict[str, CorruptData] = {}
         found = []
         for name in self._names:
@@ -120,8 +123,8 @@ class Autoscaler:
         return rates | {number: _divided(rates[number], size) for number, size in zip(busy, sizes, strict=True)}
 
     async def _event_bytes(self, stream: Stream, segment: Segment) -> float:
-        """How many bytes of the journal an event takes, in a sample of its newest fragment."""
-        # A fragment begins with a message, wherever it is in the journal.
+        """Return the average bytes per event, in a sample of the journal's newest fragment."""
+        # Every fragment begins at the beginning of a message.
         fragments = await self._client.fragments(segment.journal)
         begin = max((each.fragment.begin for each in fragments), default=0)
         end = min(begin + _SAMPLE_BYTES, await self._client.head(segment.journal))

@@ -1,4 +1,4 @@
-"""Appends to one journal that are put together while another is under way."""
+"""Batching of appends to one journal while another append is under way."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final, NamedTuple
 from coranto.client.values import AppendResult
 
 MAX_BATCH_BYTES: Final = 1 << 20
-"""Content that is put together; a single one may be longer."""
+"""The most bytes in one batch. A single content may be longer."""
 
 
 class Place(NamedTuple):
-    """Where content stands in its journal: [begin, end)."""
+    """The offsets [begin, end) of content in its journal."""
 
     begin: int
     end: int
 
 
 class Batches:
-    """Has content appended by `send`, in the order in which it is given, one append after the other.
+    """Appends content with `send`, in the order given, one append after the other.
 
-    Without load each content is an append of its own. What comes while one is under way goes together with the next,
-    and shares its fate: all of it is appended, or all of it fails with the same error.
+    Without load, each content is an append of its own. Content that arrives while an append is under way is batched
+    into the next one. All content of a batch is appended, or all of it fails with the same error.
     """
 
     def __init__(self, send: Callable[[Sequence[bytes]], Awaitable[AppendResult]]) -> None:
@@ -32,7 +32,7 @@ class Batches:
         self._runner: asyncio.Task[None] | None = None
 
     async def append(self, content: bytes) -> Place:
-        """Append, and return where it stands. Cancelling it does not recall it. Raises what `send` does."""
+        """Append content and return its place. Cancelling does not stop the append. Raises what `send` raises."""
         done: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         self._waiting.append((content, done))
         if self._runner is None:
@@ -59,7 +59,7 @@ class Batches:
                     at += len(content)
         finally:
             self._runner = None
-            for _, done in self._waiting:  # Only when this was cancelled.
+            for _, done in self._waiting:  # Not empty only if this task was cancelled.
                 done.cancel()
             self._waiting.clear()
 

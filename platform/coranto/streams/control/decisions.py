@@ -1,24 +1,25 @@
-"""The decisions of a stream's multi-key transactions, and the gate that scaling closes for them.
+"""The decisions of a stream's multi-key transactions, and the gate that scaling closes to stop them.
 
-A multi-key transaction appends its events to several segments, where readers take none of them for committed until an
-acknowledgement follows in the same segment. All acknowledgements together stand in one record of the journal
-`<stream>/transactions`, appended before any of them: with that record the transaction is *decided*, and whoever finds
-it appends the acknowledgements again, which does no harm. So what decides is one append.
+A multi-key transaction appends its events to several segments. In each segment, readers treat the events as uncommitted
+until an acknowledgement follows. One record in the journal `<stream>/transactions` holds all acknowledgements together.
+It is appended before any of them is, and it *decides* the transaction. Any process that finds the record appends the
+acknowledgements again, which does no harm. So one append decides the transaction.
 
 The journal is JSON lines:
 
 ====================================  ===============================================================================
 `{"decided": txn, "acks": {…}}`       the transaction is committed; by journal, its acknowledgements in base64
-`{"void": txn}`                       it is not, unless it was decided further up
+`{"void": txn}`                       it is not committed, unless an earlier record decided it
 `{"done": txn}`                       its acknowledgements are in their segments
-`{"settled": offset}`                 those of all transactions that were decided below the offset are
+`{"settled": offset}`                 so are those of all transactions that were decided below the offset
 `{"gate": state}`                     the gate was opened or closed
 ====================================  ===============================================================================
 
-A segment must not be sealed between a decision and its acknowledgements. The journal's register `coranto.dev/gate` is
-a token, `open-…` or `closed-…`. A transaction reads it when it begins, before it looks which segments there are, and
-decides on the condition that it is still the same and open. Whoever changes the segments closes the gate first, has
-the acknowledgements of everything decided appended, and opens it with another token once the segments are sealed.
+A segment must not be sealed between a decision and its acknowledgements. The journal's register `coranto.dev/gate`
+prevents that. It is a token, `open-…` or `closed-…`. A transaction reads the gate when it begins, before it lists the
+segments; the append that decides is conditioned on the gate being open with the same token. A process that changes the
+segments first closes the gate, then appends the acknowledgements of all decided transactions, and opens the gate with
+another token once the segments are sealed.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _TOKEN_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate as an append found it. `token` is None when nobody has opened it yet, or the registers were lost.
+    """The state of the gate at an append. `token` is None if the gate was never opened, or the registers were lost.
 
-    `settled` is an offset of the journal below which all decisions are carried out, and `end` where it ends.
+    All decisions below the offset `settled` of the journal are carried out. `end` is the end of the journal.
     """
 
     token: str | None
@@ -72,7 +73,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A decided transaction: by journal, the acknowledgements to append, and where its record begins."""
+    """A decided transaction: the acknowledgements to append, by journal, and the offset of its record."""
 
     txn: str
     acks: Mapping[str, bytes]
@@ -81,7 +82,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the journal says of [begin, end): decisions by transaction, in order, and which are carried out."""
+    """The content of some records: decisions by transaction, in order, and the transactions that are void or done."""
 
     decided: Mapping[str, Decided]
     void: frozenset[str]
@@ -92,7 +93,7 @@ class Recorded:
 
 
 def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
-    """What records (with the offsets at which they begin) come to. Raises CorruptData."""
+    """Combine records, given with the offsets at which they begin. Raises CorruptData."""
     decided: dict[str, Decided] = {}
     void: set[str] = set()
     done: set[str] = set()
@@ -115,27 +116,27 @@ def replay(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Recorded:
 
 
 class Decisions:
-    """The journal of a stream's decisions. For many tasks at once."""
+    """The journal of a stream's decisions. Safe for use by many tasks at once."""
 
     def __init__(self, client: JournalClient, stream: str, entropy: Entropy) -> None:
         self._client = client
         self._entropy = entropy
-        self._batches: tuple[str, Batches] | None = None  # Of the token that was given last.
+        self._batches: tuple[str, Batches] | None = None  # For the token of the last call.
         self.journal = transactions_journal(stream)
 
     # -- The gate --------------------------------------------------------------------------------------------------
 
     async def gate(self) -> Gate:
-        """The gate, as of now. Raises JournalNotFound for a stream without multi-key transactions."""
+        """Return the present state of the gate. Raises JournalNotFound for a stream without multi-key transactions."""
         return Gate.of(await self._client.append(self.journal, b"", retry_unknown=True))
 
     async def close(self) -> Gate:
-        """Close the gate: what is decided from now on is not. The decisions to carry out are below `end`."""
+        """Close the gate, so that nothing more can be decided. All decisions to carry out are below `end`."""
         state = _CLOSED + self._entropy(_TOKEN_BYTES).hex()
         return Gate.of(await self._record({"gate": state}, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True))
 
     async def open(self, before: str | None) -> bool:
-        """Open the gate that is in the state `before`; False when it is in another by now, whoever changed it."""
+        """Open the gate if it still is in the state `before`. Returns False if somebody has changed it."""
         state = _OPEN + self._entropy(_TOKEN_BYTES).hex()
         selector = (
             labels.label_selector(exclude={GATE_LABEL: ""})
@@ -145,16 +146,16 @@ class Decisions:
         try:
             await self._record({"gate": state}, check=selector, union={HELD_LABEL: "1", GATE_LABEL: state}, again=True)
         except RegisterMismatch as error:
-            return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt without an answer.
+            return labels.value_of(error.registers, GATE_LABEL) == state  # Applied by an attempt whose answer was lost.
         return True
 
     # -- Decisions -------------------------------------------------------------------------------------------------
 
     async def decide(self, txn: str, acks: Mapping[str, bytes], token: str, done: Iterable[str] = ()) -> None:
-        """Commit a transaction, if the gate is still as `token` says. Those that wait at once share an append.
+        """Commit a transaction, if the gate still has this `token`. Transactions that wait together share an append.
 
-        `done` are earlier ones whose acknowledgements are in their segments. Raises RegisterMismatch when nothing was
-        decided, and AppendOutcomeUnknown when that is not known: then `settle` it.
+        `done` are earlier transactions whose acknowledgements are in their segments. Raises RegisterMismatch if nothing
+        was decided. Raises AppendOutcomeUnknown if that is not known; then call `settle`.
         """
         in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
         records: list[Mapping[str, object]] = [{"decided": txn, "acks": in_text}, *({"done": each} for each in done)]
@@ -164,24 +165,27 @@ class Decisions:
         await self._batches[1].append(b"".join(map(_line, records)))
 
     async def settle(self, txn: str, begin: int) -> bool:
-        """Whether a transaction was decided that began when the journal ended at `begin`. If not, it never will be."""
+        """Return whether a transaction was decided. If it was not, it never will be.
+
+        `begin` is the end of the journal when the transaction began.
+        """
         end = (await self._record({"void": txn}, again=True)).end
         return txn in (await self.read(begin, end)).decided
 
     async def done(self, txns: Iterable[str]) -> None:
-        """Note that the acknowledgements of transactions are in their segments."""
+        """Record that the acknowledgements of transactions are in their segments."""
         content = b"".join(_line({"done": txn}) for txn in txns)
         if content:
             await self._client.append(self.journal, content, retry_unknown=True)
 
     async def read(self, begin: int, end: int) -> Recorded:
-        """What the journal says in [begin, end), where `begin` is the beginning of a record. Raises CorruptData."""
+        """Read the records in [begin, end). A record must begin at `begin`. Raises CorruptData."""
         return replay([record async for record in self._records(begin, end)])
 
     async def finish(self, gate: Gate) -> int:
-        """Append the acknowledgements of all that was decided below `gate.end`. Returns of how many transactions.
+        """Append the missing acknowledgements of all transactions decided below `gate.end`. Returns their number.
 
-        Segments that were sealed or removed have theirs already, as whoever did that did this before.
+        Sealed or removed segments are skipped: the process that sealed them appended their acknowledgements first.
         """
         if gate.settled >= gate.end:
             return 0
@@ -192,12 +196,12 @@ class Decisions:
                 by_journal.setdefault(journal, []).append(ack)
         await asyncio.gather(*(self._acknowledge(journal, acks) for journal, acks in by_journal.items()))
         settled = {SETTLED_LABEL: str(gate.end)}
-        # Registers that were lost and held anew since must not say that something is settled in what came later.
+        # If the registers were lost and restored since, they must not claim that later decisions are settled.
         check = labels.label_selector(include={HELD_LABEL: "", GATE_LABEL: gate.token or ""})
         try:
             await self._record({"settled": gate.end}, check=check, union=settled, again=True)
         except RegisterMismatch:
-            return len(undone)  # Somebody else is at it; they find the same to do.
+            return len(undone)  # Another process is doing this, and finds the same work.
         return len(undone)
 
     async def _acknowledge(self, journal: str, acks: list[bytes]) -> None:
@@ -227,7 +231,7 @@ class Decisions:
             return
         rest, at = b"", begin
         async for chunk in self._client.read(self.journal, begin, end_offset=end):
-            if chunk.offset != at + len(rest):  # Older decisions went by retention; they were carried out long ago.
+            if chunk.offset != at + len(rest):  # Retention removed older decisions, which were carried out long ago.
                 rest, at = b"", chunk.offset
             *lines, rest = (rest + chunk.content).split(b"\n")
             for line in lines:

@@ -1,18 +1,18 @@
 """Creating streams, changing their segments, and deleting them.
 
-Every change is one Apply on the condition that nothing changed since the stream was looked at, so of several at the
-same time one wins. What must follow it can be finished by any process (`Streams.resume`), as often as it likes:
+Every change is one Apply, conditioned on nothing having changed since the stream was read. So of several concurrent
+changes, one wins. Any process can finish the remaining steps (`Streams.resume`), and repeat them:
 
-1. The gate of multi-key transactions is closed, and what they decided is carried out (`decisions.py`).
+1. The gate of multi-key transactions is closed, and all decided transactions are carried out (`decisions.py`).
 2. The Apply makes the predecessors read-only and creates their successors. From here on the change has happened.
-3. An append of nothing to each predecessor, at a broker that knows of the Apply, tells its final offset: nothing can be
-   appended behind it (`docs/protocol.md`).
-4. A second Apply notes the final offsets, which readers wait for before they go on to the successors.
+3. An empty append to each predecessor, at a broker that knows of the Apply, returns its final offset: nothing can be
+   appended after it (`docs/protocol.md`).
+4. A second Apply records the final offsets. Readers wait for them before they go on to the successors.
 5. The gate is opened.
 
-The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So a process that closed
-the gate and was then overtaken, or taken for dead, has its Apply refused. That journal has no retention: a decision
-that was not carried out yet counts however long nobody looks.
+The spec of the journal `<stream>/transactions` is part of every Apply that changes segments. So if a process closes the
+gate and is then overtaken or taken for dead, its Apply is refused. That journal has no retention: a decision that is
+not carried out yet stays valid, however long that takes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _ATTEMPTS = 20
 
 
 def default_template(*, replication: int = 1, stores: Sequence[str] = ("file:///",)) -> pb.JournalSpec:
-    """A spec for a stream's journals: fragments of 64 MiB, compressed with Zstandard, persisted to `stores`."""
+    """Return a spec for a stream's journals: fragments of 64 MiB, compressed with Zstandard, persisted to `stores`."""
     spec = pb.JournalSpec(replication=replication)
     spec.fragment.length = 1 << 26
     spec.fragment.compression_codec = pb.ZSTANDARD
@@ -100,7 +100,7 @@ class _View:
 
 
 class Streams:
-    """Streams of a cluster. For many tasks at once; several processes may do anything of this at the same time."""
+    """The streams of a cluster. Many tasks may use this at once, and several processes at the same time."""
 
     def __init__(self, client: JournalClient, *, clock: Clock | None = None, entropy: Entropy = os.urandom) -> None:
         self._client = client
@@ -110,23 +110,24 @@ class Streams:
     # -- Looking ---------------------------------------------------------------------------------------------------
 
     async def describe(self, name: str) -> Stream:
-        """The stream as brokers know it. Raises StreamNotFound, and CorruptData when its labels make no sense."""
+        """Return the stream as brokers know it. Raises StreamNotFound, and CorruptData if its labels are invalid."""
         try:
             return decode(await self._client.list(segments_selector(validate_stream(name))))
         except StreamNotFound:
             raise _not_found(name) from None
 
     async def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
-        """All streams, in the order of their names.
+        """Return all streams, in the order of their names.
 
-        Raises CorruptData for one whose labels make no sense; or tells of it by `unsound`, and leaves it out. Anybody
-        who may apply a journal can give it labels of a stream.
+        Raises CorruptData for a stream with invalid labels. If `unsound` is given, the error is put in there by the
+        stream's name instead, and the stream is left out. Any user who may apply a journal can give it labels of a
+        stream.
         """
         listing = await self._client.list(labels.label_selector(include={STREAM_LABEL: ""}))
         return decode_all(listing, unsound=unsound)
 
     async def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
-        """The write heads of segments (all, unless given), by number. Those removed meanwhile are left out."""
+        """Return the write heads of segments (by default all), by number. Segments that are gone are left out."""
         found: dict[int, int] = {}
         limit = asyncio.Semaphore(_AT_ONCE)
 
@@ -161,11 +162,12 @@ class Streams:
         policy: ScalingPolicy | None = None,
         max_writers: int | None = None,
     ) -> Stream:
-        """Create a stream of segments that share the key space evenly, and return it once it can be written to.
+        """Create a stream whose segments share the key space evenly. Returns it once it can be written to.
 
-        `template` is the spec that its journals have, but for names, flags and a stream's labels; `content_type` is
-        that of its event format. `policy` is noted for `coranto streams autoscale`, and `max_writers` is how many
-        writers a segment keeps in mind, MAX_WRITERS at most. Raises StreamExists, and InvalidInput.
+        `template` is the spec of its journals, except for names, flags and a stream's labels. `content_type` is that of
+        its event format. `policy` is stored for `coranto streams autoscale`. `max_writers` is the number of writers
+        whose state a segment keeps, at most MAX_WRITERS. Raises StreamExists and InvalidInput. After a cancellation,
+        the stream may have been created.
         """
         validate_stream(name)
         if not 1 <= segments <= MAX_CHANGES:
@@ -188,7 +190,7 @@ class Streams:
         made = [Segment(number, 0, segment_journal(name, number), keys) for number, keys in enumerate(ranges)]
         specs = [spec_of(name, segment, spec) for segment in made]
         specs.append(_for_good(_part(name, transactions_journal(name), spec, {EPOCH_LABEL: "0"})))
-        specs.append(_part(name, marks_journal(name), spec))  # Marks are of use for as long as events are.
+        specs.append(_part(name, marks_journal(name), spec))  # Marks are needed as long as events are.
         changes = [pb.ApplyRequest.Change(upsert=each) for each in specs]
         revision = await self._change(changes)
         if revision is None:
@@ -214,16 +216,16 @@ class Streams:
         more: Mapping[str, str] | None = None,
         for_good: bool = False,
     ) -> None:
-        """Create a journal beside a stream's segments, with a spec like theirs, unless it is there already.
+        """Create another journal of a stream, with a spec like its segments', unless the journal exists.
 
-        `more` are further labels. `for_good` has no retention remove its content, all of which may be needed. Raises
-        StreamNotFound, and InvalidInput when its name nests with another of the stream's journals.
+        `more` are further labels. With `for_good`, the journal has no retention, because all of its content may be
+        needed. Raises StreamNotFound, and InvalidInput if its name nests with another of the stream's journals.
         """
         for _ in range(_ATTEMPTS):
             view = await self._view(name)
             if journal in view.infos:
                 return
-            # Brokers refuse it, too, but for Gazette's.
+            # Coranto's brokers refuse this too, but Gazette's do not.
             if other := next((each for each in view.infos if nests(each, journal)), None):
                 raise InvalidInput(
                     f"the journal {journal} would nest with {other}, and the folder of one within the other's in "
@@ -239,9 +241,9 @@ class Streams:
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def delete(self, name: str) -> None:
-        """Delete a stream's journals, whatever state they are in. What they have in fragment stores stays there.
+        """Delete a stream's journals, whatever their state. Their fragments in fragment stores are kept.
 
-        Deleting it once more finishes what was interrupted. Raises StreamNotFound when nothing of it is there.
+        After an interruption, call it again to finish. Raises StreamNotFound if the stream has no journals.
         """
         prefix = f"{validate_stream(name)}/"
         gone = False
@@ -262,8 +264,9 @@ class Streams:
     async def scale(self, name: str, changes: Sequence[Change]) -> Stream:
         """Split and merge segments. Returns the stream once the predecessors are sealed.
 
-        Raises StreamChanged when somebody else changed the stream meanwhile, StreamSealed, StreamNotFound, and
-        InvalidInput. When it is interrupted, `resume` finishes what it had begun, or leaves the stream as it was.
+        Raises StreamChanged if somebody else changed the stream meanwhile, StreamSealed, StreamNotFound and
+        InvalidInput. After an interruption or cancellation, `resume` finishes the change if it has happened, or leaves
+        the stream as it was.
         """
         view = await self._view(name)
         planned = transition(view.stream, changes)
@@ -275,9 +278,9 @@ class Streams:
         return await self._carry_out(view, [*sealed, *created], planned.epoch)
 
     async def seal(self, name: str) -> Stream:
-        """Let a stream take no more events. Returns it once the final offsets of its segments are known.
+        """Seal a stream, so that it takes no more events. Returns it once the final offsets of its segments are known.
 
-        Does nothing when that is so already. Raises StreamChanged and StreamNotFound.
+        A sealed stream is left as it is. Raises StreamChanged and StreamNotFound.
         """
         while True:
             view = await self._view(name)
@@ -309,11 +312,12 @@ class Streams:
         return await self.describe(name)
 
     async def resume(self, name: str) -> Stream:
-        """Finish what processes began that changed the stream's segments, or wrote multi-key transactions. Idempotent.
+        """Finish interrupted changes of the stream's segments and interrupted multi-key transactions. Idempotent.
 
-        A process that is still at it is not disturbed where it has happened already, and has its change refused where
-        it has not. Raises StreamNotFound; IndexHasGreaterOffset when a segment that is to be sealed was lost, so that
-        nobody knows its final offset (see `coranto journals reset-head`); StreamChanged when others never pause.
+        If the process that made a change is still running, a change that has happened is not disturbed, and one that
+        has not is refused. Raises StreamNotFound. Raises IndexHasGreaterOffset if the content of a segment that is
+        being sealed was lost, so that its final offset is unknown (see `coranto journals reset-head`). Raises
+        StreamChanged if others keep changing the stream.
         """
         decisions = Decisions(self._client, name, self._entropy)
         for _ in range(_ATTEMPTS):
@@ -324,13 +328,13 @@ class Streams:
             await decisions.finish(gate)
             if gate.is_open or gate.token is None:
                 return view.stream
-            # Refuse the change of whoever closed the gate, unless it has happened.
+            # Make the Apply of the process that closed the gate fail, unless it has happened.
             if await self._attempt([_touch(view.transactions, {})]) and await decisions.open(gate.token):
                 return await self.describe(name)
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def _finish(self, name: str) -> _View:
-        """Find out the final offsets of segments that are being sealed, and note them."""
+        """Determine the final offsets of segments that are being sealed, and record them."""
         for _ in range(_ATTEMPTS):
             view = await self._view(name)
             unfinished = view.stream.unfinished()[:MAX_CHANGES]
@@ -347,12 +351,12 @@ class Streams:
         raise StreamChanged(f"stream {name} was changed by others {_ATTEMPTS} times meanwhile; try again")
 
     async def _final_offset(self, journal: str, revision: int) -> int:
-        """Where a journal ends that is read-only since `revision`, once no append can commit any more."""
+        """Return the end of a journal that is read-only since `revision`, once no append can commit any more."""
         held = labels.label_selector(include={HELD_LABEL: ""})
         try:
             return await self._end(journal, revision, held)
         except RegisterMismatch:
-            # No writer of streams was here, or its registers were lost, and then perhaps content with them.
+            # No stream writer has written here, or the registers were lost, perhaps together with content.
             end = await self._end(journal, revision)
             if await self._client.head(journal) > end:
                 raise IndexHasGreaterOffset(f"sealing of {journal}") from None
@@ -367,10 +371,11 @@ class Streams:
     # -- Truncating ------------------------------------------------------------------------------------------------
 
     async def truncate(self, name: str, cut: StreamCut) -> Stream:
-        """Let readers begin at a cut. What is before it is gone: segments wholly before it are deleted.
+        """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted.
 
-        Truncation only moves on: where the stream begins behind the cut already, it stays. Fragments in stores are not
-        removed by this. Raises InvalidInput for a cut that is none of this stream, StreamChanged and StreamNotFound.
+        Truncation never moves back: a segment that begins after the cut already is left as it is. Fragments in stores
+        are not removed. Raises InvalidInput if this is not a cut of the stream, StreamChanged and StreamNotFound. After
+        a cancellation, only some segments may be truncated; call it again.
         """
         view = await self._view(name)
         stream = view.stream
@@ -389,7 +394,7 @@ class Streams:
             segment = stream.segments[number]
             if offset > segment.begin:
                 changes.append(_changed(view.of(segment), replace(segment, begin=offset), name))
-        # Any number of them, from the oldest on, leaves a stream that begins somewhat earlier.
+        # Applying only the first of these changes, from the oldest on, leaves a valid stream that begins earlier.
         for begin in range(0, len(changes), MAX_CHANGES):
             if await self._change(changes[begin : begin + MAX_CHANGES]) is None:
                 raise StreamChanged(f"somebody else changed stream {name} meanwhile; look at it, and truncate it again")
@@ -398,10 +403,10 @@ class Streams:
     # -- Parts -----------------------------------------------------------------------------------------------------
 
     async def _change(self, changes: Sequence[pb.ApplyRequest.Change]) -> int | None:
-        """Apply changes on the condition of their revisions, and return the revision of etcd that they made.
+        """Apply changes, conditioned on their expected revisions, and return the resulting revision of etcd.
 
-        None for a conflict; 0 when they were applied by an attempt whose answer was lost, as far as can be seen.
-        Raises ApplyOutcomeUnknown when it cannot be seen.
+        Returns None for a conflict. Returns 0 if an attempt whose answer was lost appears to have been applied. Raises
+        ApplyOutcomeUnknown if that cannot be determined.
         """
         retry = Retry(self._client.config.patience)
         unknown: ApplyOutcomeUnknown | None = None
@@ -425,7 +430,7 @@ class Streams:
         raise unknown
 
     async def _attempt(self, changes: Sequence[pb.ApplyRequest.Change]) -> bool:
-        """Apply changes; False when they conflict, or may do. For those who look again."""
+        """Apply changes. Returns False if they conflict or the outcome is unknown, so the caller must look again."""
         try:
             await self._client.apply(changes)
         except (EtcdTransactionFailed, ApplyOutcomeUnknown):
@@ -434,7 +439,7 @@ class Streams:
 
 
 def _looks_applied(change: pb.ApplyRequest.Change, present: Mapping[str, JournalInfo]) -> bool:
-    """Whether a journal is as a change makes it, or further changed since."""
+    """Return whether a journal is as the change makes it, or was changed further since."""
     if change.delete:
         return change.delete not in present
     found = present.get(change.upsert.name)
@@ -453,12 +458,12 @@ def _not_found(name: str) -> StreamNotFound:
 
 
 def _owner(info: JournalInfo) -> str:
-    """The stream that a journal is a segment or another part of; empty for none."""
+    """Return the stream that a journal belongs to, as a segment or another part; empty if it belongs to none."""
     return labels.value_of(info.spec.labels, STREAM_LABEL) or labels.value_of(info.spec.labels, STREAM_PART_LABEL)
 
 
 def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str, str] | None = None) -> pb.JournalSpec:
-    """The spec of a journal beside a stream's segments."""
+    """Return the spec of a stream's journal that is not a segment."""
     spec = pb.JournalSpec()
     spec.CopyFrom(template)
     spec.name = journal
@@ -472,13 +477,13 @@ def _part(stream: str, journal: str, template: pb.JournalSpec, more: Mapping[str
 
 
 def _for_good(spec: pb.JournalSpec) -> pb.JournalSpec:
-    """The spec without a retention: all of the content may be needed, however old it is."""
+    """Remove the retention from a spec, because content of any age may be needed. Returns the spec."""
     spec.fragment.ClearField("retention")
     return spec
 
 
 def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
-    """The spec that a new segment's is made from: that of its newest predecessor, which is awake."""
+    """Return the template of a new segment's spec: its newest predecessor's spec, without a suspension."""
     spec = pb.JournalSpec()
     spec.CopyFrom(view.infos[segment_journal(view.stream.name, max(segment.predecessors))].spec)
     spec.ClearField("suspend")
@@ -486,12 +491,12 @@ def _parent(view: _View, segment: Segment) -> pb.JournalSpec:
 
 
 def _changed(info: JournalInfo, segment: Segment, stream: str) -> pb.ApplyRequest.Change:
-    """The change of a segment's spec to say what `segment` does."""
+    """Return the change that makes a segment's spec match `segment`."""
     return pb.ApplyRequest.Change(upsert=spec_of(stream, segment, info.spec), expect_mod_revision=info.mod_revision)
 
 
 def _touch(info: JournalInfo, changed: Mapping[str, str]) -> pb.ApplyRequest.Change:
-    """A change of labels, or of nothing but the revision, to the journal of decisions: these are kept for good."""
+    """Return a change of the decisions journal's labels, or only of its revision. It also removes any retention."""
     spec = pb.JournalSpec()
     spec.CopyFrom(info.spec)
     _for_good(spec)
@@ -504,7 +509,7 @@ def _touch(info: JournalInfo, changed: Mapping[str, str]) -> pb.ApplyRequest.Cha
 
 
 def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
-    """The segments that are wholly before a cut. Raises InvalidInput when it is no cut of the stream."""
+    """Return the segments that are wholly before a cut. Raises InvalidInput if it is not a cut of the stream."""
     missing = sorted(cut.keys() - stream.segments.keys())
     if missing:
         raise InvalidInput(f"segment {missing[0]} is not in stream {stream.name}, or not any more", field="cut")
@@ -517,7 +522,10 @@ def check_cut(stream: Stream, cut: StreamCut) -> frozenset[int]:
 
 
 def _gap(stream: Stream, cut: StreamCut) -> str:
-    """What is wrong with the key space of a cut, none of whose segments precedes another; empty for nothing."""
+    """Describe what is wrong with the key space of a cut, or return an empty text if nothing is.
+
+    None of its segments may precede another.
+    """
     at = 0
     for segment in (*ordered(stream.segments[number] for number in cut), None):
         begin = KEY_SPACE if segment is None else segment.range.begin

@@ -1,10 +1,10 @@
-"""How a stream's segments change: what is asked for becomes a transition, and loads become what is asked for. Pure.
+"""Changes of a stream's segments: planning splits and merges, and deriving them from the load. Pure.
 
-`transition` plans explicit splits and merges. `decide` applies a `ScalingPolicy` to what segments were measured to
-take in, with Pravega's rules: a segment is split when its rate over 2, 5 or 10 minutes is above 5, 2 or 1 times the
-target, and adjacent segments are merged when each of them was below the target over those windows and below half of it
-over 20 minutes. A segment that was observed for less than the cool-down (10 minutes) is left alone, so that what a
-change led to is seen before the next one.
+`transition` plans explicit splits and merges. `decide` applies a `ScalingPolicy` to the measured rates of segments, by
+Pravega's rules. A segment is split if its rate over 2, 5 or 10 minutes is above 5, 2 or 1 times the target. Two
+adjacent segments are merged if each of them was below the target over those windows and below half of it over 20
+minutes, and their rates over 10 minutes together are below the target. A segment that was observed for less than the
+cool-down (10 minutes) is left alone, so that the effect of a change is seen before the next one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.stream import Segment, Stream, ordered, segment_journal
 
 MAX_CHANGES: Final = 120
-"""Segments that one transition touches at most: all of it is one transaction of etcd, which takes 128."""
+"""The most segments that one transition touches. It is one etcd transaction, which takes 128 operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Replace an active segment by `into` ones of equal widths."""
+    """Replace an active segment by `into` segments of equal widths."""
 
     segment: int
     into: int = 2
@@ -51,7 +51,7 @@ class Transition:
 
 
 def transition(stream: Stream, changes: Sequence[Change]) -> Transition:
-    """What splits and merges of different segments come to. Raises StreamSealed, and InvalidInput."""
+    """Plan splits and merges of different segments as one transition. Raises StreamSealed and InvalidInput."""
     if stream.is_sealed:
         raise StreamSealed(f"stream {stream.name} is sealed: it does not scale any more")
     if not changes:
@@ -116,7 +116,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 class Unit(enum.Enum):
-    """What a policy counts."""
+    """The unit of a policy's target."""
 
     BYTES = "bytes"
     EVENTS = "events"
@@ -124,7 +124,7 @@ class Unit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Lengths of time in seconds. The defaults are Pravega's."""
+    """The windows of measurements, in seconds. The defaults are Pravega's."""
 
     short: float = 120
     middle: float = 300
@@ -135,10 +135,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """How many segments a stream shall have: a fixed number of them, or as many as its load takes.
+    """The rule for the number of a stream's segments: fixed, or by its load.
 
-    `target` is per segment and second. A segment is split into `factor` at most, and the stream keeps at least
-    `min_segments` and at most `max_segments`.
+    `target` is the rate per segment and second. A segment is split into at most `factor` segments. The stream keeps at
+    least `min_segments` and at most `max_segments`.
     """
 
     unit: Unit | None
@@ -157,29 +157,29 @@ class ScalingPolicy:
 
     @classmethod
     def fixed(cls, segments: int) -> ScalingPolicy:
-        """Nothing changes by itself."""
+        """Return a policy that never scales by itself."""
         return cls(None, min_segments=segments, max_segments=max(segments, 1))
 
     @classmethod
     def by_bytes(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
-        """A segment shall take in `target` bytes per second, all that frames events included."""
+        """Return a policy of `target` bytes per second and segment, including the framing of events."""
         return cls(Unit.BYTES, target, factor, min_segments, max_segments)
 
     @classmethod
     def by_events(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
-        """A segment shall take in `target` events per second."""
+        """Return a policy of `target` events per second and segment."""
         return cls(Unit.EVENTS, target, factor, min_segments, max_segments)
 
 
 def format_policy(policy: ScalingPolicy) -> str:
-    """The policy as the value of a label: `bytes/1e+06/2/1/64`, or `fixed/4`."""
+    """Encode a policy as the value of a label: `bytes/1e+06/2/1/64`, or `fixed/4`."""
     if policy.unit is None:
         return f"fixed/{policy.min_segments}"
     return f"{policy.unit.value}/{policy.target!r}/{policy.factor}/{policy.min_segments}/{policy.max_segments}"
 
 
 def parse_policy(text: str) -> ScalingPolicy:
-    """The inverse of `format_policy`; what is left out at the end takes its default. Raises InvalidInput."""
+    """Decode what `format_policy` encoded. Parts that are missing at the end have defaults. Raises InvalidInput."""
     kind, *values = text.split("/")
     try:
         if kind == "fixed" and len(values) == 1:
@@ -202,35 +202,35 @@ def parse_policy(text: str) -> ScalingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a segment took in per second, over each window; None while it was not observed for that long."""
+    """A segment's write rate per second over each window; None if it was not observed for that long."""
 
     short: float | None = None
     middle: float | None = None
     long: float | None = None
     idle: float | None = None
     observed: float = 0
-    """Seconds since it was first observed."""
+    """Seconds since the segment was first observed."""
 
 
 @dataclass
 class Meter:
-    """Keeps samples of how much segments hold, and tells their rates."""
+    """Computes the write rates of segments from samples of their totals."""
 
     windows: Windows = Windows()
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
     def sample(self, now: float, totals: Mapping[int, float]) -> None:
-        """At `now` (seconds that do not go backwards) segments held so much in all. Others are forgotten."""
+        """Add a sample of segments' totals at `now`, in monotonic seconds. Segments not in it are forgotten."""
         self._samples = {number: self._samples.get(number, []) for number in totals}
         for number, total in totals.items():
             samples = self._samples[number]
             samples.append((now, total))
-            # One sample from before the longest window is kept, to tell what the window began with.
+            # Keep one sample from before the longest window, to compute the total at the window's beginning.
             while len(samples) > 2 and samples[1][0] <= now - max(self.windows.idle, self.windows.cool_down):
                 samples.pop(0)
 
     def rates(self) -> dict[int, Rates]:
-        """Of all segments in the last sample."""
+        """Return the rates of all segments in the last sample."""
         windows = self.windows
         return {
             number: Rates(
@@ -245,7 +245,7 @@ class Meter:
 
 
 def _rate(samples: Sequence[tuple[float, float]], window: float) -> float | None:
-    """The growth per second over the last `window` seconds; its beginning may lie between two samples."""
+    """Return the growth per second over the last `window` seconds, interpolating at the window's beginning."""
     now, total = samples[-1]
     begin = now - window
     if samples[0][0] > begin:
@@ -258,7 +258,7 @@ def _rate(samples: Sequence[tuple[float, float]], window: float) -> float | None
 
 
 def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, windows: Windows) -> list[Change]:
-    """The changes that a policy asks for. `rates` are in its unit; segments without any are left alone."""
+    """Return the changes that a policy requires. `rates` are in its unit. Segments without rates are left alone."""
     active = stream.active()
     if policy.unit is None or not active:
         return []
@@ -270,7 +270,7 @@ def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, wi
         if (found := rates.get(each.number)) is not None and found.observed >= windows.cool_down
     }
     hot = {number: over for number, found in known.items() if (over := _over(found, policy.target)) is not None}
-    # The hottest first, in case there is not room for all.
+    # The hottest first, in case not all of them can be split.
     for number in sorted(hot, key=lambda each: (-hot[each], each)):
         segment = stream.segments[number]
         room = min(policy.max_segments - count + 1, segment.range.width, MAX_CHANGES // 2)
@@ -293,7 +293,7 @@ def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, wi
 
 
 def _over(rates: Rates, target: float) -> float | None:
-    """How many times the target a segment takes in, if that is reason to split it."""
+    """Return a segment's rate in multiples of the target if it is to be split; otherwise None."""
     for rate, limit in ((rates.short, 5), (rates.middle, 2), (rates.long, 1)):
         if rate is not None and rate > limit * target:
             return rate / target

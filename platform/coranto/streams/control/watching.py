@@ -1,4 +1,4 @@
-"""The metadata of a stream, kept up to date."""
+"""Watching the metadata of a stream."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Segment, Stream, decode, segments_selector
 
 _AGAIN_SECONDS = 0.02
-"""A broker hears of a change some hundredths of a second after another did."""
+"""Brokers learn of a change some hundredths of a second apart."""
 
 
 async def describe(client: JournalClient, stream: str) -> Stream:
-    """The stream as it is now, as far as the broker that is asked knows. Raises StreamNotFound and CorruptData."""
+    """Return the stream as the broker that is asked knows it now. Raises StreamNotFound and CorruptData."""
     return decode(await client.list(segments_selector(stream)))
 
 
 async def beginning(client: JournalClient, stream: str) -> StreamPosition:
-    """Where the stream begins: behind what was truncated, and what retention has removed, at the time of the call."""
+    """Return the beginning of the stream now: after everything that truncation and retention have removed."""
 
     async def first(segment: Segment) -> SegmentPosition:
         async with contextlib.aclosing(client.read(segment.journal, segment.begin)) as chunks:
@@ -36,7 +36,7 @@ async def beginning(client: JournalClient, stream: str) -> StreamPosition:
 
 
 class StreamWatch:
-    """The newest known state of a stream; `on_change` is called whenever there is a newer one, or `check` raises."""
+    """The newest known state of a stream. Calls `on_change` when that changes, and when `check` begins to raise."""
 
     def __init__(self, client: JournalClient, stream: str, clock: Clock, on_change: Callable[[], None]) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class StreamWatch:
         return self._stream
 
     async def refresh(self, revision: int = 0) -> Stream:
-        """Look now; with a revision of etcd, until the stream is known as of that one or a later."""
+        """Fetch and return the stream, repeatedly until it is known as of etcd's `revision` or a later one."""
         while True:
             found = await describe(self._client, self._name)
             self._take(found)
@@ -63,12 +63,12 @@ class StreamWatch:
             await self._clock.sleep(_AGAIN_SECONDS)
 
     def follow(self) -> None:
-        """Keep looking from here on, until `close`."""
+        """Begin to watch the stream in the background, until `close`."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
 
     def check(self) -> None:
-        """Raises what ended the watch, if it has ended: for one, StreamNotFound when the stream was deleted."""
+        """Raise the error that ended the watch, if it has ended. This is StreamNotFound if the stream was deleted."""
         if self._failure is not None:
             raise self._failure
 
@@ -87,7 +87,7 @@ class StreamWatch:
             self._on_change()
 
     def _take(self, found: Stream) -> None:
-        # Another broker may know less than the one before.
+        # This broker may be behind the one that answered before.
         if self._stream is None or found.revision >= self._stream.revision:
             changed = self._stream is None or found != self._stream
             self._stream = found

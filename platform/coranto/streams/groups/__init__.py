@@ -1,1 +1,1 @@
-"""Reader groups, and values that processes share."""
+"""Reader groups, and state that processes share."""

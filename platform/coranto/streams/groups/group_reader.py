@@ -1,8 +1,8 @@
 """`GroupReader`: one reader of a group, in one process.
 
 Everything that changes what the reader may deliver happens between two transactions, in the task that asks for events:
-segments come and go there, and checkpoints are passed there. Beside it, one task listens for what others change in the
-group, and one gives signs of life and looks for those of others.
+it acquires and gives up segments there, and passes checkpoints. Two background tasks run beside it. One listens for
+changes of the group by others; one sends heartbeats and looks for silent readers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from coranto.streams.reader.delivery import Event, SegmentPool, SegmentSource, S
 E = TypeVar("E")
 
 OnCheckpoint: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with a checkpoint's name when the reader is at its mark. It has passed once that returns."""
+"""Called with a checkpoint's name when the reader is at its mark. The checkpoint is passed once this returns."""
 
 DEFAULT_BEAT: Final = 5.0
 DEFAULT_TIMEOUT: Final = 20.0
@@ -57,18 +57,18 @@ _log = structlog.get_logger(__name__)
 
 
 class GroupReader(Generic[E]):
-    """Use as `async with group.reader("name") as reader:`, by one task. Made by `ReaderGroup.reader`.
+    """A reader of a group. Use as `async with group.reader("name") as reader:`, by one task.
 
-    `async for event in reader` gives an event at a time, `async for transaction in reader.transactions()` whole
-    transactions; both wait for more, until the stream is sealed and read by the group (`is_finished`). A call that is
-    cancelled (by a time-out, say) has taken nothing; go on with another.
+    `async for event in reader` yields single events, and `async for transaction in reader.transactions()` yields whole
+    transactions. Both wait for more until the stream is sealed and the group has read it (`is_finished`). A cancelled
+    call (such as by a time-out) takes no event; simply call again. `ReaderGroup.reader` creates readers.
 
-    Without `auto_commit` they also end when it takes a commit to go on: because a segment is read to its end, and what
-    succeeds it must wait until that is consumed, or because a segment is to pass to another reader. Commit, and iterate
-    again.
+    Without `auto_commit`, iteration also ends when only a commit lets it go on. This happens if a segment is read to
+    its end, so that its successors wait until that is consumed, or if a segment must pass to another reader. Commit,
+    and iterate again.
 
-    Leaving the block gives the reader's segments to others. What was delivered counts as consumed then, unless the
-    block is left by an exception.
+    Leaving the block gives the reader's segments to others. With `auto_commit`, everything delivered then counts as
+    consumed, unless the block is left by an exception.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class GroupReader(Generic[E]):
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: CorantoError | None = None
         self._rest: deque[Event[E]] = deque()
-        self._committed: dict[int, SegmentPosition] = {}  # What `commit` said is consumed.
-        self._flushed: str | None = None  # The checkpoint that `on_checkpoint` has returned for.
+        self._committed: dict[int, SegmentPosition] = {}  # Consumed, according to `commit`.
+        self._flushed: str | None = None  # The last checkpoint for which `on_checkpoint` has returned.
         self._attended: tuple[GroupState, Stream] | None = None
         self._presence: Presence | None = None  # While it is open.
 
@@ -127,9 +127,10 @@ class GroupReader(Generic[E]):
         await self.close(consumed=kind is None)
 
     async def open(self) -> None:
-        """Join the group, as entering the block does. A reader of the same id is replaced.
+        """Join the group, as entering the block does. A reader with the same id is replaced.
 
-        Raises StreamNotFound when there is no stream or no group, and what the client's calls raise.
+        Raises StreamNotFound if there is no stream or no group, and what the client's calls raise. After a
+        cancellation, the reader may be a member until others find it silent.
         """
         await self._group.load()
         stream = await self._watch.refresh()
@@ -149,8 +150,11 @@ class GroupReader(Generic[E]):
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._live(self._presence))]
 
     async def close(self, *, consumed: bool = True) -> None:
-        """Leave the group; others go on. With `consumed` that is behind what was delivered, if it is committed by
-        itself, otherwise behind what was consumed before."""
+        """Leave the group, so that others continue with the reader's segments.
+
+        With `consumed` and `auto_commit`, they continue after everything that was delivered. Otherwise they continue
+        after what was consumed before. After a cancellation, the reader may stay a member until others find it silent.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -177,11 +181,11 @@ class GroupReader(Generic[E]):
         return self
 
     async def __anext__(self) -> Event[E]:
-        """The next event.
+        """Return the next event.
 
-        Raises ReaderOffline when the group does not count on this reader any more; StreamTruncated; CorruptMessage,
-        behind which reading can go on; what `on_checkpoint` raises, which is then called again by the next call; and
-        what the client's calls raise.
+        Raises ReaderOffline if the reader is no longer in the group; StreamTruncated; CorruptMessage, after which
+        reading can go on; what `on_checkpoint` raises, which the next call then calls again; and what the client's
+        calls raise.
         """
         if not self._rest:
             transaction = await self._next()
@@ -191,21 +195,25 @@ class GroupReader(Generic[E]):
         return self._rest.popleft()
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
-        """By transaction, each one whole: plain events are transactions of one event."""
+        """Yield whole transactions. A plain event is a transaction of one event."""
         while (transaction := await self.next_transaction()) is not None:
             yield transaction
 
     async def next_transaction(self) -> StreamTransaction[E] | None:
-        """The next transaction, whole; None at the end of the stream. Raises as `anext` does."""
+        """Return the next whole transaction; None at the end of the stream, or if only a commit lets reading go on.
+
+        Raises what `anext` raises.
+        """
         if self._rest:
             raise InvalidInput("a transaction is being read event by event: read its other events first")
         return await self._next()
 
     async def commit(self) -> StreamPosition:
-        """Say that all that was delivered is consumed; it is not delivered again then. Returns the position.
+        """Commit everything that was delivered as consumed, so that it is not delivered again. Returns the position.
 
-        Within a transaction that counts up to its beginning. Raises ReaderOffline: nothing was recorded, and others
-        deliver again what was delivered since the last time; AppendOutcomeUnknown.
+        Within a transaction, this commits up to its beginning. Raises ReaderOffline if the reader is no longer in the
+        group: then nothing was recorded, and others deliver again what was delivered since the last commit. Raises
+        AppendOutcomeUnknown. After a cancellation, the next heartbeat still commits it.
         """
         presence = self._check()
         if not self._rest:
@@ -218,7 +226,7 @@ class GroupReader(Generic[E]):
         return position
 
     def position(self) -> StreamPosition:
-        """Where the reader is in its segments: behind what was delivered, but not within a transaction."""
+        """Return the reader's position in its segments: after what was delivered, but never within a transaction."""
         positions = self._pool.positions()
         if not self._rest:
             positions.update((number, self._pool.sources[number].position) for number in positions)
@@ -226,19 +234,19 @@ class GroupReader(Generic[E]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the group has read the whole of a sealed stream, and all of it is consumed."""
+        """True if the stream is sealed, and the group has read and consumed all of it."""
         frontier = self._group.state.frontier
         return not frontier.open and not frontier.waiting
 
     async def time_window(self) -> TimeWindow:
-        """Between which of the writers' times the reader is in its segments, from what they noted up to now."""
+        """Return the window of writers' times that the reader has reached in its segments, from the marks up to now."""
         return await self._windows.at(self.position(), self._watch.stream)
 
     # -- Between transactions ----------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        """The next transaction; None at the end of the stream, or when it takes a commit to go on."""
-        self._pool.settle()  # Where events are consumed by `commit`, what that has said counts anyway.
+        """Return the next transaction; None at the end of the stream, or if only a commit lets reading go on."""
+        self._pool.settle()  # Without `auto_commit`, only `_committed` counts anyway.
         while True:
             presence = self._check()
             await presence.check()
@@ -270,7 +278,7 @@ class GroupReader(Generic[E]):
         return self._presence
 
     async def _attend(self, *, between: bool = False) -> None:
-        """Do what the group's state asks for; `between` commits, too, of what is not committed by itself."""
+        """Do what the group's state requires. `between` also allows what has to wait for a commit."""
         while between or not self._is_attended():
             state, stream = self._group.state, self._watch.stream
             state.require(self.id, self._token)
@@ -291,7 +299,7 @@ class GroupReader(Generic[E]):
         return state is self._group.state and stream is self._watch.stream
 
     async def _follow_ownership(self, state: GroupState, stream: Stream) -> None:
-        """Read what is owned, and only that; stop where segments are sealed."""
+        """Read exactly the segments that are owned, and stop at the final offsets of sealed ones."""
         owned = state.owned_by(self.id)
         for number in self._pool.sources.keys() - owned.keys():
             self._pool.remove(number)
@@ -307,7 +315,7 @@ class GroupReader(Generic[E]):
     async def _read(self, number: int, position: SegmentPosition) -> None:
         segment = self._watch.stream.segments.get(number)
         if segment is None:
-            # Another process knows of more, or the segment is gone.
+            # The segment is new and known to another process already, or it is gone.
             segments = self._watch.stream.segments
             _, revision = await self._client.head_and_revision(segments[max(segments)].journal)
             segment = (await self._watch.refresh(revision)).segments.get(number)
@@ -338,7 +346,7 @@ class GroupReader(Generic[E]):
         if self._on_checkpoint is not None and self._flushed != name:
             await self._on_checkpoint(name)
         self._flushed = name
-        # All that was delivered is before the mark, and with what was made of it.
+        # Everything delivered is before the mark, and `on_checkpoint` has stored the results.
         self._committed = self._pool.positions()
 
         def passed(now: GroupState) -> CheckpointPassed | None:
@@ -353,7 +361,7 @@ class GroupReader(Generic[E]):
         return True
 
     async def _complete(self, *, between: bool = False) -> bool:
-        """Complete segments that are consumed to their ends. Whether there was one."""
+        """Complete the segments that are consumed to their ends. Returns whether there was one."""
         finished = self._pool.finished()
         if not finished or not self._may_pass_on(between):
             return False
@@ -367,7 +375,7 @@ class GroupReader(Generic[E]):
         def completed(state: GroupState) -> Completed | None:
             state.require(self.id, self._token)
             if state.owners.get(number) != self.id:
-                return None  # An attempt that was cancelled has done it.
+                return None  # An attempt that was cancelled has succeeded.
             return Completed(self.id, self._token, state.frontier.completion(number, end, stream))
 
         await self._group.update(completed)
@@ -376,7 +384,7 @@ class GroupReader(Generic[E]):
         self._committed.pop(number, None)
 
     async def _balance(self, state: GroupState, between: bool) -> bool:
-        """Take or give up segments for a fair share. Whether anything was."""
+        """Acquire or release segments to reach a fair share. Returns whether any were to be."""
         share = state.share(self.id)
         if share > 0 and state.unowned() and state.to_pass(self.id) is None:
 
@@ -403,7 +411,7 @@ class GroupReader(Generic[E]):
         return False
 
     async def _skip(self, error: StreamTruncated) -> None:
-        """Go on behind what is gone."""
+        """Continue after the content that is gone."""
         _log.warning("what is gone is skipped", reader=self.id, reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
@@ -417,18 +425,18 @@ class GroupReader(Generic[E]):
         await self._read(number, SegmentPosition(behind))
 
     def _may_pass_on(self, between: bool) -> bool:
-        """Whether segments may be given up and completed: what was delivered of them is consumed."""
+        """Return whether segments may be released and completed, because everything delivered is consumed."""
         if self._auto_commit or between:
             return True
         return all(self._committed[number] == source.position for number, source in self._pool.sources.items())
 
     def _awaits_commit(self) -> bool:
-        """Whether a commit is what would let things go on."""
+        """Return whether only a commit lets reading go on."""
         behind = self._pool.finished() or self._group.state.share(self.id) < 0
         return bool(behind) and not self._may_pass_on(between=False)
 
     def _advances(self, state: GroupState) -> Positions:
-        """How far the reader's segments are consumed, where that is further than the group knows."""
+        """Return the consumed positions of the reader's segments that are ahead of what the group knows."""
         found = {}
         for number, known in state.owned_by(self.id).items():
             if number in self._pool.sources:
@@ -437,10 +445,10 @@ class GroupReader(Generic[E]):
                     found[number] = position
         return found
 
-    # -- Beside it ---------------------------------------------------------------------------------------------------
+    # -- In the background -------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Learn what others change."""
+        """Wake the reader whenever the group's state changes."""
         try:
             async with contextlib.aclosing(self._group.states()) as states:
                 async for _ in states:
@@ -449,7 +457,7 @@ class GroupReader(Generic[E]):
             self._fail(error)
 
     async def _live(self, presence: Presence) -> None:
-        """Stay in the group."""
+        """Keep the reader in the group."""
         try:
             await presence.run()
         except CorantoError as error:

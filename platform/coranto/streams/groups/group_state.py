@@ -1,25 +1,24 @@
 """The state of a reader group, and the updates that change it. Pure.
 
-A group shares the open segments of a stream between its readers. Its state is replicated by a log of updates
-(`coranto.streams.groups.state_synchronizer`): each update is decided on the newest state and applies to exactly that
-one, so that of two that contradict each other only one comes into the log, and the other is decided anew. What must
-always hold:
+The readers of a group share the open segments of a stream. The state is replicated by a log of updates
+(`coranto.streams.groups.state_synchronizer`). Each update is decided on the newest state and applies to exactly that
+state, so of two contradicting updates only one gets into the log, and the other is decided again. Invariants:
 
 * an open segment has at most one owner, which is a member;
-* positions only advance, and only owners advance them (or who takes a member out, in its place);
+* positions only advance, and only owners advance them (or, in place of the owner, a process that removes it);
 * a segment opens once all its predecessors are complete;
-* a member is known by its id and a token that is its own. A later member of the same id takes its place. What a former
-  member still wants to change is refused with ReaderOffline, however late.
+* a member is identified by its id and a token of its own. A later member with the same id replaces it. Updates by a
+  former member are refused with ReaderOffline, however late they are.
 
 Checkpoints
 -----------
 
-A checkpoint is a place in the stream such that each reader met a mark between the events before it and those after.
-When it begins, the members are listed in `remaining`; each one passes it between two transactions, and names where it
-stands in its segments. Until then it acquires no segment, so what it reads before its mark is what it owned when the
-checkpoint began. Whatever it gives up before its mark (it releases or completes a segment, leaves, or is taken for
-dead) counts with the position it was given up at, and can only be acquired by readers that are past the mark. Hence the
-positions make up a consistent cut whatever happens in between.
+A checkpoint is a place in the stream: each reader passes it at a mark between the events before it and those after.
+When it begins, the members are listed in `remaining`. Each one passes it between two transactions, and reports the
+positions in its segments. Until then it acquires no segment, so before its mark it only reads segments that it owned
+when the checkpoint began. A segment that it gives up before its mark (it releases or completes it, leaves, or is taken
+for dead) counts with the position at that time. Only readers that are past the mark can acquire it. Hence the positions
+always form a consistent cut.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from coranto.streams.model.frontier import Completion, Frontier
 from coranto.streams.model.positions import SegmentPosition, StreamPosition
 
 MAX_OUTSTANDING: Final = 3
-"""Checkpoints that may be under way at a time."""
+"""The most checkpoints that may be under way at a time."""
 KEPT_CHECKPOINTS: Final = 8
-"""Complete checkpoints that a group remembers."""
+"""The most complete checkpoints that a group keeps."""
 
 Positions: TypeAlias = Mapping[int, SegmentPosition]
-# In one order, so that the same state is the same bytes in each process.
+# Sorted, so that equal states are serialized to equal bytes in every process.
 Names: TypeAlias = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A reader of the group. `beat` counts its signs of life."""
+    """A reader of the group. `beat` counts its heartbeats."""
 
     token: str
     beat: int = 0
@@ -54,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint: complete once no reader `remaining` has to pass it."""
+    """A checkpoint. `remaining` are the readers that have yet to pass it; it is complete once there are none."""
 
     name: str
     remaining: Names
@@ -71,10 +70,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """See the module.
+    """The state of a reader group; see the module.
 
-    `identity` is random, of whoever created the group. `generation` counts resets; `released` is up to where the
-    group's users need nothing any more.
+    `identity` is a random value that the group was created with. `generation` counts resets. `released` is a cut: the
+    group's users no longer need anything before it.
     """
 
     frontier: Frontier = field(default_factory=Frontier)
@@ -86,14 +85,14 @@ class GroupState:
     released: Mapping[int, int] | None = None
 
     def owned_by(self, reader: str) -> Positions:
-        """The segments of a reader, and where it began or last said that it was."""
+        """Return the segments of a reader, with the positions where it began or that it reported last."""
         return {number: self.frontier.open[number] for number, owner in self.owners.items() if owner == reader}
 
     def unowned(self) -> list[int]:
         return [number for number in sorted(self.frontier.open) if number not in self.owners]
 
     def to_pass(self, reader: str) -> str | None:
-        """The checkpoint that a reader has to pass next."""
+        """Return the name of the checkpoint that a reader has to pass next; None if there is none."""
         return next((each.name for each in self.checkpoints if reader in each.remaining), None)
 
     def checkpoint(self, name: str) -> Checkpoint | None:
@@ -101,12 +100,12 @@ class GroupState:
 
     @property
     def last_checkpoint(self) -> Checkpoint | None:
-        """The complete one that began last."""
+        """The complete checkpoint that began last."""
         return next((each for each in reversed(self.checkpoints) if each.is_complete), None)
 
     @property
     def released_cut(self) -> Mapping[int, int] | None:
-        """What precedes it the group needs no more: as its users said, otherwise as of the last checkpoint."""
+        """The cut before which the group needs nothing: as its users released it, or else of the last checkpoint."""
         if self.released is not None:
             return self.released
         last = self.last_checkpoint
@@ -117,7 +116,7 @@ class GroupState:
         return member is not None and member.token == token
 
     def require(self, reader: str, token: str) -> None:
-        """Raises ReaderOffline unless the reader is a member with this token."""
+        """Raise ReaderOffline unless the reader is a member with this token."""
         if not self.is_member(reader, token):
             raise ReaderOffline(
                 f"reader {reader} is not a member of its group (any more): it was silent for too long, another reader "
@@ -126,10 +125,11 @@ class GroupState:
             )
 
     def share(self, reader: str) -> int:
-        """How many segments more (or, when negative, fewer) the reader should own for the group to be balanced.
+        """Return how many more segments the reader should own for a balanced group; negative for how many fewer.
 
-        Shares differ by at most one. Whenever segments are without an owner some reader's is positive; when there are
-        none and shares are not balanced, some reader's is negative.
+        In a balanced group, the numbers of segments per reader differ by at most one. If some segments have no owner,
+        the result is positive for some reader. If all have owners but the group is not balanced, it is negative for
+        some reader.
         """
         if reader not in self.members:
             return 0
@@ -145,7 +145,7 @@ class GroupState:
         with_more = sum(count > least for count in counts.values())
         if mine == least:
             return 1 if with_more < larger else 0
-        # Of those that have one more, as many as are too many have to give it up; who is decided by their names.
+        # Too many readers have one segment more than `least`. The last ones by name have to give theirs up.
         holders = sorted(name for name, count in counts.items() if count > least)
         return -1 if reader in holders[larger:] else 0
 
@@ -160,7 +160,7 @@ class GroupState:
         return replace(self, frontier=self.frontier.advanced(positions)) if positions else self
 
     def _recorded(self, reader: str, positions: Positions) -> GroupState:
-        """With positions that count for the checkpoints that the reader has yet to pass."""
+        """Return the state with positions recorded in the checkpoints that the reader has yet to pass."""
         if not any(reader in each.remaining for each in self.checkpoints):
             return self
         return replace(
@@ -176,7 +176,10 @@ class GroupState:
         return replace(self, owners={each: owner for each, owner in self.owners.items() if each not in gone})
 
     def _passed(self, reader: str, name: str | None) -> GroupState:
-        """With the reader through a checkpoint, or through all of them; the oldest complete ones are forgotten."""
+        """Return the state after the reader passes one checkpoint, or all of them (`name` None).
+
+        The oldest complete checkpoints are dropped.
+        """
         checkpoints = [
             replace(each, remaining=each.remaining - {reader}) if name in (None, each.name) else each
             for each in self.checkpoints
@@ -193,12 +196,12 @@ def _kept(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 # ------------------------------------------------------------------------------------------------------------- updates
 #
-# `apply` raises InvalidInput or ReaderOffline where the update does not follow from the state.
+# `apply` raises InvalidInput or ReaderOffline if the update cannot be applied to the state.
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A reader becomes a member. One of the same id is replaced, as if it had been taken for dead."""
+    """A reader becomes a member. It replaces a member with the same id, as if that had been taken for dead."""
 
     reader: str
     token: str
@@ -213,9 +216,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A reader is no member any more: it left, or others take it for dead. Its segments are without an owner.
+    """A reader is no longer a member: it left, or others take it for dead. Its segments no longer have an owner.
 
-    `positions` is how far it had come in those of its segments where more is known than it said before.
+    `positions` are those of its segments in which it is known to have advanced since it last reported.
     """
 
     reader: str
@@ -233,7 +236,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A reader lives, and has come this far."""
+    """A reader's heartbeat, with its positions."""
 
     reader: str
     token: str
@@ -267,7 +270,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A reader gives up segments, for others to go on with from these positions."""
+    """A reader gives up segments. Others continue from these positions."""
 
     reader: str
     token: str
@@ -309,7 +312,7 @@ class CheckpointBegun:
         outstanding = [each.name for each in state.checkpoints if not each.is_complete]
         if len(outstanding) >= MAX_OUTSTANDING:
             raise CheckpointRefused(f"checkpoints {', '.join(outstanding)} are under way: wait for one of them")
-        # What members own counts when they pass. What nobody owns is acquired behind the mark only.
+        # Owned segments count when their owners pass. Unowned ones count now: they are acquired only after the mark.
         settled = {n: at for n, at in state.frontier.position.segments.items() if n not in state.owners}
         begun = Checkpoint(self.name, frozenset(state.members), settled)
         return replace(state, checkpoints=_kept([*state.checkpoints, begun]))
@@ -317,7 +320,7 @@ class CheckpointBegun:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPassed:
-    """A reader passes the checkpoint that is its next; `positions` are those of all its segments."""
+    """A reader passes its next checkpoint. `positions` are those of all its segments."""
 
     reader: str
     token: str
@@ -341,7 +344,7 @@ class CheckpointPassed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Reading starts again from a place; all readers are out of the group, and checkpoints under way are dropped."""
+    """Reading restarts from a place. All readers are removed, and checkpoints under way are dropped."""
 
     frontier: Frontier
     kind: Literal["reset"] = "reset"
@@ -355,7 +358,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class CutReleased:
-    """The group's users need nothing before this cut any more."""
+    """The group's users no longer need anything before this cut."""
 
     cut: Mapping[int, int]
     kind: Literal["cut-released"] = "cut-released"
@@ -371,13 +374,13 @@ GroupUpdate: TypeAlias = Annotated[
 
 
 class Liveness:
-    """Which members are silent for too long, as one observer sees it by its own clock: no two clocks are compared."""
+    """Finds members that are silent for too long, by one observer's own clock. Two clocks are never compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Member, float]] = {}
 
     def silent(self, state: GroupState, now: float, timeout: float) -> list[tuple[str, str]]:
-        """Ids and tokens of the members without a sign of life for `timeout` seconds. `now` is a monotonic reading."""
+        """Return ids and tokens of members without a heartbeat for `timeout` seconds. `now` is in monotonic seconds."""
         seen = {}
         for reader, member in state.members.items():
             known = self._seen.get(reader)

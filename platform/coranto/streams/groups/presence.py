@@ -1,4 +1,4 @@
-"""Signs of life of a group's reader, and the end of readers that give none."""
+"""Heartbeats of a group's reader, and the removal of readers that are silent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Presence:
-    """Keeps reader `reader` in its group, and takes silent ones out of it. Times are seconds.
+    """Keeps `reader` in its group by heartbeats, and removes silent readers from the group. Times are in seconds.
 
-    `positions` says how far the reader's segments are consumed, where that is further than a state knows.
+    `positions` returns the positions that the reader has consumed up to, where these are ahead of a group state.
     """
 
     def __init__(
@@ -42,15 +42,17 @@ class Presence:
         self._confirmed = clock.monotonic()
 
     async def run(self) -> None:
-        """Until cancelled. Raises ReaderOffline when the reader is not of the group any more, and other errors that
-        trying again will not cure."""
+        """Send heartbeats and remove silent readers, until cancelled.
+
+        Raises ReaderOffline if the reader is no longer in the group, and other errors that retrying does not cure.
+        """
         while True:
             await self._clock.sleep(self._beat)
             try:
                 late = self._clock.monotonic() - self._confirmed > self._timeout / 2
                 await self.confirm()
                 if late:
-                    # Whatever kept this reader from its signs of life may have kept the others, too.
+                    # What delayed this reader's heartbeats may have delayed those of the others, too.
                     self._liveness = Liveness()
                 for reader, token in self._silent(self._group.state):
                     await self._take_out(reader, token)
@@ -58,12 +60,12 @@ class Presence:
                 _log.warning("a reader's sign of life is late", reader=self._reader, reason=str(error))
 
     async def confirm(self) -> None:
-        """Give a sign of life, with positions. Raises ReaderOffline."""
+        """Append a heartbeat with the reader's positions. Raises ReaderOffline."""
         await self._group.update(lambda state: Beat(self._reader, self._token, self._positions(state)))
         self._confirmed = self._clock.monotonic()
 
     async def check(self) -> None:
-        """Raises ReaderOffline when others have taken the reader out, which may be only if it was silent for long."""
+        """Raise ReaderOffline if others have removed the reader. Looks only if the reader has been silent for long."""
         if self._clock.monotonic() - self._confirmed >= self._timeout:
             (await self._group.fetch()).require(self._reader, self._token)
             self._confirmed = self._clock.monotonic()
@@ -73,7 +75,7 @@ class Presence:
 
     async def _take_out(self, reader: str, token: str) -> None:
         def leave(state: GroupState) -> Left | None:
-            # It may have given a sign of life that is known only now.
+            # Its latest heartbeat may have become known only now.
             return Left(reader, token) if (reader, token) in self._silent(state) else None
 
         _log.warning("a reader is silent and taken for dead", reader=reader, by=self._reader)

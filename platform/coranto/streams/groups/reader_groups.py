@@ -1,20 +1,21 @@
 """Reader groups: processes that share the segments of a stream.
 
-Each segment is read by one reader of the group at a time, which says now and then how far it is. When readers come, go
-or fall silent, segments pass to others, which go on from there. What a group promises:
+Each segment is read by one reader of the group at a time, which reports its position from time to time. When readers
+join, leave or fall silent, their segments pass to other readers, which continue from the reported positions. Guarantees
+of a group:
 
 * The events of each routing key are delivered in order, and none is left out, whatever happens to readers. A reader
-  that was taken for dead but lives may deliver again what others deliver too, until it hears of it.
-* Without such an end of a reader each event is delivered once: segments pass on at the position up to which their
-  events are consumed. When a reader ends otherwise, what it delivered since it last said how far it is is delivered
-  again, to others. It says so every `beat` seconds, at checkpoints, in `commit` and in `close`.
-* An event is consumed once the next one is asked for. With `auto_commit=False` it is only when `commit` says so.
-* A checkpoint is a place that every reader has passed, so what all of them made of the events before it can be kept as
-  one. After `reset` to it, exactly the events behind it are delivered.
+  that was taken for dead but still runs may deliver events that others deliver too, until it learns of its removal.
+* As long as no reader crashes or is taken for dead, each event is delivered once: a segment passes on at the position
+  that is consumed. Otherwise, the events that the reader delivered since its last report are delivered again, to other
+  readers. A reader reports every `beat` seconds, at checkpoints, in `commit` and in `close`.
+* An event is consumed once the next one is asked for. With `auto_commit=False` it is consumed only by `commit`.
+* A checkpoint is a place that every reader has passed, so the results of all readers for the events before it can be
+  stored together. After `reset` to it, exactly the events after it are delivered.
 
 The state is in the journal `<stream>/readers/<group>` (see `coranto.streams.groups.state_synchronizer` and
-`group_state`). There is no coordinator: each reader takes and gives up segments by itself, and each one notices when
-another is silent.
+`group_state`). There is no coordinator: each reader acquires and releases segments by itself, and notices when another
+reader is silent.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ E = TypeVar("E")
 
 
 class _GroupModel:
-    """How a group's state is kept."""
+    """The model of a group's state for `StateSynchronizer`."""
 
     states: Final[TypeAdapter[GroupState]] = TypeAdapter(GroupState)
     updates: Final[TypeAdapter[GroupUpdate]] = TypeAdapter(GroupUpdate)
@@ -74,7 +75,7 @@ class ReaderGroup:
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """Nothing is read or created yet. Raises InvalidInput for names that cannot be."""
+        """Prepare the use of a group; nothing is read or created yet. Raises InvalidInput for invalid names."""
         self.stream: Final = validate_stream(stream)
         self.name: Final = validate_token("reader group", name, 1, 64)
         self._client = client
@@ -83,15 +84,15 @@ class ReaderGroup:
         self._state = self._synchronizer()
 
     async def create(self, begin: Mapping[int, int] | None = None) -> bool:
-        """Create the group, to begin at a position or a cut, or else where the stream begins.
+        """Create the group, to begin at a position or a cut, or by default at the stream's beginning.
 
-        A group that is there is left as it is. Returns whether this call has created it. Raises StreamNotFound,
+        A group that exists is left as it is. Returns True if this call created it. Raises StreamNotFound,
         StreamTruncated and InvalidInput.
         """
         stream = await describe(self._client, self.stream)
         frontier = frontier_at(stream, await self._place(begin))
         streams = Streams(self._client, clock=self._clock, entropy=self._entropy)
-        # What retention would remove may be all there is.
+        # The journal has no retention, since old records may be the only ones.
         await streams.ensure_part(self.stream, self._state.journal, for_good=True)
         begun = GroupState(frontier, identity=self._entropy(8).hex())
         return (await self._state.initialize(begun)).identity == begun.identity
@@ -108,17 +109,17 @@ class ReaderGroup:
         skip_truncated: bool = False,
         read_ahead: int = DEFAULT_READ_AHEAD,
     ) -> GroupReader[E]:
-        """A reader of the group, to be used as `async with group.reader() as reader:`.
+        """Return a reader of the group, to be used as `async with group.reader() as reader:`.
 
-        `reader` is its id, by default a random one. Who joins with the id of a reader takes that one's place at once,
-        as a process does that starts again; others are missed `timeout` seconds after their last sign of life, which
-        they give every `beat` seconds. `format` says what events are; by default the stream's content type does.
+        `reader` is its id, by default a random one. A reader that joins with the id of another replaces it at once, as
+        when a process restarts. Readers send a heartbeat every `beat` seconds, and are taken for dead `timeout` seconds
+        after their last one. `format` is the format of events, by default that of the stream's content type.
 
-        With `auto_commit` an event is consumed when the next one is asked for, otherwise when `commit` is called:
-        iteration then also ends when it takes a commit to go on.
+        With `auto_commit`, an event is consumed when the next one is asked for. Otherwise it is consumed when `commit`
+        is called, and iteration also ends whenever only a commit lets it go on.
 
-        `on_checkpoint` is awaited when the reader is at the mark of a checkpoint, for it to keep what it made of all
-        that was delivered so far; when it returns the checkpoint is passed, and all of that consumed.
+        `on_checkpoint` is awaited at the mark of a checkpoint, to store the results of everything delivered so far.
+        When it returns, the checkpoint is passed, and everything delivered so far is consumed.
         """
         if reader is not None:
             validate_token("reader", reader, 1, 128)
@@ -139,26 +140,28 @@ class ReaderGroup:
         )
 
     async def state(self) -> GroupState:
-        """Who reads what, and how far everything is. Raises StreamNotFound when there is no such group."""
+        """Return the group's members, their segments and all positions. Raises StreamNotFound if there is no group."""
         await self._loaded()
         return await self._state.fetch()
 
     # -- Checkpoints -------------------------------------------------------------------------------------------------
 
     async def begin_checkpoint(self, name: str) -> None:
-        """Begin a checkpoint, which is complete when every reader has passed it.
+        """Begin a checkpoint. It is complete when every reader has passed it.
 
-        Raises CheckpointRefused when there is one of this name, or as many as may be are under way.
+        Raises CheckpointRefused if there is one of this name, or too many are under way. After a cancellation, the
+        checkpoint may have begun.
         """
         validate_token("checkpoint", name, 1, 128)
         await self._loaded()
         await self._state.update(lambda state: CheckpointBegun(name))
 
     async def initiate_checkpoint(self, name: str) -> StreamPosition:
-        """Begin a checkpoint and wait for it. Returns the place in the stream, to keep or to `reset` to.
+        """Begin a checkpoint and wait until it is complete. Returns its place in the stream, to store or to `reset` to.
 
-        Give it a time-out: a reader that does not ask for events does not pass it. Cancelling leaves it under way;
-        `checkpoint` finds it later. Raises as `begin_checkpoint`, and CheckpointRefused when the group is reset.
+        Use a time-out: a reader that does not ask for events does not pass a checkpoint. Cancelling leaves the
+        checkpoint under way; `checkpoint` finds it later. Raises what `begin_checkpoint` raises, and CheckpointRefused
+        if the group is reset.
         """
         await self.begin_checkpoint(name)
         async with contextlib.aclosing(self._state.states()) as states:
@@ -171,17 +174,20 @@ class ReaderGroup:
         raise AssertionError("states go on for ever")
 
     async def checkpoint(self, name: str | None = None) -> Checkpoint | None:
-        """A checkpoint, by default the last complete one. Groups keep the last eight that are complete."""
+        """Return a checkpoint, by default the last complete one; None if there is none.
+
+        Groups keep the last eight complete checkpoints.
+        """
         state = await self.state()
         return state.last_checkpoint if name is None else state.checkpoint(name)
 
-    # -- Who operates the group --------------------------------------------------------------------------------------
+    # -- Operating the group -----------------------------------------------------------------------------------------
 
     async def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        """Say that a reader has ended, so that others take its segments at once.
+        """Remove a reader that has ended, so that others take its segments at once.
 
-        `position` is how far it had come, if more is known than it said itself; segments that it does not own count
-        for nothing. Does nothing when there is no such reader. Raises InvalidInput for a position before what it said.
+        `position` is its position, if a later one is known than it reported; segments that it does not own are ignored.
+        Does nothing if there is no such reader. Raises InvalidInput for a position before the reported one.
         """
         await self._loaded()
 
@@ -196,23 +202,24 @@ class ReaderGroup:
         await self._state.update(leave)
 
     async def reset(self, begin: Mapping[int, int] | None = None) -> None:
-        """Have the group begin again at a position or a cut, or else where the stream begins.
+        """Restart the group at a position or a cut, or by default at the stream's beginning.
 
         Its readers get ReaderOffline, and checkpoints under way are dropped. Raises StreamTruncated and InvalidInput.
+        After a cancellation, the group may have been reset.
         """
         await self._loaded()
         frontier = frontier_at(await describe(self._client, self.stream), await self._place(begin))
         await self._state.update(lambda state: Reset(frontier))
 
     async def release(self, cut: Mapping[int, int]) -> None:
-        """Say that the group's users need nothing before this cut any more."""
+        """Declare that the group's users no longer need anything before this cut."""
         await self._loaded()
         await self._state.update(lambda state: CutReleased(dict(cut)))
 
     async def released_cut(self) -> Mapping[int, int] | None:
-        """What precedes it need not be kept for this group: as `release` said, otherwise as of the last checkpoint.
+        """Return the cut before which this group needs nothing: that of `release`, or else of the last checkpoint.
 
-        None when there is neither. `coranto.streams.model.frontier.earliest` finds the cut that suits several groups.
+        Returns None if there is neither. `coranto.streams.model.frontier.earliest` finds the cut for several groups.
         """
         return (await self.state()).released_cut
 

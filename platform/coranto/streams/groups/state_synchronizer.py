@@ -1,17 +1,18 @@
-"""`StateSynchronizer`: a value that many processes share and change, kept in a journal.
+"""`StateSynchronizer`: a state in a journal that many processes share and change.
 
-Each change is an update, decided on the state that a process knows and appended on the condition that nobody has
-changed the state since. If somebody has, nothing is appended; the process reads what is new and decides again. So all
-processes apply the same updates in the same order, and each update to the very state it was decided on.
+Each change is an update. A process decides the update on the state that it knows, and appends it on the condition that
+nobody has changed the state since. If somebody has, nothing is appended; the process reads the new updates and decides
+again. So all processes apply the same updates in the same order, and each update to exactly the state that it was
+decided on.
 
 The condition is a register, `coranto.dev/revision`: the token of the last record. Tokens are random and never used
-again, so an append whose answer was lost can be repeated: only one of the attempts can succeed, and an old one that
-arrives late finds another token. Should the brokers lose the registers, a record that says so (with the state as it is
-in the journal) makes new ones, and whatever was decided before is refused.
+again, so an append whose answer was lost can be repeated. Only one of the attempts can succeed, and an old one that
+arrives late finds another token. If the brokers lose the registers, a snapshot of the state in the journal is appended,
+which creates new registers; updates that were decided before it are refused.
 
-The journal has one JSON object a line: `{"revision": token, "after": token, "update": …}`, or with `"state"` in place
-of `"update"` a snapshot. Whoever comes later reads from the last snapshot on; where that begins is the label
-`coranto.dev/snapshot` of the journal's spec. What stands before it may be removed.
+The journal has one JSON object per line: `{"revision": token, "after": token, "update": …}`, or a snapshot, which has
+`"state"` in place of `"update"`. New processes read from the last snapshot. Its offset is the label
+`coranto.dev/snapshot` of the journal's spec. Content before it may be removed.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ SNAPSHOT_LABEL: Final = "coranto.dev/snapshot"
 DEFAULT_SNAPSHOT_EVERY: Final = 256
 """Updates after which a snapshot is written."""
 DEFAULT_PATIENCE: Final = 60.0
-"""Seconds for which a call goes on trying."""
+"""Seconds for which a call retries."""
 
 _log = structlog.get_logger(__name__)
 
 
 class StateModel(Protocol[S, U]):
-    """What a state is and how updates change it."""
+    """The types of a state and its updates, and the application of updates."""
 
     @property
     def states(self) -> TypeAdapter[S]: ...
@@ -71,12 +72,12 @@ class StateModel(Protocol[S, U]):
     def updates(self) -> TypeAdapter[U]: ...
 
     def apply(self, state: S, update: U) -> S:
-        """The state after an update. Raises a CorantoError when the update does not follow from the state."""
+        """Return the state after an update. Raises a CorantoError if the update cannot be applied to the state."""
         ...
 
 
 class _Fold(Generic[S, U]):
-    """The state that the records up to an offset make up."""
+    """The state that results from the records up to an offset."""
 
     __slots__ = ("journal", "model", "offset", "revision", "since_snapshot", "state")
 
@@ -89,7 +90,7 @@ class _Fold(Generic[S, U]):
         self.state: S | None = None
 
     def take(self, line: bytes, begin: int, end: int) -> None:
-        """Take in a record, unless it was taken in before: several tasks may be reading. Raises CorruptData."""
+        """Apply a record, unless another task that reads the journal has applied it already. Raises CorruptData."""
         if begin != self.offset:
             return
         try:
@@ -108,7 +109,7 @@ class _Fold(Generic[S, U]):
         self.revision, self.offset = revision, end
 
     async def read(self, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[None]:
-        """Take in the records of content that begins where a record does; yields after each chunk with new ones."""
+        """Apply the records in content that begins with a record. Yields after each chunk that had new ones."""
         partial, begin = b"", -1
         async for chunk in chunks:
             begin = chunk.offset if begin < 0 else begin
@@ -126,10 +127,10 @@ class _Fold(Generic[S, U]):
 
 
 class StateSynchronizer(Generic[S, U]):
-    """The state in `journal`, as this process knows it. On one event loop; for many tasks at once.
+    """The state in `journal`, as this process knows it. For one event loop; many tasks may use it at once.
 
-    Call `initialize` or `load` first. `snapshot_every` is how many updates may follow a snapshot until the next one.
-    `patience`, in seconds, bounds how long an update whose answer was lost is tried again.
+    Call `initialize` or `load` first. A snapshot is written after every `snapshot_every` updates. An update whose
+    answer was lost is retried for up to `patience` seconds.
     """
 
     def __init__(
@@ -162,23 +163,26 @@ class StateSynchronizer(Generic[S, U]):
 
     @property
     def state(self) -> S:
-        """The newest state that this process knows; others may have changed it. Raises InvalidInput before `load`."""
+        """The newest state that this process knows. Others may have changed it. Raises InvalidInput before `load`."""
         if self._fold.state is None:
             raise InvalidInput(f"the state in {self.journal} is not loaded: initialize() or load() it first")
         return self._fold.state
 
     async def initialize(self, state: S) -> S:
-        """Begin with `state`, unless the journal has one already. Returns what it has then. Any number may do it."""
+        """Write the initial `state`, unless the journal has a state already. Returns the state in the journal.
+
+        Any number of processes may call this at once.
+        """
         async with self._lock:
             await self._load()
             while self._fold.state is None:
                 record = self._record("state", self._model.states.dump_python(state, mode="json"))
-                # Registers that are not held yet let everything pass, but after the first of all appends they are.
+                # Empty registers let any append pass; the first append changes that, so that only one initializes.
                 await self._append(*record, labels.label_selector(exclude=[(HELD_LABEL, "")]))
             return self._fold.state
 
     async def load(self) -> S:
-        """Read the state. Raises JournalNotFound, and StreamNotFound when the journal has no state yet."""
+        """Read the state. Raises JournalNotFound, and StreamNotFound if the journal has no state yet."""
         async with self._lock:
             await self._load()
             if self._fold.state is None:
@@ -186,18 +190,18 @@ class StateSynchronizer(Generic[S, U]):
             return self._fold.state
 
     async def fetch(self) -> S:
-        """The state with all that was changed before this call."""
+        """Return the state with all changes made before this call."""
         async with self._lock:
             await self._fetch()
             return self.state
 
     async def update(self, decide: Callable[[S], U | None]) -> S:
-        """Have `decide` say, on the newest state, what is to be changed, and change it. Returns the state after that.
+        """Append the update that `decide` returns for the newest state. Returns the state after it.
 
-        `decide` is called again whenever somebody else was faster, and must have no effects. None changes nothing. What
-        it raises is raised here, once it was raised on the newest state. Raises AppendOutcomeUnknown when answers were
-        lost for `patience` seconds, and after a cancellation nothing is known: the update may then yet be applied, but
-        only to the state that it was decided on. Otherwise what `JournalClient.append` raises.
+        `decide` is called again whenever another process was faster, so it must have no side effects. If it returns
+        None, nothing changes. An error that it raises on the newest state is raised here. Raises AppendOutcomeUnknown
+        if answers were lost for `patience` seconds. After that error or a cancellation, the update may still be
+        applied, but only to the state that it was decided on. Also raises what `JournalClient.append` raises.
         """
         async with self._lock:
             while True:
@@ -220,7 +224,10 @@ class StateSynchronizer(Generic[S, U]):
             return self.state
 
     async def states(self) -> AsyncGenerator[S]:
-        """The state now and after each change from here on, by whomever, unless several come at once. For ever."""
+        """Yield the state now and after each later change by any process, for ever.
+
+        When several changes arrive at once, only the last state of them is yielded.
+        """
         seen: str | None = None
         while True:
             async with self._lock:
@@ -247,14 +254,14 @@ class StateSynchronizer(Generic[S, U]):
                 await asyncio.gather(pump, return_exceptions=True)
 
     async def compact(self) -> None:
-        """Write a snapshot now, so that what stands before it is not needed any more."""
+        """Write a snapshot now, so that earlier content of the journal is no longer needed."""
         async with self._lock:
             await self._snapshot()
 
     # -- Reading -----------------------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        """Read from the last snapshot on."""
+        """Read the state from the last snapshot."""
         known = -1
         while True:
             mark = await self._mark()
@@ -263,7 +270,7 @@ class StateSynchronizer(Generic[S, U]):
                 await self._read_on(fold)
                 break
             except (OffsetJump, OffsetNotYetAvailable) as error:
-                # Below an old mark content may be gone; look for the new one.
+                # The content may be gone since another process wrote a newer snapshot: read its offset.
                 if mark == known:
                     raise CorruptData(
                         f"the state in {self.journal} cannot be read from its snapshot at {mark}: {error}"
@@ -282,7 +289,7 @@ class StateSynchronizer(Generic[S, U]):
         return int(value)
 
     async def _fetch(self) -> None:
-        """Read what is new; from a snapshot on when this process is too far behind, or the brokers lost content."""
+        """Read new records; or load a snapshot if this process is too far behind, or the brokers lost content."""
         try:
             await self._read_on(self._fold)
         except (OffsetJump, OffsetNotYetAvailable):
@@ -290,7 +297,7 @@ class StateSynchronizer(Generic[S, U]):
         self._changed.set()
 
     async def _read_on(self, fold: _Fold[S, U]) -> None:
-        """Take in all records up to the present head, as the primary knows it."""
+        """Apply all records up to the present head, as the primary knows it."""
         head = await self._client.head(self.journal)
         if head < fold.offset:
             raise OffsetNotYetAvailable(f"state in {self.journal}: known up to {fold.offset}, but it ends at {head}")
@@ -301,7 +308,7 @@ class StateSynchronizer(Generic[S, U]):
                     pass
 
     async def _pump(self, fold: _Fold[S, U]) -> None:
-        """Take in what others append, for as long as the fold is in use."""
+        """Apply the records that others append, for as long as the fold is in use."""
         chunks = self._client.read(self.journal, fold.offset, block=True, fail_on_jump=True)
         async with contextlib.aclosing(chunks):
             async for _ in fold.read(chunks):
@@ -318,7 +325,7 @@ class StateSynchronizer(Generic[S, U]):
         return labels.label_selector(include=[(HELD_LABEL, ""), (REVISION_LABEL, self._fold.revision)])
 
     async def _append(self, token: str, content: bytes, check: pb.LabelSelector) -> bool:
-        """Append a record and take it in. False when the check fails, after what is new was read."""
+        """Append a record and apply it. If the check fails, read the new records and return False."""
         union = labels.label_set([(HELD_LABEL, "true"), (REVISION_LABEL, token)])
         retry = Retry(self._patience)
         while True:
@@ -333,7 +340,7 @@ class StateSynchronizer(Generic[S, U]):
                     await self._restore()
                 return False
             except AppendOutcomeUnknown:
-                # Repeated with the same token: at most one attempt finds the registers as they were.
+                # Repeat it with the same token: at most one attempt finds the registers unchanged.
                 delay = retry.failed(self._clock.monotonic())
                 if delay is None:
                     raise
@@ -346,7 +353,7 @@ class StateSynchronizer(Generic[S, U]):
             return True
 
     async def _restore(self) -> None:
-        """Make registers again after the brokers lost them: nothing that was decided before can be applied then."""
+        """Create the registers again after the brokers lost them. Earlier decisions can then no longer be applied."""
         if self._fold.state is None:
             return
         _log.warning("the registers were lost and are made anew", journal=self.journal, offset=self._fold.offset)
@@ -356,7 +363,7 @@ class StateSynchronizer(Generic[S, U]):
     async def _snapshot(self) -> None:
         token, content = self._record("state", self._model.states.dump_python(self.state, mode="json"))
         if not await self._append(token, content, self._unchanged()):
-            return  # Whoever was faster, or the next update, will see to it.
+            return  # The process that was faster, or a later update, will write the snapshot.
         begin = self._fold.offset - len(content)
         listing = await self._client.list(labels.label_selector(include=[(labels.NAME, self.journal)]))
         for info in listing.journals:
@@ -368,5 +375,5 @@ class StateSynchronizer(Generic[S, U]):
             try:
                 await self._client.apply([pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=info.mod_revision)])
             except (EtcdTransactionFailed, ApplyOutcomeUnknown, PermissionDenied) as error:
-                # The old mark serves too; it only makes those who come later read more.
+                # The old offset works too; new processes only have to read more.
                 _log.warning("the place of a snapshot was not noted", journal=self.journal, reason=str(error))

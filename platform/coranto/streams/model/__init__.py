@@ -1,1 +1,1 @@
-"""What a stream is: keys, segments, events, registers, positions and watermarks. Pure."""
+"""The pure model of streams: keys, segments, events, registers, positions and watermarks."""

@@ -1,12 +1,12 @@
-"""How events stand in a segment's journal.
+"""The encoding of events in a segment's journal.
 
 An event is a message of one of the framings of `coranto.messages`, so consumers, Spark and other Gazette clients read
-streams as they read any journal. A plain event is OUTSIDE_TXN. A transaction on one routing key is its events as
-CONTINUE_TXN and behind them a *transaction end*: an ACK_TXN message that also names the writer and the transaction's
-sequence, so that whoever submits the transaction again can find where it stands. All of it is one append.
+streams as they read any journal. A plain event is OUTSIDE_TXN. A transaction on one routing key consists of its events
+as CONTINUE_TXN, followed by a *transaction end*: an ACK_TXN message that also names the writer and the transaction's
+sequence. A writer that submits the transaction again uses it to find where the transaction is. All of it is one append.
 
-A message's UUID is only known when it is sent, its size must be known before: an event is encoded once with a blank
-UUID (`encode`), and stamped when its turn comes (`stamp`). All of that has the same length whatever UUID and sequence.
+A message's size must be known before its UUID is. So an event is encoded once with a blank UUID (`encode`) and stamped
+with its UUID just before it is sent (`stamp`). The length does not depend on the UUID or the sequence.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _BLANK_BYTES: Final = bytes(16)
 
 
 class TransactionEnd(NamedTuple):
-    """What a transaction end says."""
+    """The writer and the sequence that a transaction end names."""
 
     writer: str
     sequence: int
 
 
 class EventFormat(Framing[E], Protocol[E]):
-    """A framing whose messages can be stamped, and which has transaction ends."""
+    """A framing whose messages can be stamped, and that has transaction ends."""
 
     def encode(self, event: E) -> bytes:
-        """The event's bytes in a journal, with a blank UUID. Raises InvalidInput when it has no such form."""
+        """Return the event's bytes with a blank UUID. Raises InvalidInput for an event that cannot be encoded."""
         ...
 
     def stamp(self, encoded: bytes, uuid: UUID) -> bytes:
-        """What `encode` returned, with a UUID. Of the same length."""
+        """Put a UUID into bytes that `encode` returned. The length stays the same."""
         ...
 
     def transaction_end(self, uuid: UUID, writer: str, sequence: int) -> bytes:
-        """An acknowledgement that also names the writer and the sequence. Its length depends on the writer alone."""
+        """Return an acknowledgement that names the writer and the sequence. Its length depends on the writer only."""
         ...
 
     def end_of(self, envelope: Envelope[E]) -> TransactionEnd | None:
-        """What a message says as a transaction end; None for other messages, acknowledgements too."""
+        """Return the transaction end in a message; None for any other message, plain acknowledgements included."""
         ...
 
 
 def validate_writer_id(writer: str) -> str:
-    """Return `writer` when it can be a writer id: 1 to 256 bytes of UTF-8. Raises InvalidInput."""
+    """Return `writer` if it is a valid writer id: 1 to 256 bytes of UTF-8. Raises InvalidInput."""
     try:
         size = len(writer.encode())
     except UnicodeEncodeError as error:
@@ -70,9 +70,9 @@ def validate_writer_id(writer: str) -> str:
 
 
 class JsonEvents(JsonLines):
-    """Events that are JSON objects, one a line, their UUIDs at `/_meta/uuid`.
+    """Events that are JSON objects, one per line, with their UUIDs at `/_meta/uuid`.
 
-    A transaction end is `{"_meta":{"uuid":…,"writer":…,"sequence":…}}`, its sequence 16 hexadecimal digits.
+    A transaction end is `{"_meta":{"uuid":…,"writer":…,"sequence":…}}`. Its sequence has 16 hexadecimal digits.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class JsonEvents(JsonLines):
             meta = json.loads(envelope.content)["_meta"]
             return TransactionEnd(_text(meta["writer"]), int(_text(meta["sequence"]), 16))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return None  # An acknowledgement of somebody else's.
+            return None  # An acknowledgement that another kind of producer wrote.
 
 
 def _text(value: object) -> str:
@@ -114,7 +114,7 @@ _UUID_BYTES: Final = 16
 
 
 class _BytesCodec:
-    """The payload: 16 bytes of UUID, then the event; of a transaction end, the sequence and the writer."""
+    """The codec of payloads: 16 bytes of UUID, then the event, or a transaction end's sequence and writer."""
 
     def encode(self, message: bytes | None, uuid: UUID) -> bytes:
         return uuid.bytes + (message or b"")
@@ -130,9 +130,9 @@ class _BytesCodec:
 
 
 class BytesEvents(FixedFrame[bytes]):
-    """Events that are bytes, in fixed frames: each payload is the 16 bytes of its UUID and then the event.
+    """Events that are bytes, in fixed frames: each payload is the UUID's 16 bytes, then the event.
 
-    Behind the UUID of a transaction end stand its sequence, 8 bytes in little-endian order, and the writer id in UTF-8.
+    In a transaction end, the UUID is followed by the sequence (8 bytes, little-endian) and the writer id in UTF-8.
     """
 
     def __init__(self, *, max_payload_bytes: int = DEFAULT_PAYLOAD_BYTES) -> None:
@@ -163,7 +163,7 @@ class BytesEvents(FixedFrame[bytes]):
 
 
 def format_of(content_type: str) -> JsonEvents | BytesEvents:
-    """The ready format of a stream whose journals have this content type. Raises InvalidInput."""
+    """Return the built-in event format for a content type of journals. Raises InvalidInput if there is none."""
     if content_type in ("", JSON_LINES):
         return JsonEvents()
     if content_type == BytesEvents().content_type:

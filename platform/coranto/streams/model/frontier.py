@@ -1,12 +1,12 @@
-"""The frontier of reading: which segments are read now, and which come when. Pure.
+"""The frontier of reading: the segments that are read now, and those that follow. Pure.
 
-A segment is *open* while it may be read, from when all its predecessors were read to their ends. One that is not open,
-and has predecessors of which some but not all are complete, is *waiting*. A complete segment stays in the frontier
-while something waits for its fellow predecessors, or when it ends the stream; so open and complete segments together
-always stand for every key, and make a place from which reading can start again.
+A segment becomes *open*, and may be read, once all its predecessors have been read to their ends. A segment with some
+complete predecessors but not all is *waiting*. A complete segment stays in the frontier while a successor of it still
+waits for other predecessors, or if it ends the stream. So the open and complete segments together always cover every
+key, and reading can start again from them.
 
-`Frontier` is a value. What completing a segment changes is a value too, `Completion`: it is planned where the stream's
-metadata are known, and applied wherever the frontier is known.
+`Frontier` is a value. The change that completing a segment makes is also a value, `Completion`. It is planned where the
+stream's metadata are known, and can be applied wherever the frontier is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Stream
 
 Graph: TypeAlias = Mapping[int, frozenset[int]]
-"""The predecessors of each segment that is there, by number. Predecessors may be gone."""
+"""The predecessors of each existing segment, by number. Predecessors themselves may be gone."""
 
 
 def graph_of(stream: Stream) -> Graph:
@@ -28,7 +28,7 @@ def graph_of(stream: Stream) -> Graph:
 
 
 def ancestors(graph: Graph, numbers: Iterable[int]) -> set[int]:
-    """The segments before those named, as far as is known; also ones that are gone."""
+    """Return all known segments before the given ones, including those that are gone."""
     found: set[int] = set()
     stack = list(numbers)
     while stack:
@@ -39,10 +39,10 @@ def ancestors(graph: Graph, numbers: Iterable[int]) -> set[int]:
 
 
 def descendants(graph: Graph, numbers: Iterable[int]) -> set[int]:
-    """The segments after any of those named."""
+    """Return the segments after any of the given ones."""
     named = frozenset(numbers)
     found: set[int] = set()
-    # A successor's number is always the larger one.
+    # A successor's number is always larger than its predecessors'.
     for number in sorted(graph):
         if graph[number] & named or graph[number] & found:
             found.add(number)
@@ -51,9 +51,9 @@ def descendants(graph: Graph, numbers: Iterable[int]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A segment that was read to its final offset `end`, while `blocked` of its successors wait for other segments.
+    """A segment that was read to its final offset `end`.
 
-    With none blocked it ends the stream.
+    `blocked` are its successors that still wait for other segments. If it is empty, the segment ends the stream.
     """
 
     end: int
@@ -62,10 +62,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What follows from segment `number` having been read to its end.
+    """The change to the frontier when segment `number` has been read to its end.
 
-    `opened` are segments that can be read now, with the offset where they begin; `waiting` are those that newly wait,
-    and what they wait for. `terminal` says that nothing succeeds the segment.
+    `opened` maps the segments that can now be read to the offsets where they begin. `waiting` maps the segments that
+    begin to wait to those they wait for. `terminal` means that nothing succeeds the segment.
     """
 
     number: int
@@ -77,7 +77,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """See the module. `waiting` tells for which segments each one waits."""
+    """The segments being read, waiting and finished; see the module.
+
+    `waiting` maps each waiting segment to the segments that it waits for.
+    """
 
     open: Mapping[int, SegmentPosition] = field(default_factory=dict)
     waiting: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -85,12 +88,15 @@ class Frontier:
 
     @property
     def position(self) -> StreamPosition:
-        """Where to start again so as to read just what is not read yet."""
+        """The position from which to resume, so that everything unread is read and nothing is read twice."""
         done = {number: SegmentPosition(each.end, complete=True) for number, each in self.finished.items()}
         return StreamPosition({**self.open, **done})
 
     def advanced(self, positions: Mapping[int, SegmentPosition]) -> Frontier:
-        """With open segments read further. Raises InvalidInput for one that is not open, or would go back."""
+        """Return the frontier with open segments read further.
+
+        Raises InvalidInput for a segment that is not open, or that would go back.
+        """
         for number, position in positions.items():
             before = self.open.get(number)
             if before is None or position.offset < before.offset:
@@ -98,10 +104,10 @@ class Frontier:
         return replace(self, open={**self.open, **positions}) if positions else self
 
     def completion(self, number: int, end: int, stream: Stream) -> Completion:
-        """What follows when open segment `number` is read to its end.
+        """Plan the change for the open segment `number`, which was read to its end.
 
-        `stream` must be as new as the segment's final offset. Where the segment itself is gone already (it was
-        truncated away before it was read), whatever is left of the stream behind it opens.
+        `stream` must be recent enough to contain the segment's final offset. If the segment itself is gone (it was
+        truncated away before it was read), whatever is left of the stream after it opens.
         """
         graph = graph_of(stream)
         unread = self.open.keys() - {number}
@@ -117,7 +123,7 @@ class Frontier:
             else:
                 opened.append(segment.number)
         for each, remaining in self.waiting.items():
-            # Those that were truncated away before they opened are not waited for.
+            # Do not wait for predecessors that were truncated away before they opened.
             if not any(one in unread or one in graph for one in remaining - {number}):
                 opened.append(each)
         if number not in graph:
@@ -128,7 +134,7 @@ class Frontier:
         return Completion(number, end, begins, waiting, not stream.successors(number) and number in graph)
 
     def completed(self, completion: Completion) -> Frontier:
-        """The frontier after a completion that was planned on this one. Raises InvalidInput if it was not."""
+        """Apply a completion that was planned on this frontier. Raises InvalidInput if it was not."""
         number = completion.number
         started = completion.opened.keys() | completion.waiting.keys()
         if number not in self.open or started & self.open.keys():
@@ -149,17 +155,18 @@ class Frontier:
         kept: dict[int, Finished] = {}
         for each, entry in finished.items():
             left = entry.blocked.difference(completion.opened)
-            # One that ended the stream stays; another goes with the last successor that waited.
+            # A segment that ended the stream stays. Any other is dropped once none of its successors waits.
             if left or not entry.blocked:
                 kept[each] = replace(entry, blocked=left)
         return Frontier(open_, waiting, kept)
 
 
 def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_truncated: bool = False) -> Frontier:
-    """Where to begin reading: at the position, or at the beginning of what is left of the stream.
+    """Return the frontier at a position, or by default at the beginning of what is left of the stream.
 
-    Segments that are neither in the position nor after it are not read. Raises StreamTruncated when some of what is
-    after the position is gone; with `skip_truncated` reading begins behind it instead.
+    Segments that are neither in the position nor after it are not read. Raises StreamTruncated if content after the
+    position is gone; with `skip_truncated`, reading begins after the missing content instead. Raises InvalidInput if
+    the position contains a segment and one that comes after it.
     """
     if position is None:
         return Frontier({head.number: SegmentPosition(head.begin) for head in stream.heads()})
@@ -208,9 +215,9 @@ def frontier_at(stream: Stream, position: StreamPosition | None = None, *, skip_
 
 
 def earliest(stream: Stream, positions: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """The cut that is nowhere behind any of the given ones: what all their readers are through with lies before it.
+    """Return the latest cut that is not past any of the given cuts: all their readers have read what is before it.
 
-    Raises InvalidInput without a cut.
+    Raises InvalidInput if no cut is given.
     """
     graph = graph_of(stream)
     found: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""Routing keys: where a key stands in the key space, and ranges of it.
+"""Routing keys: the place of a key in the key space, and ranges of the key space.
 
-The key space is the integers [0, 2**52). A key's place is Pravega's: MurmurHash3 (x64, 128 bits) of the key's UTF-16
-code units in little-endian order, of whose lower 64 bits the upper 52 are kept. Divided by 2**52 it is the fraction in
-[0, 1) that Pravega routes by, so the same keys go the same way in both.
+The key space is the integers [0, 2**52). A key's place is computed as in Pravega: MurmurHash3 (x64, 128 bits) hashes
+the key's UTF-16 code units in little-endian order; of the lower 64 bits of the hash, the upper 52 are kept. Divided by
+2**52, this is the fraction in [0, 1) that Pravega routes by, so both route the same keys the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 
 KEY_BITS: Final = 52
 KEY_SPACE: Final = 1 << KEY_BITS
-"""Just beyond the last place of the key space."""
+"""The end of the key space (exclusive)."""
 
 _SEED: Final = 1741865571  # Java's hash of the string "EventRouter".
 _MASK: Final = (1 << 64) - 1
@@ -25,7 +25,7 @@ _C2: Final = 0x4CF5AD432745937F
 
 
 def key_hash(key: str) -> int:
-    """The key's place in [0, 2**52). Any text is a key, the empty one too, and text that is not valid Unicode."""
+    """Return the key's place in [0, 2**52). Any text is a key, even empty text and text that is not valid Unicode."""
     data = key.encode("utf-16-le", "surrogatepass")
     size = len(data)
     h1 = h2 = _SEED
@@ -35,7 +35,7 @@ def key_hash(key: str) -> int:
         h1 = ((_rotate(h1, 27) + h2) * 5 + 0x52DCE729) & _MASK
         h2 ^= _mix2(int.from_bytes(data[at + 8 : at + 16], "little"))
         h2 = ((_rotate(h2, 31) + h1) * 5 + 0x38495AB5) & _MASK
-    # The tail is as a block that is padded with zeros, but for being mixed in only.
+    # The tail is treated like a block padded with zeros, but it is only mixed in: the rotate and multiply are left out.
     h2 ^= _mix2(int.from_bytes(data[whole + 8 :], "little"))
     h1 ^= _mix1(int.from_bytes(data[whole : whole + 8], "little"))
     h1 ^= size
@@ -65,7 +65,7 @@ def _final(value: int) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """The places [begin, end) of the key space: at least one of them."""
+    """The places [begin, end) of the key space, at least one."""
 
     begin: int
     end: int
@@ -81,7 +81,7 @@ class KeyRange:
         return isinstance(place, int) and self.begin <= place < self.end
 
     def contains(self, place: int) -> bool:
-        """Whether a key's place is in the range."""
+        """Return whether a key's place is in the range."""
         return self.begin <= place < self.end
 
     def overlaps(self, other: KeyRange) -> bool:
@@ -93,11 +93,11 @@ class KeyRange:
 
     @property
     def share(self) -> float:
-        """The part of the key space that it is, above 0 and at most 1."""
+        """The range's fraction of the key space, above 0 and at most 1."""
         return self.width / KEY_SPACE
 
     def split(self, parts: int) -> tuple[KeyRange, ...]:
-        """Adjacent ranges that make up this one, whose widths differ by at most 1. Raises InvalidInput."""
+        """Split into `parts` adjacent ranges whose widths differ by at most 1. Raises InvalidInput."""
         if not 1 <= parts <= self.width:
             raise InvalidInput(f"{self} cannot be split into {parts} parts; ask for 1 to {self.width}")
         edges = [self.begin + self.width * part // parts for part in range(parts + 1)]
@@ -105,7 +105,7 @@ class KeyRange:
 
     @staticmethod
     def merge(ranges: Iterable[KeyRange]) -> KeyRange:
-        """The one range that adjacent ranges make up, in whatever order. Raises InvalidInput if they are not that."""
+        """Join adjacent ranges, given in any order, into one. Raises InvalidInput if they are not adjacent."""
         ordered = sorted(ranges)
         if not ordered:
             raise InvalidInput("there is no range to merge")

@@ -1,9 +1,9 @@
-"""What the segments before one say of a writer with a stable id.
+"""The state of a writer with a stable id in the segments before a given one.
 
-A process that goes on with a writer id must know, for each key, up to which sequence its predecessors' writes are
-durable. The segment's own entry tells, or where there is none yet, those of the segments that it succeeded. A segment
-that came of a merge has predecessors which may have been written to up to different sequences, each for its own keys;
-so they are looked at there even when there is an entry.
+A process that continues a writer id must know, for each key, up to which sequence earlier processes' writes are
+durable. The writer's entry in the segment tells this. If there is no entry yet, the entries in the segment's
+predecessors do. The predecessors of a merged segment may have been written up to different sequences, each for its own
+keys; so after a merge they are examined even if the segment has an entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coranto.streams.model.stream import Segment, Stream
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What a writer's entry in a segment before says: all up to `sequence` is durable, of the keys of that segment."""
+    """A writer's entry in an earlier segment: for the keys of that segment, all up to `sequence` is durable."""
 
     segment: Segment
     sequence: int
@@ -29,16 +29,16 @@ class Floor:
 
 @dataclass(slots=True)
 class Lineage:
-    """The floors that a segment's predecessors have for a writer.
+    """The floors of a writer in the segments before a given one.
 
-    `forgot` says that for some of the keys there is no entry while one may have been removed or lost.
+    `forgot` means that for some of the keys there is no entry, but there may have been one that was removed or lost.
     """
 
     floors: list[Floor] = field(default_factory=list)
     forgot: bool = False
 
     def sequence_of(self, place: int) -> int:
-        """The last durable sequence for a place in the key space; -1 when there is none."""
+        """Return the last durable sequence for a place in the key space; -1 if there is none."""
         return max((floor.sequence for floor in self.floors if floor.covers(place)), default=-1)
 
     @property
@@ -53,10 +53,10 @@ async def trace(
     has_entry: bool,
     registers_of: Callable[[Segment], Awaitable[tuple[Registers, int] | None]],
 ) -> Lineage:
-    """What the segments before `segment` say of the writer with this label.
+    """Collect the lineage of the writer with this label from the segments before `segment`.
 
-    `has_entry` says whether it has an entry in the segment itself. `registers_of` returns a sealed segment's registers
-    and head, or None when it is gone.
+    `has_entry` tells whether the writer has an entry in the segment itself. `registers_of` returns a sealed segment's
+    registers and head, or None if the segment is gone.
     """
     lineage = Lineage()
     seen: set[int] = set()
@@ -80,7 +80,7 @@ async def trace(
 
     async def go_back(of: Segment, has_entry: bool, known: bool) -> None:
         if has_entry and len(of.predecessors) <= 1:
-            return  # What it succeeded was written to before, and less far.
+            return  # The only predecessor was written to earlier, up to a lower sequence.
         for number in sorted(of.predecessors):
             await visit(number, known)
 

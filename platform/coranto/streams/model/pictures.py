@@ -1,6 +1,6 @@
 """Pictures of a stream's segments: a table, a map of the keys over time, and both for notebooks.
 
-The map says which segment had which keys from which change of the stream's segments (epoch) on.
+The map shows which segment had which keys in each epoch, that is after each change of the stream's segments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.telemetry import amount
 
 COLUMNS: Final = ("SEGMENT", "EPOCH", "KEYS", "BEGIN", "END", "STATE", "PREDECESSORS")
-"""What `segment_row` tells."""
+"""The columns of `segment_row`."""
 
 _EPOCH_WIDTH: Final = 72
 _HEIGHT: Final = 240
@@ -24,7 +24,7 @@ _ACTIVE, _ENDED = "#7fbf9f", "#d8d8d8"
 
 
 class Segment(Protocol):
-    """The part of `coranto.streams.model.stream.Segment` that is drawn."""
+    """The part of `coranto.streams.model.stream.Segment` that pictures need."""
 
     @property
     def number(self) -> int: ...
@@ -45,7 +45,7 @@ class Segment(Protocol):
 
 
 class Stream(Protocol):
-    """The part of `coranto.streams.model.stream.Stream` that is drawn."""
+    """The part of `coranto.streams.model.stream.Stream` that pictures need."""
 
     @property
     def name(self) -> str: ...
@@ -60,7 +60,7 @@ class Stream(Protocol):
 
 
 def segment_row(stream: Stream, segment: Segment, heads: Mapping[int, int]) -> tuple[str, ...]:
-    """One segment as texts, in the order of `COLUMNS`. `heads` are the ends of active segments, as far as known."""
+    """Return one segment as texts, in the order of `COLUMNS`. `heads` are the known write heads of active segments."""
     end = segment.sealed_at if segment.sealed_at is not None else heads.get(segment.number)
     return (
         str(segment.number),
@@ -83,7 +83,7 @@ def _state(stream: Stream, segment: Segment) -> str:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    """Numbers in order, long runs of them cut short: `1, 4 to 9`."""
+    """Return the numbers in order as text, with long runs shortened: `1, 4 to 9`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][-1] == number - 1:
@@ -96,9 +96,9 @@ def _listed(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyMap:
-    """Which segment had which keys: for each range, its segment's number in each of the epochs.
+    """The segments of each key range over time: per range, the segment's number in each of the epochs.
 
-    None where that segment is truncated away.
+    The number is None where the segment is truncated away.
     """
 
     epochs: tuple[int, ...]
@@ -106,10 +106,10 @@ class KeyMap:
 
 
 def key_map(stream: Stream, *, epochs: int | None = None) -> KeyMap:
-    """The map of a stream: all epochs in which segments came that are left, or so many of the last."""
+    """Return the map of a stream: all epochs that created a remaining segment, or only the last `epochs` of them."""
     segments = sorted(stream.segments.values(), key=lambda each: each.epoch)
     seen = tuple(sorted({each.epoch for each in segments}))[-epochs if epochs else None :]
-    # Segments that ended before what is shown would only cut the ranges up.
+    # Segments that ended before the shown epochs would only cut the ranges into smaller pieces.
     shown = [each for each in segments if each.epoch >= seen[0] or _ends(stream, each) > seen[0]]
     edges = sorted({edge for each in shown for edge in (each.range.begin, each.range.end)})
     rows = []
@@ -121,7 +121,7 @@ def key_map(stream: Stream, *, epochs: int | None = None) -> KeyMap:
 
 
 def _ends(stream: Stream, segment: Segment) -> int:
-    """The epoch in which a segment is succeeded; one that is still to come when nothing succeeds it."""
+    """Return the epoch in which a segment is succeeded; the next epoch to come if nothing succeeds it."""
     return min((each.epoch for each in stream.successors(segment.number)), default=stream.epoch + 1)
 
 
@@ -129,7 +129,7 @@ def _ends(stream: Stream, segment: Segment) -> int:
 
 
 def stream_html(stream: Stream) -> str:
-    """The map and the table of a stream, for `_repr_html_`."""
+    """Return the map and the table of a stream as HTML, for `_repr_html_`."""
     count = len(stream.active())
     told = "sealed" if stream.is_sealed else f"{count} active segment{'' if count == 1 else 's'}"
     rows = [segment_row(stream, each, {}) for each in stream.segments.values()]
@@ -139,7 +139,7 @@ def stream_html(stream: Stream) -> str:
 
 
 def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A plain table, everything in it escaped."""
+    """Return a plain HTML table with all texts escaped."""
     head = _cells("th", columns)
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -150,7 +150,7 @@ def _cells(tag: str, texts: Iterable[object]) -> str:
 
 
 def _svg(stream: Stream) -> str:
-    """Segments as boxes: to the right go the epochs, downwards the keys."""
+    """Draw the segments as boxes, with epochs from left to right and keys from top to bottom."""
     epochs = sorted({each.epoch for each in stream.segments.values()})
     at = {epoch: number for number, epoch in enumerate(epochs)}
     boxes = "".join(_box(stream, each, at, len(epochs)) for each in stream.segments.values())
@@ -179,6 +179,10 @@ def _box(stream: Stream, segment: Segment, at: Mapping[int, int], columns: int) 
 
 
 def position_html(segments: Sequence[tuple[int, int, int, bool]]) -> str:
-    """A position: segment, offset, number of open transactions, and whether the segment is read to its end."""
+    """Return a table of a position.
+
+    Each of the `segments` is a segment number, an offset, the number of open transactions, and True if the segment is
+    read to its end.
+    """
     rows = [(number, offset, pending or "-", "yes" if whole else "-") for number, offset, pending, whole in segments]
     return html_table(("segment", "offset", "open transactions", "read to its end"), rows)

@@ -1,9 +1,9 @@
-"""How far a reader has come in a segment, and in a stream.
+"""Positions of readers in a segment, and in a stream.
 
-A plain offset is not enough where a transaction over several keys is open: its first messages are before the offset
-and its acknowledgement behind. A `SegmentPosition` also names those messages, so that going on from it neither loses
-nor doubles an event. A `StreamPosition` is that for each segment. It serves wherever a `StreamCut` does: as one, it
-shows the offsets from which on content is still needed.
+A plain offset is not enough while a multi-key transaction is open: its first messages are before the offset, and its
+acknowledgement is after it. A `SegmentPosition` also names those messages, so that resuming from it neither loses nor
+repeats an event. A `StreamPosition` holds one `SegmentPosition` per segment. It can be used wherever a `StreamCut` can:
+its offsets then are those from which content is still needed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _PRODUCER: Final = re.compile("[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class PendingMessages:
-    """Messages of an open transaction, read but not delivered: those of `producer` (hexadecimal) with clocks above
-    `last_ack`, from offset `begin` on."""
+    """Messages of an open transaction that were read but not delivered.
+
+    They are the messages of `producer` (hexadecimal) with clocks above `last_ack`, from offset `begin` on.
+    """
 
     producer: str
     last_ack: int
@@ -39,9 +41,10 @@ class PendingMessages:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPosition:
-    """Everything below `offset` is read and, where committed, delivered, but for what is `pending`.
+    """A reader's position in a segment.
 
-    `complete` says that the segment is sealed and `offset` its final one.
+    Everything below `offset` is read and, if committed, delivered, except for the `pending` messages. `complete` means
+    that the segment is sealed and `offset` is its final offset.
     """
 
     offset: int
@@ -54,11 +57,11 @@ class SegmentPosition:
 
     @property
     def needed_from(self) -> int:
-        """The offset from which on content is needed to go on from here."""
+        """The offset from which content is needed to resume from here."""
         return min([each.begin for each in self.pending], default=self.offset)
 
     def source(self) -> Source:
-        """The position as what a sequencer starts from."""
+        """Return the position as the source state that a sequencer starts from."""
         producers = {
             ProducerId(bytes.fromhex(each.producer)): ProducerState(each.last_ack, each.begin) for each in self.pending
         }
@@ -66,9 +69,9 @@ class SegmentPosition:
 
 
 class StreamPosition(Mapping[int, int]):
-    """How far a reader has come in each segment that it reads, by segment number. Immutable.
+    """A reader's position in each segment that it reads, by segment number. Immutable.
 
-    As a mapping it is the `StreamCut` of the offsets that are needed to go on: safe to truncate at.
+    As a mapping, it is the `StreamCut` of the offsets that are still needed to resume. It is safe to truncate there.
     """
 
     __slots__ = ("segments",)
@@ -79,18 +82,18 @@ class StreamPosition(Mapping[int, int]):
 
     @classmethod
     def of(cls, cut: Mapping[int, int]) -> StreamPosition:
-        """The position that a cut stands for; a position is returned as it is. Raises InvalidInput."""
+        """Return the position of a cut; a position is returned unchanged. Raises InvalidInput."""
         if isinstance(cut, StreamPosition):
             return cut
         return cls({number: SegmentPosition(offset) for number, offset in cut.items()})
 
     def to_json(self) -> str:
-        """The position as text, to be kept with what was made of the events before it."""
+        """Return the position as text, to be stored together with the results of the events before it."""
         return _SEGMENTS.dump_json(dict(self.segments), exclude_defaults=True).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> StreamPosition:
-        """The position that `to_json` wrote. Raises CorruptData."""
+        """Return the position that `to_json` wrote. Raises CorruptData."""
         try:
             return cls(_SEGMENTS.validate_json(text))
         except ValidationError as error:

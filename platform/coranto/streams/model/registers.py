@@ -1,24 +1,25 @@
-"""What a segment's registers say of its writers: pure.
+"""The state of a segment's writers in its registers. Pure.
 
-Registers are labels that change atomically with an append, which may be conditioned on them. Of each writer they hold
-one *entry*: its session, the sequence and the clock of what it appended last, and when. Every append of a writer checks
-that the entry is what it was after the writer's append before, and replaces it. So of two attempts at the same append
-only one can be applied, and the entry tells which appends were.
+Registers are labels that change atomically with an append; an append may also be conditioned on them. They hold one
+*entry* per writer: its session, the sequence and clock of its last append, and the time of that. Every append of a
+writer checks that the entry is still the one that the writer's previous append left, and replaces it. So of two
+attempts at the same append only one can be applied, and the entry tells which appends were applied.
 
 ==============================  ======================================================================================
 `coranto.dev/writer-<producer>`  the entry of one writer, named by its producer id
-`coranto.dev/entered`            changes whenever an entry is added, so that entering is one after the other, and an
-                                 outdated attempt at it can never be applied
-`coranto.dev/expired`            the latest use and clock of the entries that were removed
-`coranto.dev/fence-<name>`       a token that a user raised
-`coranto.dev/held`               the registers were not lost. A check that includes it fails on empty registers, which
-                                 Gazette's rule lets pass everything
+`coranto.dev/entered`            changes whenever an entry is added, so that writers enter one at a time, and an
+                                 outdated attempt to enter can never be applied
+`coranto.dev/expired`            the latest use and the largest clock of the entries that were removed
+`coranto.dev/fence-<name>`       the token of a fence that a user raised
+`coranto.dev/held`               marks registers that were not lost. A check that includes this label fails on empty
+                                 registers; without it, Gazette's rule is that empty registers pass every check
 `coranto.dev/restored`           the registers were lost once, when the journal ended at this offset
 ==============================  ======================================================================================
 
-Entries are bounded: to enter where there is no room, the writer removes those that were not used for the longest time.
-When an entry was used is told by its own writer's clock. One that is far ahead of the clock of the writer that enters
-is not believed, lest such entries stay for ever and the others' go: these are removed first, in the order of offsets.
+The number of entries is bounded. A writer that enters where there is no room removes the least recently used entries.
+The time of use comes from the clock of the entry's own writer. A time far ahead of the entering writer's clock is not
+believed, because such an entry would stay for ever while others were removed. Such entries are removed first, in the
+order of their offsets.
 """
 
 from __future__ import annotations
@@ -43,19 +44,22 @@ FENCE_PREFIX: Final = "coranto.dev/fence-"
 
 DEFAULT_MAX_WRITERS: Final = 64
 FAR_AHEAD_S: Final = 3600
-"""Seconds that a writer's clock may be ahead of another's for them to be compared."""
+"""Seconds that an entry's time of use may be ahead of the entering writer's clock and still be believed."""
 MAX_WRITERS: Final = 256
-"""Brokers take 64 KiB of registers; so many entries and all fences with the longest tokens leave some of it."""
+"""The most writers per segment.
+
+Brokers accept 64 KiB of registers. This many entries and all fences, with the longest tokens, leave some room in that.
+"""
 MAX_FENCES: Final = 16
-"""How many names of fences a segment has at most."""
+"""The most fences, by name, that a segment can have."""
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
 
 
 class Entry(NamedTuple):
     """A writer's state in a segment.
 
-    `sequence` and `clock` are those of what it appended last, and `hint` an offset at or before where that begins.
-    `used` is in Unix seconds. `session` tells apart the processes that use one writer id after another.
+    `sequence` and `clock` are those of its last append, and `hint` is an offset at or before the beginning of that.
+    `used` is in Unix seconds. `session` distinguishes the processes that use one writer id one after the other.
     """
 
     session: int
@@ -65,24 +69,24 @@ class Entry(NamedTuple):
     used: int
 
     def encode(self) -> str:
-        """The entry as a label's value."""
+        """Encode the entry as a label's value."""
         return f"{self.session:x}.{self.sequence:x}.{self.clock:x}.{self.hint:x}.{self.used:x}"
 
     @classmethod
     def decode(cls, value: str) -> Entry:
-        """Raises CorruptData."""
+        """Decode an entry from a label's value. Raises CorruptData."""
         return cls(*_numbers(value, 5))
 
 
 class Expired(NamedTuple):
-    """Of the entries that were removed: the latest use in Unix seconds, and the largest clock."""
+    """The latest use, in Unix seconds, and the largest clock of all entries that were removed."""
 
     used: int
     clock: int
 
 
 class Identity(NamedTuple):
-    """Who a writer is. A `stable` one has a writer id that other processes go on with."""
+    """The identity of a writer. A `stable` writer has a writer id that later processes continue."""
 
     writer: str
     producer: ProducerId
@@ -95,7 +99,7 @@ class Identity(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A fence that was raised in a segment. It holds until somebody raises it again, or the registers are lost."""
+    """A fence that was raised in a segment. It holds until it is raised again, or the registers are lost."""
 
     name: str
     token: str
@@ -115,7 +119,7 @@ class Registers:
 
     @classmethod
     def of(cls, found: pb.LabelSet) -> Registers:
-        """Registers that are not of a writer, a fence or the like are passed over. Raises CorruptData."""
+        """Decode registers, ignoring labels that are not described in this module. Raises CorruptData."""
         entries: dict[str, Entry] = {}
         fences: dict[str, str] = {}
         single: dict[str, str] = {}
@@ -142,7 +146,7 @@ class Registers:
 
     @property
     def forgot(self) -> bool:
-        """Whether entries were removed or lost."""
+        """True if entries were removed or lost."""
         return self.expired is not None or self.restored is not None
 
     def token_of(self, fence: str) -> str | None:
@@ -160,42 +164,42 @@ def _numbers(value: str, count: int) -> list[int]:
 
 
 def stable_producer(writer: str) -> ProducerId:
-    """The producer id of a writer id: always the same."""
+    """Return the producer id of a writer id. It is always the same."""
     return new_producer_id(lambda size: hashlib.sha256(b"coranto.dev/writer " + writer.encode()).digest()[:size])
 
 
 NOOP_PRODUCER: Final = stable_producer("")
-"""Of acknowledgements that are appended only so that registers change.
+"""The producer of acknowledgements that are appended only to change registers.
 
-They must not be of a writer: what it has in flight has earlier clocks, and readers would take that for repeated. No
-writer id is empty.
+These must not use a writer's producer id: the writer's appends in flight have earlier clocks, so readers would take
+them for duplicates. The id is derived from the empty writer id, which no writer has.
 """
 
 
-# ---------------------------------------------------------------------------------------------- how a writer stands
+# --------------------------------------------------------------------------------------------- the standing of a writer
 
 
 class Standing(Enum):
-    """What registers mean to a writer."""
+    """The state of a segment's registers from the point of view of one writer."""
 
     OURS = auto()
-    """The entry is of its own session: what it appended up to the entry's clock is durable, and nothing else."""
+    """The entry is from its own session: its appends up to the entry's clock are durable, and no others."""
     TAKEN_OVER = auto()
-    """The entry is of the session that it took the writer id over from, and which has appended more since."""
+    """The entry is from the session that this writer took the writer id over from. It may have appended more since."""
     NEW = auto()
-    """There is no entry, and nothing was ever forgotten: it has appended nothing here, or the segment is empty."""
+    """There is no entry, and none was ever removed or lost: the writer has appended nothing here."""
     FORGOTTEN = auto()
     """There is no entry, and entries were removed or lost."""
     FOREIGN = auto()
-    """The entry is of another session."""
+    """The entry is from another session."""
     LOST = auto()
-    """There is content but no registers: all brokers that had them are gone. To be restored first."""
+    """There is content but no registers: all brokers that had them are gone. They must be restored first."""
 
 
 def standing(registers: Registers, head: int, identity: Identity, taken_from: int | None) -> Standing:
-    """How a writer stands in a segment whose journal ends at `head`.
+    """Return the standing of a writer in a segment whose journal ends at `head`.
 
-    `taken_from` is the session whose entry it takes over, if any.
+    `taken_from` is the session whose entry the writer takes over, if any.
     """
     if not registers.held and head > 0:
         return Standing.LOST
@@ -209,7 +213,7 @@ def standing(registers: Registers, head: int, identity: Identity, taken_from: in
     return Standing.FOREIGN
 
 
-# ------------------------------------------------------------------------------------------------ what appends carry
+# ------------------------------------------------------------------------------------------------ conditions of appends
 
 
 class Conditions(NamedTuple):
@@ -220,7 +224,7 @@ class Conditions(NamedTuple):
     subtract: pb.LabelSet | None = None
 
     def parameters(self, journal: str, offset: int = 0) -> pb.AppendRequest:
-        """The append's first message on the wire. Raises InvalidInput."""
+        """Return the append's first message on the wire. Raises InvalidInput."""
         parameters = pb.AppendRequest(
             journal=journal,
             offset=offset,
@@ -233,7 +237,7 @@ class Conditions(NamedTuple):
 
 
 def advance(label: str, before: str, after: str, fence: Fence | None = None) -> Conditions:
-    """Replace a writer's entry, on the condition that it is `before`, and that a fence holds."""
+    """Replace a writer's entry, on the condition that it is `before` and that the fence, if any, holds."""
     include = {HELD_LABEL: "", label: before}
     if fence is not None:
         include[FENCE_PREFIX + fence.name] = fence.token
@@ -241,16 +245,16 @@ def advance(label: str, before: str, after: str, fence: Fence | None = None) -> 
 
 
 class Advances:
-    """The parameters of a writer's appends to one segment without a fence, of which only two values differ."""
+    """The parameters of a writer's appends to one segment without a fence: they differ only in two values."""
 
     def __init__(self, journal: str, label: str) -> None:
         self._template = advance(label, "-", "-").parameters(journal)
 
     def parameters(self, before: str, after: str) -> pb.AppendRequest:
-        """As of `advance`, for encoded entries."""
+        """Return the parameters of `advance` for encoded entries."""
         parameters = pb.AppendRequest()
         parameters.CopyFrom(self._template)
-        parameters.check_registers.include.labels[-1].value = before  # It sorts behind HELD_LABEL.
+        parameters.check_registers.include.labels[-1].value = before  # It sorts after HELD_LABEL.
         parameters.union_registers.labels[0].value = after
         return parameters
 
@@ -258,13 +262,14 @@ class Advances:
 def enter(
     registers: Registers, label: str, after: str, *, nonce: str, max_writers: int, fence: Fence | None = None
 ) -> Conditions:
-    """Add an entry, on the condition that none was added since, removing others where there is no room.
+    """Add an entry, on the condition that none was added since, and remove others if there is no room.
 
-    `nonce` is never used for another attempt at entering. Writers that are removed must not have appended meanwhile.
+    `nonce` must be unique to this attempt to enter. The append is also conditioned on the removed writers not having
+    appended meanwhile.
     """
     union = {HELD_LABEL: "1", ENTERED_LABEL: nonce, label: after}
     if not registers.held:
-        # The journal's first append: nobody has been here, and nobody must come in between.
+        # The journal's first append: no writer has entered yet, and none may enter in between.
         return Conditions(pb.LabelSelector(exclude=_label_set({HELD_LABEL: ""})), _label_set(union))
     include, exclude, removed = {HELD_LABEL: ""}, {}, {}
     if registers.entered is None:
@@ -286,13 +291,13 @@ def enter(
 
 
 def _use(entry: Entry, latest: int) -> tuple[bool, int]:
-    """How recently an entry was used, to sort by, when no clock that is right is past `latest`."""
+    """Return a sort key by the time of last use. No correct clock is past `latest`."""
     is_believed = entry.used <= latest
     return is_believed, entry.used if is_believed else entry.hint
 
 
 def restore(head: int) -> Conditions:
-    """Hold registers anew that were lost when the journal ended at `head`, unless somebody else did."""
+    """Restore registers that were lost when the journal ended at `head`, unless somebody else already has."""
     return Conditions(
         pb.LabelSelector(exclude=_label_set({HELD_LABEL: ""})),
         _label_set({HELD_LABEL: "1", RESTORED_LABEL: f"{head:x}"}),
@@ -300,14 +305,14 @@ def restore(head: int) -> Conditions:
 
 
 def hold() -> Conditions:
-    """Hold the registers of a journal without content, unless somebody else does."""
+    """Mark the registers of a journal without content as held, unless somebody else already has."""
     return Conditions(pb.LabelSelector(exclude=_label_set({HELD_LABEL: ""})), _label_set({HELD_LABEL: "1"}))
 
 
 def raise_fence(registers: Registers, fence: Fence) -> Conditions:
-    """Set a fence's token, on the condition that it is still what it was, so that no attempt at it comes late.
+    """Set a fence's token, on the condition that it has not changed, so that no late attempt is applied.
 
-    Raises InvalidInput when the segment has too many fences.
+    Raises InvalidInput if the segment has too many fences.
     """
     names = set(registers.fences or ()) | {fence.name}
     if len(names) > MAX_FENCES:
@@ -320,7 +325,7 @@ def raise_fence(registers: Registers, fence: Fence) -> Conditions:
 
 
 def validate_fence_name(name: str) -> str:
-    """Return `name` when a fence can be called so. Raises InvalidInput."""
+    """Return `name` if it is a valid name of a fence. Raises InvalidInput."""
     return validate_token("fence", name, 1, MAX_FENCE_NAME_BYTES)
 
 

@@ -1,16 +1,17 @@
-"""What a stream is: its segments, what succeeds what, and how labels of journal specs say so.
+"""Streams: their segments, the order of these, and their encoding in the labels of journal specs.
 
 A stream is a set of journals, one for each *segment*. A segment holds the events of the routing keys of one range.
-The segments that are written to (`Stream.active`) share the key space without gap or overlap, unless the stream is
-sealed. Scaling seals some of them and lets new ones, with other ranges over the same keys, succeed them; a reader takes
-up a segment once it has read all its predecessors to their ends, so the events of each key stay in order.
+The active segments (`Stream.active`), those that are written to, share the key space without gap or overlap, unless the
+stream is sealed. Scaling seals some of them and replaces them by successors: new segments with other ranges over the
+same keys. A reader begins a segment once it has read all its predecessors to their ends, so the events of each key stay
+in order.
 
-All of it is labels and flags of the segments' journal specs, changed by one atomic Apply:
+All of this is stored in labels and flags of the segments' journal specs. One atomic Apply changes it:
 
-* A segment is *being sealed* once its journal is read-only. Then other segments succeed it, or the label
+* A segment is *being sealed* once its journal is read-only. Then either other segments succeed it, or the label
   `coranto.dev/end-of-stream` says that none will.
-* It is *sealed* once `coranto.dev/sealed-at` tells its final offset, which needs an append of nothing to be learnt.
-* `coranto.dev/truncated-to` is the offset from which on readers may read it.
+* It is *sealed* once the label `coranto.dev/sealed-at` has its final offset. To learn that takes an empty append.
+* `coranto.dev/truncated-to` is the offset from which readers may read it.
 
 `decode` turns a listing into a `Stream` and refuses one that contradicts itself; `labels_of` is its inverse.
 """
@@ -43,18 +44,18 @@ SEALED_AT_LABEL: Final = "coranto.dev/sealed-at"
 END_OF_STREAM_LABEL: Final = "coranto.dev/end-of-stream"
 TRUNCATED_LABEL: Final = "coranto.dev/truncated-to"
 MAX_WRITERS_LABEL: Final = "coranto.dev/max-writers"
-"""How many writers' states the registers of a segment hold at most; successors inherit it."""
+"""The most writers whose states the registers of a segment hold. Successors inherit it."""
 SCALING_LABEL: Final = "coranto.dev/scaling"
-"""The stream's scaling policy; successors inherit it."""
+"""The stream's scaling policy. Successors inherit it."""
 STREAM_PART_LABEL: Final = "coranto.dev/stream-part"
-"""The stream that a journal beside its segments belongs to."""
+"""The stream of a journal that belongs to a stream but is not a segment."""
 
 MAX_RECORD_BYTES: Final = 64 << 20
-"""Bound of one record in a stream's journals of state: a longer line would fill the memory of every member."""
+"""The most bytes of one record in a stream's state journals, so that a line cannot fill the memory of every member."""
 
 # Registers of segments.
 HELD_LABEL: Final = labels.HELD
-"""Says that the registers were not lost. A check that includes it fails on empty registers."""
+"""Marks registers that were not lost. A check that includes it fails on empty registers."""
 RESTORED_LABEL: Final = "coranto.dev/restored"
 EXPIRED_LABEL: Final = "coranto.dev/expired"
 
@@ -71,13 +72,14 @@ _STATE_LABELS = frozenset(
         TRUNCATED_LABEL,
     }
 )
-_SUFFIX_BYTES: Final = 80  # What the names of journals add to their stream's.
+_SUFFIX_BYTES: Final = 80  # The bytes that the names of journals add to their stream's name.
 _MAX_NUMBER: Final = 10**8 - 1
 
 StreamCut: TypeAlias = Mapping[int, int]
-"""A place in a stream: by segment number, the offset up to which its journal is before the cut.
+"""A place in a stream: an offset by segment number. Content below the offset is before the cut.
 
-Its segments share the key space without gap or overlap; what precedes them is before the cut, what succeeds them after.
+Its segments share the key space without gap or overlap. Their predecessors are before the cut, and their successors
+are after it.
 """
 
 
@@ -85,7 +87,7 @@ Its segments share the key space without gap or overlap; what precedes them is b
 
 
 def validate_stream(name: str) -> str:
-    """Return `name` when it names a stream: a clean relative path of 1 to 432 bytes. Raises InvalidInput."""
+    """Return `name` if it is a valid name of a stream: a clean relative path of 1 to 432 bytes. Raises InvalidInput."""
     return validate_path("stream", name, 1, MAX_JOURNAL_BYTES - _SUFFIX_BYTES)
 
 
@@ -94,27 +96,27 @@ def segment_journal(stream: str, number: int) -> str:
 
 
 def transactions_journal(stream: str) -> str:
-    """The journal of the decisions of multi-key transactions."""
+    """Return the name of the journal that holds the decisions of multi-key transactions."""
     return f"{stream}/transactions"
 
 
 def marks_journal(stream: str) -> str:
-    """The journal of the times that writers note."""
+    """Return the name of the journal that holds the times that writers note."""
     return f"{stream}/marks"
 
 
 def readers_journal(stream: str, group: str) -> str:
-    """The journal of a reader group's state."""
+    """Return the name of the journal that holds a reader group's state."""
     return f"{stream}/readers/{group}"
 
 
 def segments_selector(stream: str) -> pb.LabelSelector:
-    """Selects the journals of a stream's segments."""
+    """Return a selector of the journals of a stream's segments."""
     return labels.label_selector(include=[("name:prefix", f"{stream}/segment/"), (STREAM_LABEL, stream)])
 
 
 def parts_selector(stream: str) -> pb.LabelSelector:
-    """Selects a stream's journals beside its segments."""
+    """Return a selector of a stream's journals that are not segments."""
     return labels.label_selector(include=[("name:prefix", f"{stream}/"), (STREAM_PART_LABEL, stream)])
 
 
@@ -123,11 +125,11 @@ def parts_selector(stream: str) -> pb.LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment. Offsets are of its journal.
+    """A segment. Offsets are offsets of its journal.
 
-    `sealing` from when its journal is read-only; then `sealed_at` is its final offset, as soon as that is known.
-    Readers begin at `begin`. `epoch` counts the changes of the stream's segments; the segment came with that one.
-    `predecessors` are those it came with, some or all of which may be gone.
+    `sealing` is true once its journal is read-only; `sealed_at` is then its final offset, as soon as that is known.
+    Readers begin at `begin`. `epoch` numbers the change of the stream's segments that created this one. `predecessors`
+    are the segments that it succeeded; some or all of them may be gone.
     """
 
     number: int
@@ -144,9 +146,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream as it was at a revision of etcd. Equal streams have equal segments, whatever the revision.
+    """A stream as it was at a revision of etcd. Streams with equal segments are equal, whatever the revision.
 
-    `segments` are all that are not truncated away, by number.
+    `segments` are all segments that are not truncated away, by number.
     """
 
     name: str
@@ -164,7 +166,7 @@ class Stream:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it takes no more events."""
+        """True if the stream takes no more events."""
         return not self.active()
 
     @property
@@ -176,28 +178,29 @@ class Stream:
         return ordered(segment for segment in self.segments.values() if not segment.sealing)
 
     def active(self) -> tuple[Segment, ...]:
-        """The segments to write to, in the order of their ranges. They make up the key space, or are none (sealed).
+        """Return the segments to write to, in the order of their ranges.
 
-        While a stream of very many segments is being sealed, some are left.
+        They make up the key space. A sealed stream has none. While a stream of very many segments is being sealed, only
+        some of them are left.
         """
         return self._active
 
     def last(self) -> tuple[Segment, ...]:
-        """The segments that nothing succeeds, in the order of their ranges. They make up the key space.
+        """Return the segments that nothing succeeds, in the order of their ranges. They make up the key space.
 
-        The active ones, and where the stream is sealed, or is being sealed, those that were active in the end.
+        These are the active segments; if the stream is sealed or is being sealed, also those that were active last.
         """
         ends = (each for each in self.segments.values() if each.end_of_stream and not self.successors(each.number))
         return ordered((*self._active, *ends))
 
     def segment_at(self, place: int) -> Segment | None:
-        """The active segment of a place in the key space; None when the stream is sealed."""
+        """Return the active segment of a place in the key space; None if the stream is sealed."""
         at = bisect_right(self._active, place, key=lambda each: each.range.end)
         found = self._active[at] if at < len(self._active) else None
         return found if found is not None and found.range.contains(place) else None
 
     def segment_of(self, key: str) -> Segment | None:
-        """The active segment of a routing key; None when the stream is sealed."""
+        """Return the active segment of a routing key; None if the stream is sealed."""
         return self.segment_at(key_hash(key))
 
     @cached_property
@@ -209,11 +212,11 @@ class Stream:
         return {number: ordered(segments) for number, segments in found.items()}
 
     def successors(self, number: int) -> tuple[Segment, ...]:
-        """The segments that succeed one, also one that is gone, in the order of their ranges."""
+        """Return the successors of a segment, which may be gone itself, in the order of their ranges."""
         return self._successors.get(number, ())
 
     def ancestors(self, numbers: Iterable[int]) -> frozenset[int]:
-        """All that the segments succeed, directly or not, as far as it is not gone."""
+        """Return all remaining segments that the given ones succeed, directly or not."""
         found: set[int] = set()
         todo = list(numbers)
         while todo:
@@ -223,24 +226,24 @@ class Stream:
         return frozenset(found)
 
     def heads(self) -> tuple[Segment, ...]:
-        """Where readers begin: the segments none of whose predecessors is left, in the order of their ranges."""
+        """Return the segments where readers begin: those without remaining predecessors, ordered by range."""
         return ordered(each for each in self.segments.values() if not each.predecessors & self.segments.keys())
 
     def _repr_html_(self) -> str:
         return stream_html(self)
 
     def unfinished(self) -> tuple[Segment, ...]:
-        """The segments that are being sealed and whose final offset is not known yet."""
+        """Return the segments that are being sealed and whose final offset is not known yet."""
         return ordered(each for each in self.segments.values() if each.sealing and each.sealed_at is None)
 
 
 def ordered(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """In the order of their ranges, and of their numbers where those begin alike."""
+    """Sort segments by the beginning of their ranges, then by number."""
     return tuple(sorted(segments, key=lambda each: (each.range.begin, each.number)))
 
 
 def covers(ranges: Iterable[KeyRange], whole: KeyRange) -> bool:
-    """Whether the ranges share `whole` without gap or overlap, and reach nowhere else."""
+    """Return whether the ranges together are exactly `whole`, without gap or overlap."""
     at = whole.begin
     for each in sorted(ranges):
         if each.begin != at:
@@ -253,7 +256,7 @@ def covers(ranges: Iterable[KeyRange], whole: KeyRange) -> bool:
 
 
 def labels_of(stream: str, segment: Segment) -> pb.LabelSet:
-    """The labels that say what a segment is. That it is being sealed is said by its journal's flags."""
+    """Return the labels that describe a segment. Only `sealing` is not among them: the journal's flags tell that."""
     pairs = [
         (STREAM_LABEL, stream),
         (SEGMENT_LABEL, str(segment.number)),
@@ -272,7 +275,7 @@ def labels_of(stream: str, segment: Segment) -> pb.LabelSet:
 
 
 def spec_of(stream: str, segment: Segment, template: pb.JournalSpec) -> pb.JournalSpec:
-    """A segment's journal spec: the template's, but for the name, the flags, and the labels that say what it is."""
+    """Return a segment's journal spec: the template with the segment's name, flags and labels."""
     spec = pb.JournalSpec()
     spec.CopyFrom(template)
     spec.name = segment.journal
@@ -283,10 +286,10 @@ def spec_of(stream: str, segment: Segment, template: pb.JournalSpec) -> pb.Journ
 
 
 def decode(listing: Listing) -> Stream:
-    """The stream whose segments' journals these are. Journals that are not a segment's are passed over.
+    """Decode the one stream in a listing of its journals. Journals that are not segments are ignored.
 
-    Raises StreamNotFound when there is no segment, and CorruptData when they are of several streams or contradict
-    themselves or each other.
+    Raises StreamNotFound if there is no segment, and CorruptData if there are segments of several streams, or labels
+    that contradict each other.
     """
     return decode_all(listing, single=True)[0]
 
@@ -294,9 +297,10 @@ def decode(listing: Listing) -> Stream:
 def decode_all(
     listing: Listing, *, single: bool = False, unsound: dict[str, CorruptData] | None = None
 ) -> tuple[Stream, ...]:
-    """All streams of which there are segments, in the order of their names.
+    """Decode all streams with segments in a listing, in the order of their names.
 
-    Raises CorruptData; or tells by `unsound` which streams contradict themselves, and leaves those out.
+    Raises CorruptData if the labels of a stream contradict each other. If `unsound` is given, the error is put in there
+    by the stream's name instead, and the stream is left out.
     """
     found: dict[str, list[JournalInfo]] = {}
     for info in listing.journals:
@@ -340,7 +344,7 @@ def _stream(name: str, journals: Sequence[JournalInfo], revision: int) -> Stream
 
 
 def decode_segment(info: JournalInfo) -> Segment:
-    """The segment that a journal is. Raises CorruptData when its labels do not say it, or not consistently."""
+    """Decode a segment from its journal. Raises CorruptData if its labels are incomplete or contradict each other."""
     spec, subject = info.spec, f"journal {info.name}"
     found = spec.labels
     number = _required(found, SEGMENT_LABEL, subject)
@@ -394,7 +398,7 @@ def _parse(value: str, name: str, subject: str, base: int = 10) -> int:
 
 
 def _check(stream: Stream) -> None:
-    """What must hold between segments."""
+    """Check that the segments are consistent with each other. Raises CorruptData."""
     subject = f"stream {stream.name}"
     for segment in stream.segments.values():
         for number in segment.predecessors:

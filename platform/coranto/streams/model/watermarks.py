@@ -1,19 +1,20 @@
-"""Time in a stream: what writers say of the times of their events, and what readers may conclude from it.
+"""Time in a stream: the times of events that writers note, and the watermarks that readers derive from them.
 
-A writer *notes a time* (`StreamWriter.note_time`): it says that all events it writes from now on are of that time or a
-later one. Times are numbers in whatever unit the writers of a stream agree on; a writer's later times are not smaller.
-Each note is a *mark* on the journal `<stream>/marks`, with the positions up to which the writer has written.
+A writer *notes a time* (`StreamWriter.note_time`) to declare that all events it writes from now on have that time or a
+later one. Times are numbers in any unit that the writers of a stream agree on. A writer's times never decrease. Each
+note is a *mark* in the journal `<stream>/marks`, with the positions up to which the writer has written.
 
-Readers add the marks up to *watermarks*: once every writer has noted a time that is at least `lower`, all their earlier
-events stand before the largest of their positions, segment by segment. A reader that is past that cut has seen all
-events of times below `lower`. Everybody finds the same watermarks, for they depend on the journal of marks alone.
+Readers combine the marks into *watermarks*. Once every writer has noted a time of at least `lower`, all their earlier
+events are before the largest of their positions, segment by segment. A reader that is past that cut has seen all events
+of times below `lower`. All readers find the same watermarks, because these depend on the journal of marks only.
 
-A writer that is silent for `timeout` seconds does not hold time up any more. How long it is silent is told by what
-other writers' clocks counted since its last mark, each from one of its own marks to the next: no two clocks are
-compared, so one that is ahead does not make the others silent. A step from one mark to the next counts at most half of
-`timeout`, so that a clock that is set forward once does not either. Where marks are further apart, it takes more.
+A writer that is silent for `timeout` seconds no longer holds back the watermark. Its silence is measured by the time
+that other writers' clocks counted since its last mark, each between its own consecutive marks. Two clocks are never
+compared, so a clock that is ahead does not make other writers seem silent. The step between two marks counts at most
+half of `timeout`, so that setting a clock forward once does not either. If marks are further apart, it takes longer to
+find a writer silent.
 
-Time windows are a weak claim, as good as the writers' clocks and their word.
+Time windows are a weak promise: they are only as good as the writers' clocks and the times that writers note.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from coranto.streams.model.positions import StreamPosition
 from coranto.streams.model.stream import Stream, marks_journal
 
 DEFAULT_TIMEOUT: Final = 120.0
-"""Seconds after which a silent writer does not hold up time any more."""
+"""Seconds after which a silent writer no longer holds back the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A writer's note: its events behind `positions` (offsets by segment number) are of `time` or later.
+    """A writer's note: its events after `positions` (offsets by segment number) have `time` or a later time.
 
-    It names the segments that it has written to. With `left` the writer writes no more, and does not count from now on.
+    `positions` has the segments that the writer has written to. With `left`, the writer has stopped writing and no
+    longer counts.
     """
 
     writer: str
@@ -51,7 +53,7 @@ class Mark:
     left: bool = False
 
     def to_message(self) -> dict[str, Any]:
-        """The mark as a JSON message of the marks' journal."""
+        """Return the mark as a JSON message for the journal of marks."""
         message = {
             "writer": self.writer,
             "time": self.time,
@@ -61,7 +63,7 @@ class Mark:
 
     @classmethod
     def of(cls, message: JsonObject) -> Mark:
-        """The mark of a message. Raises CorruptData."""
+        """Decode the mark in a message. Raises CorruptData."""
         try:
             writer, time = message["writer"], message["time"]
             positions = {int(number): int(offset) for number, offset in message["positions"].items()}
@@ -76,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """All events of times below `lower` stand before `cut`. No writer had noted a time above `upper` then."""
+    """All events of times below `lower` are before `cut`. At that point, no writer had noted a time above `upper`."""
 
     lower: float
     upper: float
@@ -85,9 +87,10 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """Between which times a reader is. None is unknown: it has passed no watermark, or the last one.
+    """The range of times that a reader has reached.
 
-    Events of times below `lower` are all read. What is read so far was written when no writer was past `upper`.
+    All events of times below `lower` are read; it is None if the reader has passed no watermark yet. Everything read so
+    far was written when no writer was past `upper`; it is None if the reader has passed the last known watermark.
     """
 
     lower: float | None
@@ -98,16 +101,16 @@ class TimeWindow:
 class _Noted:
     time: float
     written: float
-    """By the writer's own clock."""
+    """When the mark was written, by the writer's own clock."""
     counted: float
-    """What the writer's clock had counted with this mark."""
+    """The seconds that the writer's clock had counted at this mark."""
     seen: float
-    """What had passed with this mark, by the clock that had counted the most."""
+    """The seconds that had passed at this mark, by the clock that had counted the most."""
     positions: Mapping[int, int]
 
 
 class Watermarks:
-    """Adds up marks, in the order of their journal. Pure."""
+    """The watermarks of a stream, computed from its marks in the order of their journal. Pure."""
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         if not timeout > 0:
@@ -119,13 +122,13 @@ class Watermarks:
 
     @property
     def found(self) -> tuple[Watermark, ...]:
-        """Those that no window was behind of yet, the oldest first."""
+        """The watermarks that are still needed for later windows, the oldest first."""
         return tuple(self._found)
 
     def add(self, mark: Mark, written: float) -> Watermark | None:
-        """Take in the next mark, written at a time of its writer's clock (Unix seconds).
+        """Add the next mark. `written` is when it was written by its writer's clock, in Unix seconds.
 
-        Returns the watermark that it brings about, if it does.
+        Returns the watermark that this mark completes, if any.
         """
         if mark.left:
             self._writers.pop(mark.writer, None)
@@ -156,11 +159,11 @@ class Watermarks:
         return watermark
 
     def window(self, position: StreamPosition, graph: Graph) -> TimeWindow:
-        """The window of a reader of these segments at this position. Later ones must not be before it."""
+        """Return the time window of a reader at this position. Positions of later calls must not be before it."""
         lower: float | None = None
         for index, watermark in enumerate(self._found):
             if not passed(position, watermark.cut, graph):
-                # The last one that was passed is kept, so as to tell the next ones by it.
+                # Keep the last watermark that was passed: later windows and marks are compared with it.
                 del self._found[: max(0, index - 1)]
                 return TimeWindow(lower, watermark.upper)
             lower = watermark.lower
@@ -169,7 +172,7 @@ class Watermarks:
 
 
 def passed(position: StreamPosition, cut: Mapping[int, int], graph: Graph) -> bool:
-    """Whether a reader has read all that is before a cut in segments of its own, and in those that these came from."""
+    """Return whether a reader has read everything before a cut, in its own segments and in the segments before them."""
     before, after = ancestors(graph, position), descendants(graph, position)
     for number, offset in cut.items():
         if number in position:
@@ -181,12 +184,12 @@ def passed(position: StreamPosition, cut: Mapping[int, int], graph: Graph) -> bo
 
 
 def _largest(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    """The larger offset of each segment."""
+    """Return the larger of the two offsets of each segment."""
     return {number: max(one.get(number, 0), other.get(number, 0)) for number in one.keys() | other.keys()}
 
 
 class TimeWindows:
-    """The time windows of one reader of a stream, from the stream's journal of marks."""
+    """The time windows of one reader, computed from the stream's journal of marks."""
 
     def __init__(self, client: JournalClient, stream: str, timeout: float = DEFAULT_TIMEOUT) -> None:
         self._client = client
@@ -195,9 +198,10 @@ class TimeWindows:
         self._watermarks = Watermarks(timeout)
 
     async def at(self, position: StreamPosition, stream: Stream) -> TimeWindow:
-        """The window of a position, which is not before that of an earlier call; with all marks that are there now.
+        """Return the time window of a position, from all marks that are in the journal now.
 
-        Marks that cannot be read are passed over. Raises what the client's reads raise.
+        The position must not be before that of an earlier call. Marks that cannot be decoded are skipped. Raises what
+        the client's reads raise.
         """
         try:
             head = await self._client.head(self._journal)

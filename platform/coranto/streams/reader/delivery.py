@@ -1,8 +1,8 @@
-"""What readers of streams hand out, and the merging of segments into one sequence of transactions.
+"""Delivery of events: turning segments into transactions, and merging several segments into one sequence.
 
-`SegmentSource` turns a segment's journal into whole committed transactions. It reads content ahead, some of it, and
-decides what is committed only when asked for the next transaction; so where it stands is always just behind what it
-has handed out. `SegmentPool` takes from several of them in turn.
+`SegmentSource` turns a segment's journal into whole committed transactions. It reads some content ahead, but finds out
+what is committed only when it is asked for the next transaction. So its position is always just after the last
+transaction that it delivered. `SegmentPool` takes from several sources in turn.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from coranto.streams.model.stream import Segment
 E = TypeVar("E")
 
 DEFAULT_READ_AHEAD: Final = 1 << 20
-"""Bytes that are read ahead of each segment, about."""
+"""Bytes that are read ahead of each segment, approximately."""
 
-_PRUNE_EVERY = 1 << 16  # Messages after which producers that fell silent are forgotten.
-_FIRST_PRUNE = 1 << 10  # Sooner at first, for it tells of clocks that are far off.
-_IN_A_ROW = 64  # Transactions taken from one segment before the next one has its turn.
+_PRUNE_EVERY = 1 << 16  # Messages after which silent producers are forgotten.
+_FIRST_PRUNE = 1 << 10  # Sooner for the first time, because it also reports clocks that are far off.
+_IN_A_ROW = 64  # Transactions taken from one segment before the next one gets its turn.
 
 
 @dataclass(frozen=True, slots=True)
 class Event(Generic[E]):
-    """An event as it stands in its segment."""
+    """An event and its place in a segment."""
 
     segment: int
     envelope: Envelope[E]
@@ -54,12 +54,12 @@ class Event(Generic[E]):
 
     @property
     def begin(self) -> int:
-        """Offset of its first byte in the journal."""
+        """The offset of its first byte in the journal."""
         return self.envelope.begin
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte."""
+        """The offset after its last byte."""
         return self.envelope.end
 
     @property
@@ -73,14 +73,14 @@ class Event(Generic[E]):
 
     @property
     def time(self) -> float:
-        """When it was written by its writer's clock, in seconds since the Unix epoch."""
+        """The time of writing by its writer's clock, in seconds since the Unix epoch."""
         return clock_to_ns(self.envelope.clock) / 1e9
 
 
 class StreamTransaction(NamedTuple, Generic[E]):
-    """Events of one segment that were committed together; a plain event is a transaction by itself.
+    """Events of one segment that were committed together. A plain event is a transaction of its own.
 
-    `end` is the offset behind what committed it, which stands behind the last event unless that is a plain one.
+    `end` is the offset after the message that committed the transaction: its acknowledgement, or the plain event.
     """
 
     segment: int
@@ -89,19 +89,20 @@ class StreamTransaction(NamedTuple, Generic[E]):
     clock: int
     end: int
     events: tuple[Event[E], ...]
-    """In the order in which they were written; never empty."""
+    """The events in the order in which they were written; never empty."""
 
     @property
     def begin(self) -> int:
-        """Offset of the first event."""
+        """The offset of the first event."""
         return self.events[0].begin
 
 
 class SegmentSource(Generic[E]):
-    """The committed transactions of one segment from a position on. Close it in the end.
+    """The committed transactions of one segment from a position. Close it at the end.
 
-    `end` is the offset to stop at, if it is known yet (see `limit`); until then more is waited for. `wake` is called
-    whenever `take` may have more to say. `now` is the reader's clock, in seconds since the Unix epoch.
+    `end` is the offset to stop at (exclusive). If it is not known yet (see `limit`), the source waits for more content.
+    `wake` is called whenever `take` may have something new. `now` is the reader's clock, in seconds since the Unix
+    epoch.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class SegmentSource(Generic[E]):
         self._committing: ProducerId | None = None
         self._until_prune = _FIRST_PRUNE
         self._skew = SkewWatch(self.journal, position.source())
-        # What is read ahead.
+        # The content that is read ahead.
         self._chunks: deque[Chunk] = deque()
         self._buffered = 0
         self._fetched = position.offset
@@ -142,12 +143,12 @@ class SegmentSource(Generic[E]):
 
     @property
     def position(self) -> SegmentPosition:
-        """Behind the transactions that were taken, and before any other."""
+        """The position after the transactions that were taken, and before all others."""
         return SegmentPosition(self._offset, tuple(self._pending.values()))
 
     @property
     def is_finished(self) -> bool:
-        """Whether all up to the end was taken."""
+        """True if everything up to the end was taken."""
         return self._end is not None and self._offset >= self._end
 
     @property
@@ -159,7 +160,7 @@ class SegmentSource(Generic[E]):
         return self._sequencer.read_through(self.journal)
 
     def limit(self, end: int) -> None:
-        """Say where to stop, when that was not known before."""
+        """Set the offset to stop at, if it was not known before."""
         if self._end is not None:
             return
         self._end = end
@@ -168,14 +169,14 @@ class SegmentSource(Generic[E]):
         self._wake(self.number)
 
     def close(self) -> asyncio.Task[None]:
-        """Stop reading. Returns the task that then ends."""
+        """Stop reading. Returns the task that is about to end."""
         self._fetching.cancel()
         return self._fetching
 
     async def take(self) -> StreamTransaction[E] | None:
-        """The next transaction, or None when it is not there yet. A cancelled call takes nothing.
+        """Return the next transaction, or None if there is none yet. A cancelled call takes nothing.
 
-        Raises StreamTruncated when what comes next is gone; CorruptMessage, behind which reading can go on; what the
+        Raises StreamTruncated if the next content is gone; CorruptMessage, after which reading can go on; and what the
         client's reads raise.
         """
         while True:
@@ -201,7 +202,7 @@ class SegmentSource(Generic[E]):
             try:
                 envelope = next(self._decoded, None)
             except CorruptMessage:
-                self._decoded = self._decoder.feed(b"")  # Go on behind it.
+                self._decoded = self._decoder.feed(b"")  # Continue after it.
                 raise
             if envelope is not None:
                 return envelope
@@ -213,7 +214,7 @@ class SegmentSource(Generic[E]):
             self._decoded = self._decoder.feed(chunk.content, chunk.offset)
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            self._fetching = asyncio.ensure_future(self._fetch())  # Who asks again wants it tried again.
+            self._fetching = asyncio.ensure_future(self._fetch())  # The next call tries again.
             if isinstance(failure, OffsetJump | JournalNotFound):
                 raise StreamTruncated(
                     f"segment {self.number} cannot be read from offset {self._fetched}: {failure}",
@@ -242,7 +243,7 @@ class SegmentSource(Generic[E]):
             self._pending = {each: known for each, known in self._pending.items() if each in source.producers}
 
     async def _replayed(self) -> list[Envelope[E]]:
-        """Messages that are committed now, and that memory does not hold any more."""
+        """Read again the committed messages that are no longer held in memory."""
         wanted = self._sequencer.replay_range
         assert wanted is not None
         decoder = self._framing.decoder(self.journal, wanted.begin)
@@ -259,7 +260,7 @@ class SegmentSource(Generic[E]):
                 self.number,
                 error.actual,
             ) from error
-        # Only now, for a call that is cancelled leaves everything as it was.
+        # Only after all reads, so that a cancelled call leaves everything as it was.
         committed = [each for each in found if self._sequencer.replay(each)]
         self._sequencer.end_replay()
         return committed
@@ -285,9 +286,9 @@ class SegmentSource(Generic[E]):
 
 
 class SegmentPool(Generic[E]):
-    """Takes transactions from segments in turn, and knows which one is being consumed.
+    """Takes transactions from segments in turn, and tracks the one that is being consumed.
 
-    What `take` returned is the *current* transaction until `settle`: positions do not cover it.
+    The transaction that `take` returned last is *current* until `settle`. Positions do not include it.
     """
 
     def __init__(self) -> None:
@@ -304,7 +305,7 @@ class SegmentPool(Generic[E]):
         self.wake(source.number)
 
     def remove(self, number: int) -> SegmentPosition:
-        """Take a segment out, whatever is current of it. Returns how far it is consumed."""
+        """Remove a segment, even if a transaction of it is current. Returns its consumed position."""
         position = self.position(number)
         self._ready.pop(number, None)
         self._ended.pop(number, None)
@@ -325,11 +326,11 @@ class SegmentPool(Generic[E]):
         self.woken.set()
 
     def settle(self) -> None:
-        """The current transaction is consumed."""
+        """Mark the current transaction as consumed."""
         self._current = None
 
     def position(self, number: int) -> SegmentPosition:
-        """How far a segment is consumed."""
+        """Return the position up to which a segment is consumed."""
         if self._current is not None and self._current[0] == number:
             return self._current[1]
         return self.sources[number].position
@@ -338,14 +339,14 @@ class SegmentPool(Generic[E]):
         return {number: self.position(number) for number in self.sources}
 
     def finished(self) -> list[SegmentSource[E]]:
-        """The segments that are consumed to their ends, as far as `take` has found."""
+        """Return the segments that are consumed to their ends, as far as `take` has found out."""
         if not self._ended:
             return []
         current = self._current[0] if self._current is not None else None
         return [self.sources[number] for number in self._ended if number != current]
 
     async def take(self) -> StreamTransaction[E] | None:
-        """The next transaction of any segment; None when none is there yet. Raises as `SegmentSource.take`."""
+        """Return the next transaction of any segment; None if there is none yet. Raises what the sources raise."""
         while self._ready:
             number = next(iter(self._ready))
             source = self.sources.get(number)
@@ -353,7 +354,7 @@ class SegmentPool(Generic[E]):
                 del self._ready[number]
                 continue
             before = source.position
-            # It is out of turn only once it has said that there is nothing: a call may be cancelled.
+            # The call may be cancelled, so a source stays ready until it has returned None.
             transaction = await source.take()
             if transaction is None:
                 self._ready.pop(number, None)

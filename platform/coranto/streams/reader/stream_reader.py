@@ -1,11 +1,11 @@
 """`StreamReader`: reads a stream in one process.
 
-It reads all segments that may be read, some of each in turn, and takes up a segment once all its predecessors were
-read to their ends. So the events of each routing key come in the order in which they were written, across splits and
-merges; those of different keys in no particular order. Only what is committed is read, each event once.
+It reads all open segments in turn, and begins a segment once all its predecessors have been read to their ends. So the
+events of each routing key arrive in the order in which they were written, across splits and merges. Events of different
+keys arrive in no particular order. Only committed events are read, each of them once.
 
-To go on later, keep `position()` together with what was made of the events, and begin there: then nothing is left out
-and nothing read twice. `coranto.streams.groups.reader_groups` shares a stream between processes.
+To resume later, store `position()` together with the results of the events, and begin there. Then no event is left out
+and none is read twice. `coranto.streams.groups.reader_groups` shares a stream between processes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _log = structlog.get_logger(__name__)
 class StreamReader(Generic[E]):
     """Reads the events of a stream. Use as `async with StreamReader(client, "name") as reader:`, by one task.
 
-    `async for event in reader` gives an event at a time, `async for transaction in reader.transactions()` whole
-    transactions. A call that is cancelled (by a time-out, say) has taken nothing; go on with another.
+    `async for event in reader` yields single events, and `async for transaction in reader.transactions()` yields whole
+    transactions. A cancelled call (such as by a time-out) takes no event; simply call again.
     """
 
     def __init__(
@@ -54,18 +54,19 @@ class StreamReader(Generic[E]):
         read_ahead: int = DEFAULT_READ_AHEAD,
         clock: Clock | None = None,
     ) -> None:
-        """`format` says what events are; by default the stream's content type does (JSON objects, or bytes).
+        """Prepare to read a stream. Nothing is read yet.
 
-        `begin` is a `position()`, or a `StreamCut`; without one reading begins where the stream does.
+        `format` is the format of events, by default that of the stream's content type (JSON objects, or bytes).
 
-        From a plain cut, transactions over several keys that were open there are read in part or not at all; from a
-        position they are read wholly.
+        `begin` is a `position()` or a `StreamCut`. By default, reading begins at the stream's beginning. From a plain
+        cut, multi-key transactions that were open there are read in part or not at all. From a position, they are read
+        completely.
 
-        Reading ends at `end` (exclusive), waiting for it if need be. Without it, reading ends at what was committed
-        before it began, and with `block` only when the stream is sealed and read.
+        Reading ends at `end` (exclusive), and waits until that is there. Without `end`, reading ends after everything
+        that was committed before it began; with `block`, it ends only when the stream is sealed and read.
 
-        Where content is gone StreamTruncated is raised; with `skip_truncated` reading goes on behind it instead.
-        `read_ahead` is in bytes, for each segment.
+        If content is gone, StreamTruncated is raised; with `skip_truncated`, reading continues after it instead.
+        `read_ahead` is in bytes per segment.
         """
         self._client = client
         self._format = format
@@ -79,11 +80,11 @@ class StreamReader(Generic[E]):
         self._watch = StreamWatch(client, stream, self._clock, self._pool.woken.set)
         self._windows = TimeWindows(client, stream)
         self._frontier: Frontier | None = None
-        self._seen: Stream | None = None  # The newest one that sources were told of.
+        self._seen: Stream | None = None  # The newest stream that was compared with the sources.
         self._opened: deque[int] = deque()  # Open segments that are not being read yet.
-        self._began: dict[int, int] = {}  # Where the stream begins by its metadata; retention may have removed more.
-        self._done: dict[int, SegmentPosition] = {}  # Open segments that are read as far as they are to be.
-        self._rest: deque[Event[E]] = deque()  # Of the transaction that is being handed out event by event.
+        self._began: dict[int, int] = {}  # The stream's beginning by its metadata; retention may have removed more.
+        self._done: dict[int, SegmentPosition] = {}  # Open segments that were read up to their bound.
+        self._rest: deque[Event[E]] = deque()  # Events left of the transaction being delivered event by event.
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,7 +95,7 @@ class StreamReader(Generic[E]):
         await self.close()
 
     async def close(self) -> None:
-        """Stop reading. `position` stays."""
+        """Stop reading. `position` keeps its value."""
         self._done.update(self._pool.positions())
         await self._pool.close()
         await self._watch.close()
@@ -103,10 +104,10 @@ class StreamReader(Generic[E]):
         return self
 
     async def __anext__(self) -> Event[E]:
-        """The next event.
+        """Return the next event.
 
-        Raises StreamNotFound; StreamTruncated; CorruptMessage, behind which reading can go on; what the client's reads
-        raise.
+        Raises StreamNotFound; StreamTruncated; CorruptMessage, after which reading can go on; and what the client's
+        reads raise.
         """
         if not self._rest:
             transaction = await self._next()
@@ -119,12 +120,12 @@ class StreamReader(Generic[E]):
         return event
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
-        """The rest, by transaction, each one whole: plain events are transactions of one event."""
+        """Yield the rest as whole transactions. A plain event is a transaction of one event."""
         while (transaction := await self.next_transaction()) is not None:
             yield transaction
 
     async def next_transaction(self) -> StreamTransaction[E] | None:
-        """The next transaction, whole; None at the end. Raises as `anext` does."""
+        """Return the next whole transaction; None at the end. Raises what `anext` raises."""
         if self._rest:
             raise InvalidInput("a transaction is being read event by event: read its other events first")
         transaction = await self._next()
@@ -132,29 +133,32 @@ class StreamReader(Generic[E]):
         return transaction
 
     def position(self) -> StreamPosition:
-        """Where to go on: behind what was handed out, and before all else.
+        """Return the position to resume from: after everything delivered, and before everything else.
 
-        Never within a transaction: while not all its events were handed out, before it. It can be kept as text (see
-        `StreamPosition`), and serves as a `StreamCut` too.
+        It is never within a transaction: until all events of a transaction are delivered, it is before it. It can be
+        stored as text (see `StreamPosition`), and used as a `StreamCut`.
         """
         if self._frontier is None:
             return self._begin if self._begin is not None else StreamPosition({})
         return self._frontier.advanced({**self._done, **self._pool.positions()}).position
 
     async def time_window(self) -> TimeWindow:
-        """Between which of the writers' times the reader is, from what they noted up to now (see `watermarks`)."""
+        """Return the window of writers' times that the reader has reached, from the marks up to now.
+
+        See `coranto.streams.model.watermarks`.
+        """
         if self._frontier is None:
             await self._open()
         return await self._windows.at(self.position(), self._watch.stream)
 
     def cut(self) -> Mapping[int, int]:
-        """`position()`, for what takes a `StreamCut`."""
+        """Return `position()`, for uses as a `StreamCut`."""
         return self.position()
 
     # ----------------------------------------------------------------------------------------------------------------
 
     async def _next(self) -> StreamTransaction[E] | None:
-        # A call may be cancelled wherever it waits; what it did until then stands.
+        # A call may be cancelled at any await; what it did until then stays valid.
         if self._frontier is None:
             await self._open()
         while True:
@@ -197,7 +201,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(self._frontier.open)
 
     def _move_on(self) -> bool:
-        """Take up what can be read now. False when nothing has changed."""
+        """Complete segments that are read, and open what follows. Returns False if nothing has changed."""
         segments, moved = self._watch.stream.segments, False
         if self._seen is not self._watch.stream:
             self._seen = self._watch.stream
@@ -215,7 +219,7 @@ class StreamReader(Generic[E]):
         return moved
 
     def _complete(self, number: int, end: int) -> None:
-        """A segment is read to its end: go on to what that opens."""
+        """Complete a segment that is read to its end, and queue the segments that this opens."""
         assert self._frontier is not None
         completion = self._frontier.completion(number, end, self._watch.stream)
         self._done.pop(number, None)
@@ -223,7 +227,7 @@ class StreamReader(Generic[E]):
         self._opened.extend(completion.opened)
 
     async def _skip(self, error: StreamTruncated) -> None:
-        """Go on behind what is gone."""
+        """Continue after the content that is gone."""
         _log.info("what is gone is skipped", reason=str(error))
         number = error.segment
         stream = await self._watch.refresh()
@@ -241,18 +245,18 @@ class StreamReader(Generic[E]):
         self._opened.append(number)
 
     def _offset_of(self, number: int) -> int:
-        """Up to where an open segment is read."""
+        """Return the offset up to which an open segment is read."""
         if number in self._pool.sources:
             return self._pool.position(number).offset
         assert self._frontier is not None
         return self._frontier.open[number].offset
 
     def _ends_in(self, number: int) -> bool:
-        """Whether what follows a segment is not to be read."""
+        """Return whether reading ends in this segment, so that its successors are not read."""
         return self._end is not None and number in self._end
 
     async def _read_segment(self, number: int) -> None:
-        """Read an open segment, as far as it is to be read."""
+        """Begin to read an open segment, up to its bound."""
         assert self._frontier is not None
         assert self._format is not None
         segment = self._watch.stream.segments.get(number)
@@ -262,7 +266,7 @@ class StreamReader(Generic[E]):
         self._seen = None
         position = self._frontier.open[number]
         if end is not None and end < position.offset:
-            end = position.offset  # Nothing is left of what is to be read.
+            end = position.offset  # Nothing is left to read.
         source = SegmentSource(
             self._client,
             segment,
@@ -276,7 +280,7 @@ class StreamReader(Generic[E]):
         self._pool.add(source)
 
     async def _bound(self, segment: Segment) -> int | None:
-        """Where to stop reading a segment; None while that is to be learnt."""
+        """Return the offset where to stop reading a segment; None while it is not known."""
         if self._end is not None:
             if segment.number in self._end:
                 return self._end[segment.number]
@@ -285,7 +289,7 @@ class StreamReader(Generic[E]):
             return segment.sealed_at
         if segment.sealed_at is not None or self._block:
             return segment.sealed_at
-        # What was committed before now is below the head, or in successors that the primary must have heard of.
+        # Everything committed before now is below the head, or in successors that the primary must know of.
         try:
             head, revision = await self._client.head_and_revision(segment.journal)
         except JournalNotFound as error:
@@ -295,5 +299,5 @@ class StreamReader(Generic[E]):
             stream = await self._watch.refresh(revision)
         now = stream.segments.get(segment.number, segment)
         if now.sealing and now.sealed_at is None:
-            self._watch.follow()  # Whoever seals it will tell its end.
+            self._watch.follow()  # The process that seals it will record its end.
         return now.sealed_at if now.sealing else head

@@ -1,1 +1,1 @@
-"""Writing a stream: events, and transactions on one key."""
+"""Writing a stream: events, and transactions on one key or several."""

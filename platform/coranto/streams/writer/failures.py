@@ -1,4 +1,4 @@
-"""What a unit is failed with, when an append or the writer failed: pure."""
+"""The errors of units when an append or the writer failed. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from coranto.errors import CommitUnknown, CorantoError, EarlierWriteFailed, Outc
 
 
 def failure_of(error: CorantoError, *, doubtful: bool, first: bool) -> CorantoError:
-    """The error of one unit, where `error` ended the writer's work in a segment.
+    """Return the error of one unit after `error` ended the writer's work in a segment.
 
-    `doubtful` says that the unit may have been applied, `first` that it is the one that the error came of. What follows
-    a unit that failed is not applied, since it would stand where the other should.
+    `doubtful` means that the unit may have been applied, and `first` that the unit caused the error. Units after a
+    failed one are not applied, because they would take its place in the order.
     """
     unknown = error.outcome is Outcome.UNKNOWN
     of_the_writer = isinstance(error, WriteError) and not isinstance(error, CommitUnknown)

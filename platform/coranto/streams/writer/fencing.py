@@ -1,4 +1,4 @@
-"""Raising a fence in a segment, whoever else raises it meanwhile."""
+"""Raising a fence in a segment, even if others raise it at the same time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from coranto.streams.writer.shared import Shared
 
 
 async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awaitable[SegmentWriter]]) -> None:
-    """Return once the fence is raised in a segment.
+    """Raise the fence in a segment, and return once it is raised.
 
-    `writer_of` is the writer of the segment as it is now, after contact with that.
+    `writer_of` returns the present segment's writer, after it has made contact with the segment.
     """
     while True:
         writer = await writer_of()
@@ -39,7 +39,7 @@ async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awai
                 patience=shared.patience,
             )
         except RegisterMismatch:
-            continue  # Another one was raised, ours was and the answer lost, or the registers were lost.
+            continue  # Another fence was raised, or ours was and the answer was lost, or the registers were lost.
         except NotAllowed:
             writer.leave()
             await writer.idle()

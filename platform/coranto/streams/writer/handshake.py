@@ -1,4 +1,4 @@
-"""The first contact with a segment: what its registers hold, restored if they were lost."""
+"""The first contact with a segment: reading its registers, and restoring them if they were lost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _log = structlog.get_logger(__name__)
 
 
 async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
-    """A segment's registers and its head. Unless it has no content, the registers are held.
+    """Return a segment's registers and its head. If it has content, the registers are held.
 
-    One append of nothing, unless all brokers that had the registers are gone. Raises JournalNotFound, NotAllowed when
-    they are gone of a sealed segment, and errors of the client.
+    This takes one empty append, or more if all brokers that had the registers are gone. Raises JournalNotFound,
+    NotAllowed if the registers of a sealed segment are lost, and errors of the client.
     """
     while True:
         result = await shared.barrier(journal)
@@ -34,17 +34,17 @@ async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
 
 
 async def hold(shared: Shared, journal: str, head: int) -> None:
-    """Hold registers that nobody holds, of a journal that ends at `head`: where there is content, they were lost."""
+    """Mark registers as held, for a journal that ends at `head`. If it has content, they were lost and are restored."""
     await hold_registers(shared.client, journal, head, shared.events, shared.ticks, shared.patience)
 
 
 async def hold_registers(
     client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: Clock, patience: float
 ) -> None:
-    """As `hold`, for whoever shares nothing with segment writers."""
+    """Mark registers as held, like `hold`, but without the `Shared` of segment writers."""
     noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))
     conditions = rules.restore(head) if head else rules.hold()
-    with contextlib.suppress(RegisterMismatch):  # Somebody else holds them.
+    with contextlib.suppress(RegisterMismatch):  # Another process has done it.
         await client.append(
             journal,
             noop,

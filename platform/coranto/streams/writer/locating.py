@@ -1,4 +1,4 @@
-"""Finding where something of a writer stands in a segment, when no answer told."""
+"""Finding the place of a writer's events in a segment, if the answer to the append was lost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 async def find_append(
     client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, first_clock: int, begin: int
 ) -> int | None:
-    """The offset of a message by its producer and clock, looked for from `begin`, where a message begins, to the head.
+    """Find the offset of a message by its producer and clock, from `begin` to the head.
 
-    None when it is not there, or the journal cannot be read.
+    A message must begin at `begin`. Returns None if the message is not there, or the journal cannot be read.
     """
     return await _found(
         client,
@@ -36,9 +36,9 @@ async def find_append(
 async def find_transaction(
     client: JournalClient, journal: str, events: EventFormat[E], producer: ProducerId, end: TransactionEnd, begin: int
 ) -> tuple[int, int] | None:
-    """The bytes [begin, end) of a transaction, by what its end says, looked for from `begin` to the head.
+    """Find the bytes [begin, end) of a transaction by its transaction end, from `begin` to the head.
 
-    None when it is not there, or the journal cannot be read.
+    A message must begin at `begin`. Returns None if the transaction is not there, or the journal cannot be read.
     """
     started = -1
 
@@ -72,5 +72,5 @@ async def _found(
                 if found is not None:
                     return found
     except CorantoError:
-        return None  # Whoever asks says that the place is not known.
+        return None  # The caller reports that the place is not known.
     return None

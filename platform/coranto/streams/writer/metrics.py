@@ -1,4 +1,4 @@
-"""What a writer of a stream counts, for Prometheus."""
+"""Prometheus metrics of stream writers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class WriterMetrics:
-    """Counters of writers, in a registry of their own unless one is given. Writers of a process may share them."""
+    """Metrics of writers, by default in a registry of their own. Writers of a process may share them."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()

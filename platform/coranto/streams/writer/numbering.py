@@ -1,4 +1,4 @@
-"""In which order a writer was given what it was given, and with which sequences: pure."""
+"""The order of a writer's events and transactions, and the rules of their sequences. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from coranto.streams.model.events import MAX_SEQUENCE
 
 
 class Numbering:
-    """Numbers all that one writer is given, from 1 on. A `stable` writer has an id, and its user may give sequences."""
+    """Numbers the events and transactions of one writer from 1. Only a `stable` writer, with an id, takes sequences."""
 
     def __init__(self, *, stable: bool) -> None:
         self.last = 0
         self._stable = stable
-        self._numbers_itself: bool | None = None  # Whether sequences are ours or the user's: by the first write.
+        self._numbers_itself: bool | None = None  # True if the user gives no sequences; the first write decides.
 
     def next(self, sequence: int | None) -> int:
-        """The number of something that is given now, with this sequence or none. Raises InvalidInput."""
+        """Return the number of the next event or transaction, given with this sequence or none. Raises InvalidInput."""
         if sequence is not None:
             self.check(sequence)
         if self._numbers_itself is None:
@@ -26,7 +26,7 @@ class Numbering:
         return self.last
 
     def check(self, sequence: int) -> None:
-        """Raises InvalidInput for what cannot be a sequence here."""
+        """Raise InvalidInput if this is not a valid sequence for the writer."""
         if not self._stable:
             raise InvalidInput("a sequence means something only for a writer with an id", field="sequence")
         if not 0 <= sequence <= MAX_SEQUENCE:

@@ -1,4 +1,4 @@
-"""The transactions of one writer that are open: one of a key at a time, and none for longer than its time-out."""
+"""The open transactions of one writer: at most one per key, and none for longer than its time-out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ E = TypeVar("E")
 
 
 class OpenTransactions(Generic[E]):
-    """See the module. For one event loop."""
+    """The open transactions of one writer; see the module. For one event loop."""
 
     def __init__(self, stream: str, clock: Clock, tally: Tally) -> None:
         self._stream = stream
@@ -26,7 +26,7 @@ class OpenTransactions(Generic[E]):
         self._reaps_at = math.inf
 
     def add(self, transaction: Transaction[E]) -> None:
-        """A transaction is opened, and its time begins. Raises TransactionInProgress."""
+        """Add a transaction and start its time-out. Raises TransactionInProgress."""
         key = transaction.key
         if (other := self._open.get(key)) is not None:
             other.expire_if_due()
@@ -44,19 +44,19 @@ class OpenTransactions(Generic[E]):
             self._reaper = asyncio.create_task(self._reap(), name=f"time-outs of {self._stream}")
 
     def remove(self, transaction: Transaction[E]) -> None:
-        """It is not open any more."""
+        """Remove a transaction that is no longer open."""
         if self._open.get(transaction.key) is transaction:
             del self._open[transaction.key]
             self._tally.metrics.open.dec()
 
     def ended(self, transaction: Transaction[E]) -> None:
-        """It was aborted, or timed out."""
+        """Remove and count a transaction that was aborted or timed out."""
         self.remove(transaction)
         timed_out = transaction.raw_state is TransactionState.TIMED_OUT
         self._tally.ended("timed_out" if timed_out else "aborted", transaction.place, transaction.sequence)
 
     async def close(self) -> None:
-        """Abort all."""
+        """Abort all open transactions."""
         for transaction in list(self._open.values()):
             transaction.abort()
         if self._reaper is not None:
@@ -64,7 +64,7 @@ class OpenTransactions(Generic[E]):
             await asyncio.gather(self._reaper, return_exceptions=True)
 
     async def _reap(self) -> None:
-        """Time out transactions that nobody touches, so that their events are dropped."""
+        """Time out transactions that are no longer used, so that their events are dropped."""
         while self._reaps_at < math.inf:
             if (wait := self._reaps_at - self._clock.monotonic()) > 0:
                 await self._clock.sleep(wait)

@@ -1,4 +1,4 @@
-"""A future that may be waited for without being cancelled."""
+"""A future that is not cancelled together with those who wait for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Promise(asyncio.Future[T]):
-    """As `asyncio.shield` around a future, but who waits goes on in the turn of the loop after it is done.
+    """A future with the effect of `asyncio.shield`, whose waiters continue one turn of the loop after it is done.
 
-    With a shield that takes a turn more, which every commit would wait for.
+    A shield takes one turn more, and every commit would wait for that.
     """
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
@@ -19,7 +19,7 @@ class Promise(asyncio.Future[T]):
         self._waiters: list[asyncio.Future[None]] = []
 
     async def outcome(self) -> T:
-        """The result, or the error that was set. Cancelling this leaves the future as it is."""
+        """Wait for the result and return it, or raise the error. Cancelling this leaves the future as it is."""
         if not self.done():
             waiter: asyncio.Future[None] = self.get_loop().create_future()
             self._waiters.append(waiter)
@@ -45,7 +45,7 @@ class Promise(asyncio.Future[T]):
         return cancelled
 
     def _release(self) -> None:
-        # Behind the callbacks of the future itself, which are called before whoever waits goes on.
+        # After the callbacks of the future itself, so that these run before the waiters continue.
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

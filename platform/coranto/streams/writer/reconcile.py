@@ -1,7 +1,7 @@
-"""What a writer knows of a segment, and how it settles what became of its appends.
+"""A writer's knowledge of a segment, and how it determines the outcome of its appends.
 
-`Settling` is the part of a `SegmentWriter` that judges: from answers, and from the segment's registers when answers are
-missing, it tells which units are durable, which failed, and which are to be sent again.
+`Settling` is the part of a `SegmentWriter` that decides which units are durable, which have failed, and which must be
+sent again. It decides this from answers, or from the segment's registers if answers are missing.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, U
 
 
 class Settling:
-    """See the module."""
+    """The outcomes of a writer's appends to one segment; see the module."""
 
     def __init__(self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]]) -> None:
-        """`before` are the segments before this one for a place in the key space, the latest first."""
+        """`before` returns the segments before this one for a place in the key space, the latest first."""
         self.segment = segment
         self._before = before
         self._shared = shared
         self._retry = Retry(shared.patience)
         self._queue: deque[Unit] = deque()
-        self._again: deque[Attempt] = deque()  # Before the queue: attempts that have to be sent again.
+        self._again: deque[Attempt] = deque()  # Attempts to send again, before the queue.
         self._in_flight: deque[Attempt] = deque()
-        self._registers: Registers | None = None  # Those to enter by; None before the first contact.
-        self._entry: Entry | None = None  # As in the registers, once all that is in flight is settled.
+        self._registers: Registers | None = None  # Registers to enter with; None before the first contact.
+        self._entry: Entry | None = None  # The entry in the registers, once everything in flight is settled.
         self._taken_from: int | None = None
-        self._entered = False  # An entry of our session was there.
+        self._entered = False  # True once the registers had an entry of our session.
         self._lineage = Lineage()
-        self._end = 0  # An offset at or before where our next append begins, and where a message begins.
+        self._end = 0  # The beginning of a message, at or before that of our next append.
 
     @property
     def oldest(self) -> float:
-        """The order of the first unit that is neither durable nor failed; infinite without one."""
+        """The order of the first unit that is neither durable nor failed; infinite if there is none."""
         firsts = [attempts[0].units[0] for attempts in (self._in_flight, self._again) if attempts]
         return min([unit.order for unit in [*firsts, *([self._queue[0]] if self._queue else [])]], default=math.inf)
 
@@ -72,7 +72,7 @@ class Settling:
         self._succeed(attempt, attempt.result.begin, revision)
 
     def _succeed(self, attempt: Attempt, begin: int, revision: int) -> None:
-        """Its units are durable, the first one at `begin`; -1 when that is not known."""
+        """Settle the units of an attempt as durable. The first one is at `begin`, or at -1 if that is not known."""
         shared, segment = self._shared, self.segment
         for unit, sequence in zip(attempt.units, attempt.sequences, strict=True):
             end = begin + unit.size if begin >= 0 else -1
@@ -87,7 +87,7 @@ class Settling:
             begin = end
 
     def _deduplicate(self, unit: Unit) -> None:
-        """An earlier attempt at it is durable."""
+        """Settle a unit of which an earlier attempt is durable."""
         segment = self.segment
         if unit.is_transaction:
             self._shared.find(unit, self._find(unit))
@@ -95,7 +95,7 @@ class Settling:
             self._shared.succeed(unit, EventPosition(segment.number, segment.journal, -1, -1, deduplicated=True))
 
     async def _find(self, unit: Unit) -> None:
-        """Where an earlier attempt at a transaction stands, here or in a segment before."""
+        """Find an earlier attempt at a transaction, here or in a segment before, and settle the unit with its place."""
         shared = self._shared
         assert unit.sequence is not None
         wanted = TransactionEnd(shared.identity.writer, unit.sequence)
@@ -123,13 +123,16 @@ class Settling:
     # -- From the registers --------------------------------------------------------------------------------------------
 
     async def _settle_all(self) -> None:
-        """Wait for what is in flight; what others say is applied, is. The rest is to be sent again."""
+        """Wait for all attempts in flight. Settle those known to be applied, and queue the rest to be sent again.
+
+        If a later append was applied, so were all before it.
+        """
         attempts = list(self._in_flight)
         if attempts:
             await asyncio.wait([attempt.task for attempt in attempts if attempt.task is not None])
         last = max((number for number, attempt in enumerate(attempts) if attempt.result is not None), default=-1)
         for attempt in attempts[: last + 1]:
-            # An append that was applied rests on all before it.
+            # An applied append is conditioned on all before it.
             await self._known_applied(attempt)
             self._in_flight.popleft()
         self._again = deque([*self._in_flight, *self._again])
@@ -153,7 +156,7 @@ class Settling:
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
     async def _judge(self, registers: Registers, head: int) -> None:
-        """Settle what the registers say is applied, and see to it that the rest can go on."""
+        """Settle what the registers show to be applied, and prepare to send the rest again."""
         identity = self._shared.identity
         stand = rules.standing(registers, head, identity, self._taken_from)
         if stand is Standing.LOST:
@@ -165,7 +168,7 @@ class Settling:
             assert entry is not None
             await self._settle_through(entry)
         elif stand is Standing.TAKEN_OVER:
-            # It has appended more since. What was planned is done for, and planned anew.
+            # The former process may have appended more since. Plan the attempts again, based on its new entry.
             assert entry is not None
             if entry != self._entry:
                 self._adopt_entry(entry)
@@ -180,15 +183,15 @@ class Settling:
         self._check_fences(registers)
 
     async def _settle_through(self, entry: Entry) -> None:
-        """The entry is of our session: what it covers is applied, and the rest is not."""
+        """Settle by an entry of our session: the attempts that it covers were applied, and the rest were not."""
         while self._again and self._again[0].clock <= entry.clock:
             await self._known_applied(self._again.popleft())
         if not self._entered or self._entry is None or entry.clock > self._entry.clock:
-            # It is of an attempt that was given up, and came through after all.
+            # The entry is from an attempt that was given up, but was applied after all.
             self._entry, self._entered = entry, True
 
     def _fenced(self) -> NoReturn:
-        """The entry is of another process, which goes on under this writer's id."""
+        """Stop the writer: the entry is from another process that continues this writer's id. Raises WriterFenced."""
         self._shared.dead = WriterFenced(
             f"another process writes under the writer id {self._shared.identity.writer} now: {self.segment.journal} "
             "has its session. Stop this one"
@@ -196,7 +199,7 @@ class Settling:
         raise self._shared.dead
 
     def _forgotten(self) -> None:
-        """There is no entry any more."""
+        """Handle an entry that was removed or lost. Raises WriterExpired if it is not known what was applied."""
         identity = self._shared.identity
         entered, self._entered, self._entry = self._entered, False, None
         doubtful = any(attempt.doubtful for attempt in self._again)
@@ -208,7 +211,7 @@ class Settling:
             raise WriterExpired(what)
 
     def _check_fences(self, registers: Registers) -> None:
-        """A fence that does not hold now never will."""
+        """Fail the first attempt if its fence does not hold, because then it never will again."""
         fence = self._again[0].units[0].fence if self._again else None
         if fence is not None and registers.token_of(fence.name) != fence.token:
             self._refuse_fence(self._again.popleft(), fence, registers)
@@ -225,7 +228,7 @@ class Settling:
         )
 
     async def _settle_sealed(self, registers: Registers, head: int) -> None:
-        """As `_judge`, for a segment whose registers change no more."""
+        """Settle by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
         stand = rules.standing(registers, head, identity, self._taken_from)
         if stand is Standing.OURS:
@@ -236,10 +239,10 @@ class Settling:
             self._forgotten()
         if stand is not Standing.LOST:
             for attempt in self._again:
-                attempt.doubtful = False  # It was not applied, and cannot be any more.
+                attempt.doubtful = False  # It was not applied, and can no longer be.
 
     def _adopt_entry(self, entry: Entry) -> None:
-        """Go on from an entry of a session before ours."""
+        """Continue from an entry of an earlier session."""
         self._entry = entry
         self._shared.ticks.update(clock_to_ns(entry.clock))
 
@@ -257,13 +260,13 @@ class Settling:
         return attempts
 
     def _refuse(self, attempt: Attempt, error: CorantoError) -> None:
-        """It failed by its own condition, which concerns nothing else."""
+        """Fail an attempt by its own condition, without effect on others."""
         for unit in attempt.units:
             self._shared.fail(unit, error)
 
     def _fail_from(self, error: CorantoError, attempts: Sequence[Attempt]) -> None:
-        """Fail attempts and all that is queued: the first with the error, what may be durable as unknown."""
-        self._retry.progressed()  # What comes next is tried for as long again.
+        """Fail attempts and all queued units: the first with the error, and those that may be durable as unknown."""
+        self._retry.progressed()  # Later units get the whole patience again.
         failed = [(unit, attempt.doubtful) for attempt in attempts for unit in attempt.units]
         failed += [(unit, False) for unit in self._queue]
         self._queue.clear()
@@ -274,7 +277,7 @@ class Settling:
 
     @property
     def _planned(self) -> int:
-        """The sequence of the last unit that is in flight, or else durable."""
+        """The sequence of the last unit in flight, or else of the last durable one; -1 if there is none."""
         if self._in_flight:
             return self._in_flight[-1].after.sequence
         return self._entry.sequence if self._entry is not None else -1

@@ -1,8 +1,8 @@
-"""Which segment writer a key's events go to, while segments are sealed and succeeded.
+"""Routing of keys to segment writers, while segments are sealed and succeeded.
 
-A key goes to the active segment that has it, except that a segment which was written to here keeps its keys until it
-has been left: until all that is durable there is known to be, and the rest has been handed to its successors. A
-successor is written to only once all before it, of those written to here, were left. So each key stays in order.
+A key's events go to the active segment that has the key. A segment that this writer has written to keeps its keys until
+it is left: until everything durable there is known, and the rest has been handed to its successors. A successor is
+written to only once this writer has left all segments before it. So each key stays in order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Routing:
         self._name = name
         self._stream = stream
         self._live: dict[int, SegmentWriter] = {}
-        self._superseded: list[SegmentWriter] = []  # Of segments that are not active any more, the oldest first.
+        self._superseded: list[SegmentWriter] = []  # Writers of segments that are no longer active, oldest first.
         self._left = asyncio.Event()
         self._sealed: dict[int, Registers] = {}
-        """The registers of sealed segments, which change no more."""
+        """The registers of sealed segments, which no longer change."""
 
     @property
     def stream(self) -> Stream:
@@ -43,7 +43,7 @@ class Routing:
         return list(self._live.values())
 
     def route(self, place: int) -> SegmentWriter:
-        """The writer for a place in the key space. Raises StreamSealed."""
+        """Return the writer for a place in the key space. Raises StreamSealed."""
         for writer in self._superseded:
             if writer.segment.range.contains(place):
                 return writer
@@ -56,10 +56,10 @@ class Routing:
         return self._live[segment.number]
 
     async def refresh(self) -> None:
-        """Look at the stream again. Raises StreamNotFound."""
+        """Fetch the stream again, and leave segments that are no longer active. Raises StreamNotFound."""
         stream = decode(await self._shared.client.list(segments_selector(self._name)))
         if stream.revision < self._stream.revision:
-            return  # Of a broker that lags behind.
+            return  # The broker is behind.
         self._stream = stream
         active = {segment.number for segment in stream.active()}
         known = {writer.segment.number for writer in self._superseded}
@@ -68,13 +68,13 @@ class Routing:
                 self._superseded.append(writer)
                 writer.leave()
         self._superseded.sort(key=lambda writer: writer.segment.number)
-        # Of segments that were truncated away nobody asks any more.
+        # Segments that were truncated away are no longer needed.
         self._sealed = {number: known for number, known in self._sealed.items() if number in stream.segments}
         self._shared.ends = {number: end for number, end in self._shared.ends.items() if number in stream.segments}
 
     async def cancel(self, error: WriteError) -> None:
         while waiting := [writer for writer in self.writers if not writer.is_closed]:
-            for writer in waiting:  # Meanwhile one may hand over to others.
+            for writer in waiting:  # Meanwhile, one may hand units over to others.
                 await writer.cancel(error)
 
     # -- For segment writers -------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ class Routing:
         if registers.held:
             self._sealed[segment.number] = registers
             return registers, result.end
-        # A broker that took the segment over when those that had its registers were gone has nothing of it by itself,
-        # and tells 0. What was sealed, or is stored, tells that there is content, so that registers were lost.
+        # The registers were lost, or never held. A broker that took the segment over after the loss returns 0 as its
+        # end. The final offset or stored fragments then show that there is content, so that registers were lost.
         if segment.sealed_at is not None:
             return registers, segment.sealed_at
         return registers, max(result.end, await self._shared.client.head(segment.journal))

@@ -1,12 +1,11 @@
 """One writer in one segment: an ordered queue of units, and up to W appends in flight.
 
-Every append is conditioned on the entry that the one before it leaves in the registers
-(`coranto.streams.model.registers`), so appends that overtake each other on their way are refused, and sent again in
-order; and one that is sent twice is applied once. When anything goes otherwise than well, nothing more is sent until
-all that is in flight has been answered or given up; then the registers tell what was applied, and the rest goes on from
-there.
+Every append is conditioned on the entry that the previous one leaves in the registers
+(`coranto.streams.model.registers`). So appends that overtake each other on the network are refused, and sent again in
+order; and an append that is sent twice is applied once. If anything fails, nothing more is sent until everything in
+flight has been answered or given up. Then the registers tell what was applied, and the rest is sent again.
 
-A segment that turns out to be sealed, or is gone, is left: what is not durable there goes to its successors, in order.
+A segment that is sealed or gone is left: units that are not durable there go to its successors, in order.
 """
 
 from __future__ import annotations
@@ -40,38 +39,38 @@ from coranto.streams.writer.units import Unit
 
 
 class Router(Protocol):
-    """What a segment writer needs of its stream writer."""
+    """The part of the stream writer that a segment writer needs."""
 
     async def unblocked(self, writer: SegmentWriter) -> None:
-        """Return once all segments before this writer's, of those that were written to here, have been left."""
+        """Wait until all segments before this writer's that the stream writer has written to are left."""
         ...
 
     async def lineage(self, writer: SegmentWriter, has_entry: bool) -> Lineage:
-        """What the segments before this writer's say of us."""
+        """Return the lineage of the stream writer in the segments before this writer's."""
         ...
 
     def before(self, segment: Segment, place: int) -> Sequence[Segment]:
-        """The segments before one that had a place in the key space, of those that are there, the latest first."""
+        """Return the remaining segments before one that had a place in the key space, the latest first."""
         ...
 
     async def left(self, writer: SegmentWriter) -> Segment | None:
-        """The segment as it is listed, once it is listed as sealed; None when it is gone.
+        """Wait until the segment is listed as being sealed, and return it as listed; None if it is gone.
 
-        Raises StreamNotFound, and NotAllowed when it is not listed as sealed for long.
+        Raises StreamNotFound, and NotAllowed if it is not listed as being sealed within the writer's patience.
         """
         ...
 
     def take_over(self, writer: SegmentWriter, units: Iterable[Unit], registers: Registers | None) -> None:
-        """The writer is done with its segment. Its units go to where their keys are now."""
+        """Remove a writer that has left its segment, and hand its units to the writers that have their keys now."""
         ...
 
 
 class _Leave(Exception):
-    """The segment is to be left."""
+    """Raised when the segment has been left."""
 
 
 class SegmentWriter(Sending):
-    """See the module. All methods are for one event loop."""
+    """The writer of one segment; see the module. All methods are for one event loop."""
 
     def __init__(self, shared: Shared, router: Router, segment: Segment, max_writers: int) -> None:
         super().__init__(shared, segment, lambda place: router.before(self.segment, place), max_writers)
@@ -85,34 +84,34 @@ class SegmentWriter(Sending):
         return self._closed
 
     async def idle(self) -> None:
-        """Return once there is nothing to do at the moment."""
+        """Wait until there is nothing to do at the moment."""
         if self._pump is not None:
             await asyncio.wait((self._pump,))
 
     def adopt(self, units: Iterable[Unit]) -> None:
-        """Queue units of a segment that was left, in the order in which they were given to the stream writer."""
-        self._closed = False  # If it was, it has to be closed once more.
+        """Queue units of a segment that was left, in the order in which the stream writer received them."""
+        self._closed = False  # If it was closed, it must be closed again.
         self._queue = deque(sorted([*self._queue, *units], key=lambda unit: unit.order))
         if self._queue:
             self._wake()
 
     def leave(self) -> None:
-        """The segment is sealed: settle what is in flight, and go."""
+        """Begin to leave a sealed segment, after settling everything in flight."""
         self._leaving = True
         self._wake()
 
     async def prepare(self) -> None:
-        """Have been in contact with the segment, so that an append is all that a commit takes."""
+        """Make contact with the segment if needed, so that a commit then takes only one append."""
         await self._router.unblocked(self)
         await self._ensure_contact()
 
     async def last_sequence(self, place: int) -> int:
-        """The last sequence that is durable for a place in the key space; -1 for none."""
+        """Return the last durable sequence for a place in the key space; -1 if there is none."""
         await self.prepare()
         return self._durable(place)
 
     async def cancel(self, error: WriteError) -> None:
-        """Stop at once. What may have been appended fails with CommitUnknown, the rest with `error`."""
+        """Stop at once. Units that may have been appended fail with CommitUnknown, the rest with `error`."""
         self._closed = True
         if self._pump is not None:
             self._pump.cancel()
@@ -122,18 +121,18 @@ class SegmentWriter(Sending):
                 attempt.task.cancel()
                 await asyncio.gather(attempt.task, return_exceptions=True)
                 if attempt.append is not None:
-                    attempt.append.abort()  # The task may not have come to it.
+                    attempt.append.abort()  # The task may not have done it.
                 attempt.doubtful |= attempt.result is None
         while self._in_flight and self._in_flight[0].result is not None:
             self._applied(self._in_flight.popleft())
         self._fail_from(error, self._taken_back())
 
-    # -- When it is not ------------------------------------------------------------------------------------------------
+    # -- When it is not steady -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Contact, recovery and leaving: until appends follow one upon the other again, or there is nothing to do."""
+        """Do contact, recovery and leaving, until appends follow one another again or there is nothing to do."""
         try:
-            await asyncio.sleep(0)  # What is given together goes together.
+            await asyncio.sleep(0)  # Units that arrive together are sent together.
             await self._router.unblocked(self)
             while self._queue or self._again or self._in_flight or self._leaving:
                 await self._turn()
@@ -153,7 +152,7 @@ class SegmentWriter(Sending):
             self._send()
 
     def _fail(self, error: CorantoError) -> None:
-        """Fail all that there is, and go, if that was the matter."""
+        """Fail all units; if the segment was being left, finish leaving it."""
         self._fail_from(error, self._taken_back())
         if self._leaving:
             self._leaving = False
@@ -215,16 +214,16 @@ class SegmentWriter(Sending):
                 self._adopt_entry(entry)
             shared.ticks.update(clock_to_ns(self._lineage.clock))
             if identity.stable and entry is None and registers.expired is not None:
-                # An entry that was removed may have been of this writer id. Others have never written before: a clock
-                # that was ahead must not pass on to them.
+                # A removed entry may have been of this writer id, so continue after its clock. Writers without an id
+                # have never written before, so they must not inherit a clock that is ahead.
                 shared.ticks.update(clock_to_ns(registers.expired.clock))
             self._end = max(self._end, head)
             self._registers = registers
 
-    # -- When all is not well ----------------------------------------------------------------------------------------
+    # -- After errors ------------------------------------------------------------------------------------------------
 
     async def _recover(self) -> None:
-        """Nothing is in flight, and the first of what is to be sent again had an error."""
+        """Recover from errors of attempts that must be sent again. Nothing is in flight."""
         if not self._again:
             return
         errors = [attempt.error for attempt in self._again if attempt.error is not None]
@@ -239,7 +238,7 @@ class SegmentWriter(Sending):
                 registers = Registers.of(last.registers)
         error = first.error
         if error is not None and not isinstance(error, (*UNSETTLED, WrongAppendOffset, RegisterMismatch)):
-            raise error  # It was not applied, and trying again will not help.
+            raise error  # It was not applied, and retrying does not help.
         if registers is None:
             if isinstance(error, UNSETTLED):
                 await self._pause(error)
@@ -265,7 +264,7 @@ class SegmentWriter(Sending):
     # -- Leaving -------------------------------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        """The segment takes no more, and nothing is in flight: settle what is in doubt, and hand over the rest."""
+        """Leave a sealed or missing segment: settle doubtful attempts, and hand over the rest. Nothing is in flight."""
         segment = await self._router.left(self)
         registers: Registers | None = None
         if segment is not None:
@@ -275,7 +274,7 @@ class SegmentWriter(Sending):
             except JournalNotFound:
                 segment = None
             except IndexHasGreaterOffset:
-                registers = None  # No broker is known to have all that was appended.
+                registers = None  # No broker is known to have everything that was appended.
             else:
                 await self._settle_sealed(registers, head)
         if any(attempt.doubtful for attempt in self._again):
@@ -291,16 +290,16 @@ class SegmentWriter(Sending):
         raise _Leave
 
     async def _last_registers(self, segment: Segment) -> tuple[Registers, int]:
-        """The registers of a segment that is sealed, and an offset up to which it has had content.
+        """Return the registers of a sealed segment, and an offset up to which it has had content.
 
-        A broker that took it over when those that had its content were gone has nothing of it by itself, and says so
-        of a journal that takes no more. Where something rests on that, it is asked whether that is certain. Raises
-        IndexHasGreaterOffset if it is not, and JournalNotFound.
+        A broker that took the segment over after all brokers with its content were gone knows of no registers, and for
+        a sealed journal answers so. If attempts are doubtful, the call also checks that this answer is certain. Raises
+        IndexHasGreaterOffset if it is not certain, and JournalNotFound.
         """
         journal, revision = segment.journal, segment.mod_revision
         certain = any(attempt.doubtful for attempt in self._again)
         try:
             result = await self._shared.barrier(journal, revision, held=certain)
-        except RegisterMismatch:  # There are none, for certain.
+        except RegisterMismatch:  # It is certain that there are none.
             result = await self._shared.barrier(journal, revision)
         return Registers.of(result.registers), max(result.end, self._end)

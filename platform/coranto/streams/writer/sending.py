@@ -1,10 +1,10 @@
-"""How a writer's appends to one segment get under way: from a queue of units, up to W at a time.
+"""Sending a writer's appends to one segment, from a queue of units, up to W at a time.
 
-`Sending` is the part of a `SegmentWriter` that takes units from the queue, plans attempts at appending them, and sends
-these. As long as all is well (it is *steady*) appends follow one upon the other without anybody looking after them: a
-transaction is sent from the very call that commits it, and the answer to one append sends the next. All that happens
-between a commit and its append, and between the answer and whoever waits for it, is in here and in `Settling._applied`;
-it is what a transaction costs beside a plain append.
+`Sending` is the part of a `SegmentWriter` that takes units from the queue, plans attempts to append them, and sends
+these. While everything succeeds, the writer is *steady*: appends follow one another without a task that drives them. A
+transaction is sent from the very call that commits it, and the answer to one append sends the next. Everything between
+a commit and its append, and between the answer and its waiter, is here and in `Settling._applied`. This code is the
+cost of a transaction over a plain append.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from coranto.streams.writer.units import Attempt, Unit, plan
 from coranto.wire import protocol_pb2 as pb
 
 UNSETTLED: Final = (AppendOutcomeUnknown, CorruptData)
-"""Errors of an append that may have been applied."""
+"""The errors after which an append may have been applied."""
 
 
 class Sending(Settling):
-    """See the module. All methods are for one event loop."""
+    """Sends a writer's appends to one segment; see the module. All methods are for one event loop."""
 
     def __init__(
         self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]], max_writers: int
     ) -> None:
-        """`before` is as in `Settling`; the segment has entries of `max_writers` at most."""
+        """`before` is as in `Settling`. The segment has entries of at most `max_writers` writers."""
         super().__init__(shared, segment, before)
         self._max_writers = max_writers
         self._advances = Advances(segment.journal, shared.identity.label)
@@ -42,7 +42,7 @@ class Sending(Settling):
         self._pump: asyncio.Task[None] | None = None
 
     async def _run(self) -> None:
-        """Look after what is not steady, until it is, or there is nothing to do."""
+        """Drive the writer until it is steady or there is nothing to do."""
         raise NotImplementedError
 
     def _wake(self) -> None:
@@ -51,7 +51,7 @@ class Sending(Settling):
 
     @property
     def _is_steady(self) -> bool:
-        """Whether appends follow one upon the other, so that nobody has to look after them but their answers."""
+        """True if appends follow one another, driven only by their answers."""
         return (
             self._entered
             and self._pump is None
@@ -62,14 +62,14 @@ class Sending(Settling):
         )
 
     def submit(self, unit: Unit) -> None:
-        """Queue a unit behind all others."""
+        """Queue a unit after all others."""
         self._queue.append(unit)
         if not self._is_steady:
             self._wake()
         elif unit.is_transaction:
             self._send()
         elif not self._gathering:
-            # One turn of the loop, so that what is given together goes together.
+            # Wait one turn of the loop, so that units that arrive together are sent together.
             self._gathering = True
             asyncio.get_running_loop().call_soon(self._gathered)
 
@@ -83,10 +83,10 @@ class Sending(Settling):
     # -- From the queue to the wire ------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Have as many appends in flight as may be."""
+        """Send appends until the limit of appends in flight is reached."""
         while (self._queue or self._again) and len(self._in_flight) < (self._shared.in_flight if self._entered else 1):
             if self._in_flight and self._in_flight[-1].is_conditional:
-                return  # What follows rests on whether it is applied.
+                return  # The next append depends on whether this one is applied.
             if self._again:
                 attempt = self._again.popleft()
                 self._shared.tally.metrics.retried.inc()
@@ -100,7 +100,10 @@ class Sending(Settling):
                 self._launch(attempt, parameters)
 
     def _next_units(self) -> tuple[list[Unit], list[int]]:
-        """The next units to go together, without those that are durable already, and their sequences."""
+        """Take the next units for one append from the queue, and return them with their sequences.
+
+        Units that are durable already are settled instead.
+        """
         units: list[Unit] = []
         sequences: list[int] = []
         size, last = 0, self._planned
@@ -113,7 +116,7 @@ class Sending(Settling):
             elif unit.sequence > max(last, self._lineage.sequence_of(unit.place)):
                 sequence = unit.sequence
             elif units or self._in_flight or self._again:
-                break  # An earlier attempt at it may be among those.
+                break  # An earlier attempt at this unit may be among those.
             else:
                 self._queue.popleft()
                 self._deduplicate(unit)
@@ -140,7 +143,10 @@ class Sending(Settling):
         )
 
     def _parameters(self, attempt: Attempt, before: Entry | None) -> pb.AppendRequest | None:
-        """What the append rests on; None if that does not hold for certain: then its unit has failed."""
+        """Return the parameters of the append, with its conditions.
+
+        Returns None if a condition certainly does not hold; then the unit has failed.
+        """
         unit, after = attempt.units[0], attempt.after.encode()
         if before is not None and not unit.is_conditional:
             return self._advances.parameters(before.encode(), after)
@@ -160,10 +166,10 @@ class Sending(Settling):
     def _launch(self, attempt: Attempt, parameters: pb.AppendRequest) -> None:
         attempt.error = attempt.result = attempt.append = None
         held = self._registers is not None and self._registers.held
-        # On the wire 0 is any offset. There is content, so it cannot be the journal's beginning.
+        # On the wire, 0 means any offset. The journal has content, so an append at its beginning cannot succeed.
         if not (held and attempt.units[0].expected_offset == 0):
             attempt.append = self._shared.client.prepare(parameters, patience=self._shared.patience, registers=not held)
-            attempt.append.begin()  # Before the task, so that it is on its way while that stamps the content.
+            attempt.append.begin()  # Before the task, so that it is under way while the task stamps the content.
         attempt.task = asyncio.create_task(self._attempt(attempt))
         self._in_flight.append(attempt)
 
@@ -171,10 +177,10 @@ class Sending(Settling):
 
     async def _attempt(self, attempt: Attempt) -> None:
         await self._append(attempt)
-        self._answered()  # Here rather than by a callback of the task, which would take a turn of the loop.
+        self._answered()  # Not in a callback of the task, which would take another turn of the loop.
 
     async def _append(self, attempt: Attempt) -> None:
-        """The errors that are expected are kept with the attempt."""
+        """Append the attempt's content. The result or the error is stored in the attempt."""
         append, journal = attempt.append, self.segment.journal
         if append is None:
             attempt.error = WrongAppendOffset(f"append to {journal}")
@@ -195,7 +201,7 @@ class Sending(Settling):
             attempt.doubtful = True
 
     def _answered(self) -> None:
-        """An append was answered."""
+        """Settle answered appends in order, and send the next ones."""
         if self._pump is not None or self._closed:
             return
         while self._in_flight and (first := self._in_flight[0]).is_answered:

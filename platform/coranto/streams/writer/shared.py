@@ -1,4 +1,4 @@
-"""What the segment writers of one stream writer share."""
+"""The state that the segment writers of one stream writer share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coranto.streams.writer.units import CommitResult, EventPosition, Unit
 
 @dataclass(slots=True)
 class Shared:
-    """See the module. Durations are seconds."""
+    """The shared state of segment writers; see the module. Durations are in seconds."""
 
     client: JournalClient
     identity: Identity
@@ -36,13 +36,13 @@ class Shared:
     patience: float
     fresh: bool
     sequence: int = -1
-    """The largest sequence that was used."""
+    """The largest sequence that was used so far."""
     dead: WriteError | None = None
-    """Why nothing more can be appended under this writer's id."""
+    """The error because of which nothing more can be appended under this writer's id."""
     failure: CorantoError | None = None
-    """Why the first plain event failed since `flush` looked."""
+    """The error of the first plain event that failed since the last `flush`."""
     ends: dict[int, int] = field(default_factory=dict)
-    """Where what was written last ends in each segment, by number."""
+    """The end offset of what was written last in each segment, by number."""
     pending_bytes: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
@@ -53,7 +53,7 @@ class Shared:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
     def taken(self, unit: Unit) -> None:
-        """A unit was given to the writer."""
+        """Count a unit that was given to the writer."""
         self.pending_bytes += unit.size
 
     def succeed(self, unit: Unit, result: EventPosition | CommitResult) -> None:
@@ -71,14 +71,14 @@ class Shared:
             self.failure = self.failure or error
         if not unit.done.done():
             unit.done.set_exception(error)
-            unit.done.exception()  # A caller may leave failures to `flush`; that is no exception nobody looked at.
+            unit.done.exception()  # Callers may leave failures to `flush`; so mark it as retrieved.
 
     def _settle(self, unit: Unit) -> None:
         self.pending_bytes -= unit.size
         self.settled.set()
 
     def find(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
-        """Have work settle a unit that is not in any segment writer any more."""
+        """Start `work` as a task, which settles a unit that is no longer in any segment writer."""
         task = asyncio.create_task(work)
         self._finding[task] = unit
         task.add_done_callback(self._found)
@@ -89,11 +89,11 @@ class Shared:
 
     @property
     def oldest_found(self) -> float:
-        """The order of the first unit that work was begun for and is not done with; infinite without one."""
+        """The order of the first unit that `find` is still working on; infinite if there is none."""
         return min((unit.order for unit in self._finding.values()), default=math.inf)
 
     async def close(self) -> None:
-        """End that work. Its units are durable, but nobody will know where."""
+        """Cancel the tasks of `find`. Their units are durable, but fail with PositionUnknown."""
         finding = dict(self._finding)
         for task in finding:
             task.cancel()
@@ -103,10 +103,10 @@ class Shared:
                 self.fail(unit, PositionUnknown("the writer was closed before it was found where this stands"))
 
     async def barrier(self, journal: str, min_revision: int = 0, *, held: bool = False) -> AppendResult:
-        """A journal's registers and head, behind all that was appended before.
+        """Return a journal's registers and head by an empty append, after everything that was appended before.
 
-        With `held` it raises RegisterMismatch when there are no registers, and IndexHasGreaterOffset when that is not
-        known, as they may be lost, of journals that take no more, too.
+        With `held`, raises RegisterMismatch if there are no registers, and IndexHasGreaterOffset if that is not certain
+        because they may be lost. Both also hold for read-only journals.
         """
         return await self.client.append(
             journal,

@@ -1,8 +1,7 @@
-"""Stamping what a writer appends: the same bytes as the event format makes, in less time.
+"""Fast stamping of a writer's events: it makes the same bytes as the event format, in less time.
 
-A commit waits while its events are stamped. All UUIDs of a writer differ only in clock and flags, and all transaction
-ends only in their UUID and sequence; so those of the ready formats are made by putting these in, without objects in
-between.
+A commit waits while its events are stamped. A writer's UUIDs differ only in clock and flags, and its transaction ends
+only in UUID and sequence. So for the built-in formats, only these parts are filled in, without intermediate objects.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from coranto.messages.uuids import CLOCK_TICK, Flags, ProducerId, build_uuid, fo
 from coranto.streams.model.events import BytesEvents, EventFormat, JsonEvents
 
 _STEP = CLOCK_TICK >> 4
-"""By how much the timestamp grows with each tick; the counter below it stays."""
+"""The growth of the timestamp with each tick. The counter below it does not change."""
 _CONTINUE: Final = Flags.CONTINUE_TXN.value
 _stamp_into: Final = struct.Struct(">I12s").pack_into
 
@@ -29,33 +28,33 @@ class Stamper:
         self._writer = writer
 
     def event(self, encoded: bytes, clock: int, flags: int) -> bytes:
-        """An event that the format encoded, with the UUID of these parts."""
+        """Stamp an encoded event with the UUID of this clock and these flags."""
         return self._events.stamp(encoded, build_uuid(self._producer, clock, flags))
 
     def events(self, encoded: Sequence[bytes], clock: int, flags: int) -> list[bytes]:
-        """As `event` for several, whose clocks begin with this one and are CLOCK_TICK apart."""
+        """Stamp several encoded events. Their clocks begin with this one and are CLOCK_TICK apart."""
         return [self.event(each, clock + index * CLOCK_TICK, flags) for index, each in enumerate(encoded)]
 
     def transaction_end(self, clock: int, sequence: int) -> bytes:
-        """The end of a transaction, with the UUID of this clock."""
+        """Return the end of a transaction, with the UUID of this clock."""
         uuid = build_uuid(self._producer, clock, Flags.ACK_TXN)
         return self._events.transaction_end(uuid, self._writer, sequence)
 
     def transaction(self, encoded: Sequence[bytes], clock: int, sequence: int) -> bytes:
-        """A whole transaction, its end included, whose clocks begin with this one and are CLOCK_TICK apart."""
+        """Stamp a whole transaction, including its end. Its clocks begin with this one and are CLOCK_TICK apart."""
         end = self.transaction_end(clock + len(encoded) * CLOCK_TICK, sequence)
         return b"".join([*self.events(encoded, clock, _CONTINUE), end])
 
 
 class _JsonStamper(Stamper):
-    """UUIDs are 36 characters behind a prefix, and a sequence is the 16 digits at the end of its line."""
+    """The stamper of JSON lines: a UUID has 36 characters after a prefix, a sequence 16 digits at the line's end."""
 
     def __init__(self, events: JsonEvents, producer: ProducerId, writer: str) -> None:
         super().__init__(events, producer, writer)
         blank = events.transaction_end(build_uuid(producer, 0, Flags.ACK_TXN), writer, 0)
         self._begin = len(events.uuid_prefix)
         self._end = self._begin + 36
-        self._node = format_uuid(producer, 0, 0).encode()[-13:]  # With the dash before it.
+        self._node = format_uuid(producer, 0, 0).encode()[-13:]  # Including the dash before it.
         self._ack_head = blank[: self._begin]
         self._ack_middle = blank[self._end : -20]
         self._ack_tail = blank[-4:]
@@ -75,14 +74,14 @@ class _JsonStamper(Stamper):
         low = (clock >> 4) & 0xFFFFFFFF
         if low + len(encoded) * _STEP > 0xFFFFFFFF:
             return super().events(encoded, clock, flags)
-        # Of these clocks only the lowest 32 bits of the timestamp differ.
+        # These clocks differ only in the lowest 32 bits of the timestamp.
         rest = b"-%04x-%04x-%04x%b" % (
             (clock >> 36) & 0xFFFF,
             clock >> 52 | 0x1000,
             (clock & 0xF) << 10 | flags | 0x8000,
             self._node,
         )
-        head, end = self._ack_head, self._end  # All begin as a transaction end does.
+        head, end = self._ack_head, self._end  # All events begin like a transaction end.
         return [b"%b%08x%b%b" % (head, low + at * _STEP, rest, each[end:]) for at, each in enumerate(encoded)]
 
     def transaction_end(self, clock: int, sequence: int) -> bytes:
@@ -100,7 +99,7 @@ class _JsonStamper(Stamper):
 
 
 class _BytesStamper(Stamper):
-    """UUIDs are 16 bytes behind a header of 8, and a sequence is the 8 bytes behind that of a transaction end."""
+    """The stamper of fixed frames: a header of 8 bytes, a UUID of 16, and in a transaction end a sequence of 8."""
 
     def __init__(self, events: BytesEvents, producer: ProducerId, writer: str) -> None:
         super().__init__(events, producer, writer)
@@ -118,7 +117,7 @@ class _BytesStamper(Stamper):
         low, at = (clock >> 4) & 0xFFFFFFFF, 8
         if low + len(encoded) * _STEP > 0xFFFFFFFF:
             return super().transaction(encoded, clock, sequence)
-        # Of these clocks only the lowest 32 bits of the timestamp differ.
+        # These clocks differ only in the lowest 32 bits of the timestamp.
         rest = pack_uuid(self._producer, clock, _CONTINUE)[4:]
         content = bytearray().join(encoded)
         for each in encoded:
@@ -130,8 +129,8 @@ class _BytesStamper(Stamper):
 
 
 def stamper_of(events: EventFormat[Any], producer: ProducerId, writer: str) -> Stamper:
-    """The fastest stamper that makes just what this format does."""
-    if type(events) is JsonEvents:  # Subclasses may stamp otherwise.
+    """Return the fastest stamper that makes exactly the bytes of this format."""
+    if type(events) is JsonEvents:  # Subclasses may stamp differently.
         return _JsonStamper(events, producer, writer)
     if type(events) is BytesEvents:
         return _BytesStamper(events, producer, writer)

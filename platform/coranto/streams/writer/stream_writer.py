@@ -1,8 +1,8 @@
-"""`StreamWriter`: events and transactions on one routing key, each durable once.
+"""`StreamWriter`: writes events and transactions on one routing key, each exactly once.
 
-What is given to a writer is taken in at once and appended in the background: in order for each routing key, and each
-exactly once, whatever happens to connections, brokers and segments meanwhile. With a `writer_id` and sequences of the
-user's own that holds across processes, too.
+The writer accepts events at once and appends them in the background: in order per routing key, and each exactly once,
+whatever happens to connections, brokers and segments meanwhile. With a `writer_id` and sequences given by the user,
+this holds across processes, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from coranto.streams.writer.units import CommitResult, EventPosition, Unit
 E = TypeVar("E")
 
 MAX_TRANSACTION_BYTES: Final = 16 << 20
-"""What an append of a writer may have at most, with all framing: a transaction with its end, or an event."""
+"""The most bytes of an event, or of a transaction with its end, including all framing."""
 DEFAULT_BATCH_BYTES: Final = 1 << 20
 DEFAULT_PENDING_BYTES: Final = 64 << 20
 DEFAULT_IN_FLIGHT: Final = 8
@@ -59,10 +59,10 @@ _KNOWN_KEYS = 1 << 14
 
 
 class StreamWriter(Generic[E]):
-    """A writer. Use as `async with StreamWriter(client, "orders") as writer:`, on one event loop.
+    """A writer of a stream. Use as `async with StreamWriter(client, "orders") as writer:`, on one event loop.
 
-    Leaving the block waits for all that was given to it (see `close`). Cancelling what waits for a result recalls
-    nothing. Safe for many tasks at once.
+    Leaving the block waits for everything that was written (see `close`). Cancelling a task that waits for a result
+    does not stop the write. Many tasks may use a writer at once.
     """
 
     def __init__(
@@ -82,12 +82,13 @@ class StreamWriter(Generic[E]):
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`format` says what events are; by default the stream's content type does (JSON objects, or bytes).
+        """`format` is the format of events, by default that of the stream's content type (JSON objects, or bytes).
 
-        `writer_id` names a writer that one process after the other goes on with: the later one fences off the earlier.
-        `fresh` takes the past of such a writer for settled where the stream has forgotten it. `in_flight` appends of a
-        segment may be on their way at once, of up to `batch_bytes` each if they are of several events or transactions.
-        `drain` waits while more than `pending_bytes` are not settled. Appends are tried for `patience` seconds.
+        `writer_id` names a writer that successive processes continue: a later process fences off the earlier one. If
+        the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer goes
+        on, on the assumption that its earlier writes are settled. Up to `in_flight` appends per segment are in flight
+        at once; an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
+        `pending_bytes` are not settled. Appends are retried for `patience` seconds.
         """
         if writer_id is not None:
             validate_writer_id(writer_id)
@@ -123,7 +124,10 @@ class StreamWriter(Generic[E]):
         self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._tally)
 
     async def __aenter__(self) -> StreamWriter[E]:
-        """Raises StreamNotFound, InvalidInput when the stream's events are of no known format, and client errors."""
+        """Open the writer.
+
+        Raises StreamNotFound, InvalidInput if the format of the stream's events is not known, and client errors.
+        """
         await self.open()
         return self
 
@@ -133,7 +137,7 @@ class StreamWriter(Generic[E]):
         await self.close()
 
     async def open(self) -> None:
-        """As entering the block does. Nothing is appended."""
+        """Open the writer, as entering the block does. Nothing is appended."""
         if self._routing is not None or self._closed:
             raise WriterClosed("a writer is opened once; make another")
         try:
@@ -163,15 +167,17 @@ class StreamWriter(Generic[E]):
     # -- Writing -------------------------------------------------------------------------------------------------------
 
     def write_event(self, key: str, event: E, *, sequence: int | None = None) -> asyncio.Future[EventPosition]:
-        """Have an event appended, behind all that was given for the same key before.
+        """Append an event in the background, after everything written for the same key before.
 
-        The future's result says where it stands; it is durable then, and readable by anybody. `sequence`, for writers
-        with an id, numbers all that the writer is given, increasing: what the stream has up to it already is not
-        appended again. Once one write has a sequence, all must.
+        The future's result is the event's position; the event is then durable and readable. `sequence`, for writers
+        with an id, numbers all events and transactions of the writer in increasing order. If the stream already has a
+        write of this writer for the key with this sequence or a later one, the event is not appended again. If one
+        write has a sequence, all must have one.
 
-        Raises InvalidInput, MaxTransactionSizeExceeded and WriterClosed; the future raises WriteError, whose `outcome`
-        says whether the event may be durable, StreamSealed, and errors of the client. Internal retries are exactly
-        once: do not write an event again whose outcome is unknown, unless it has a sequence.
+        Raises InvalidInput, MaxTransactionSizeExceeded and WriterClosed. The future raises WriteError, whose `outcome`
+        tells whether the event may be durable, StreamSealed, and errors of the client. The writer's own retries never
+        duplicate an event. Do not write an event with an unknown outcome again, unless it has a sequence: that may
+        duplicate it.
         """
         encoded = self._encoder.encode(event)
         if len(encoded) > self.max_transaction_bytes:
@@ -189,10 +195,10 @@ class StreamWriter(Generic[E]):
         expected_offset: int | None = None,
         fence: Fence | None = None,
     ) -> asyncio.Future[CommitResult]:
-        """Have events of one key appended as a transaction: all or nothing, and contiguous. As `transaction` otherwise.
+        """Append events of one key in the background as a transaction: all or nothing, and contiguous.
 
-        It is under way when this returns, and others may be given before it is committed: that is how transactions of
-        one key are pipelined.
+        The other arguments are as in `transaction`. The transaction is under way when this returns. More can be written
+        before it is committed: this is how to pipeline transactions of one key.
         """
         encode, encoded = self._encoder.encode, list[bytes]()
         size = self._end_bytes
@@ -213,14 +219,14 @@ class StreamWriter(Generic[E]):
         expected_offset: int | None = None,
         fence: Fence | None = None,
     ) -> Transaction[E]:
-        """A transaction on one routing key: `async with writer.transaction(key) as txn: txn.write(event)`.
+        """Return a transaction on one routing key: `async with writer.transaction(key) as txn: txn.write(event)`.
 
-        It is aborted when it is open for more than `timeout` seconds. One transaction of a key may be open at a time:
-        entering the block raises TransactionInProgress otherwise. `sequence` is as `write_event` has it; a transaction
+        It is aborted if it is open for more than `timeout` seconds. Only one transaction per key may be open at a time;
+        otherwise, entering the block raises TransactionInProgress. `sequence` is as in `write_event`; a transaction
         that is durable already is not appended again, and its original position is returned.
 
-        With `expected_offset` it is committed only if the key's segment ends there; with `fence` only while that is
-        the fence of its name that was raised last. Otherwise `commit` raises PreconditionFailed.
+        With `expected_offset`, it commits only if the key's segment ends at that offset. With `fence`, it commits only
+        if that is still the last fence raised under its name. Otherwise `commit` raises PreconditionFailed.
         """
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
@@ -230,19 +236,20 @@ class StreamWriter(Generic[E]):
         return Transaction(self, key, self.place(key), timeout, self._end_bytes, sequence, expected_offset, fence)
 
     def note_time(self, time: float) -> None:
-        """Say that all events that are written from now on are of this time or a later one.
+        """Declare that all events written from now on have this time or a later one.
 
-        Times are in whatever unit the stream's writers agree on. Readers make time windows of them
-        (`coranto.streams.model.watermarks`), once what was written before is durable.
+        Times are in any unit that the stream's writers agree on. Readers derive time windows from them
+        (`coranto.streams.model.watermarks`), once everything written before is durable.
         """
         self._require_open()
         assert self._notes is not None
         self._notes.note(time)
 
     async def flush(self) -> None:
-        """Return once all that was given so far is settled, and times that were noted are in the stream.
+        """Wait until everything written so far is settled, and times that were noted are in the stream.
 
-        Raises why the first event failed since `flush` was last called, if one did; transactions tell by themselves.
+        If events failed since the last `flush`, raises the error of the first one. Errors of transactions are raised
+        only by these.
         """
         shared = self._ready
         await self._settled()
@@ -253,7 +260,7 @@ class StreamWriter(Generic[E]):
             raise failure
 
     async def drain(self) -> None:
-        """Return once little enough is not settled. Call it between writes, so that memory is bounded."""
+        """Wait until no more than the limit of pending bytes is unsettled. Call it between writes to bound memory."""
         shared = self._ready
         while shared.pending_bytes > self._pending_bytes:
             shared.settled.clear()
@@ -261,14 +268,13 @@ class StreamWriter(Generic[E]):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that were given to the writer and are not settled."""
+        """The bytes that were written and are not settled yet."""
         return self._shared.pending_bytes if self._shared is not None else 0
 
     async def last_sequence(self, key: str) -> int:
-        """The last sequence of this writer that is durable for a key; -1 when there is none.
+        """Return the last sequence of this writer that is durable for a key; -1 if there is none.
 
-        What was written under one writer id up to here need not be given again. Raises WriterExpired when the stream
-        does not know any more.
+        Events up to this sequence need not be written again. Raises WriterExpired if the stream no longer knows it.
         """
         place = self.place(key)
         writer = await self._contacted(place)
@@ -279,8 +285,9 @@ class StreamWriter(Generic[E]):
     async def raise_fence(self, key: str, name: str) -> Fence:
         """Raise the fence of this name in the key's segment, so that all earlier holders of it are refused.
 
-        Give what is returned to transactions, of this writer or any other. It is of the segment: once that was sealed,
-        or its brokers were all lost, the fence is not there, everybody is refused, and it must be raised again.
+        Pass the returned fence to transactions of this writer or any other. The fence belongs to the segment. Once the
+        segment is sealed, or all its brokers are lost, the fence is gone: every holder is refused, and it must be
+        raised again. After a cancellation, the fence may have been raised.
         """
         fence = Fence(validate_fence_name(name), self._entropy(16).hex())
         place = self.place(key)
@@ -290,9 +297,10 @@ class StreamWriter(Generic[E]):
     # -- Closing -------------------------------------------------------------------------------------------------------
 
     async def close(self, deadline: float = CLOSE_SECONDS) -> None:
-        """Abort open transactions, and wait for the rest for up to `deadline` seconds.
+        """Abort open transactions, and wait up to `deadline` seconds for the rest.
 
-        What is not settled by then fails: with CommitUnknown if it may be durable, else with WriterClosed.
+        Events and transactions that are not settled by then fail: with CommitUnknown if they may be durable, otherwise
+        with WriterClosed.
         """
         self._closed = True
         await self._open.close()
@@ -345,7 +353,7 @@ class StreamWriter(Generic[E]):
     # -- Their parts ---------------------------------------------------------------------------------------------------
 
     def place(self, key: str) -> int:
-        """Where a routing key stands in the key space."""
+        """Return the place of a routing key in the key space."""
         place = self._places.get(key)
         if place is None:
             if len(self._places) >= _KNOWN_KEYS:
@@ -396,7 +404,7 @@ class StreamWriter(Generic[E]):
             shared.fail(unit, error)
 
     def _next(self, sequence: int | None) -> int:
-        """The order of something that is given now. Raises InvalidInput and WriterClosed."""
+        """Return the order number of the next event or transaction. Raises InvalidInput and WriterClosed."""
         self._require_open()
         return self._numbering.next(sequence)
 
@@ -430,7 +438,7 @@ class StreamWriter(Generic[E]):
             )
 
     async def _contacted(self, place: int) -> SegmentWriter:
-        """The writer of a place's segment, after contact with that. Raises what keeps it from writing."""
+        """Return the writer of a place's segment, after contact with the segment. Raises the error that prevents it."""
         while True:
             if self._ready.dead is not None:
                 raise self._ready.dead
@@ -444,13 +452,13 @@ class StreamWriter(Generic[E]):
                 await writer.idle()
 
     async def _settled(self) -> None:
-        """Wait until all that was given so far is settled."""
+        """Wait until everything written so far is settled."""
         shared, last = self._ready, self._numbering.last
         while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
             shared.settled.clear()
             await shared.settled.wait()
 
     def _ends(self) -> dict[int, int]:
-        """Where what was written ends in each segment that is there still."""
+        """Return the end offset of what was written, for each segment that still exists."""
         there = self._ready_routing.stream.segments
         return {number: end for number, end in self._ready.ends.items() if number in there}

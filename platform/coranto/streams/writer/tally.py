@@ -1,4 +1,4 @@
-"""What a writer counts of what it is given, and says in the log."""
+"""The metrics and log lines of a writer's events and transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEVELS: Final = {"failed": 30, "unknown": 30, "timed_out": 30}
 
 
 class Tally:
-    """The counters of a writer. Each transaction that ends without a commit is a line of the log, too."""
+    """Counts the events and transactions of a writer, and logs each transaction that ends without a commit."""
 
     def __init__(self, metrics: WriterMetrics, stream: str, writer: str, clock: Clock) -> None:
         self.metrics = metrics
@@ -27,7 +27,7 @@ class Tally:
         self._clock = clock
 
     def succeeded(self, unit: Unit, result: EventPosition | CommitResult) -> None:
-        """An event or a transaction is durable."""
+        """Count an event or a transaction that is durable."""
         metrics = self.metrics
         if result.deduplicated:
             metrics.deduplicated.inc()
@@ -44,7 +44,7 @@ class Tally:
             metrics.committed_events.inc()
 
     def failed(self, unit: Unit, error: CorantoError) -> None:
-        """An event or a transaction failed."""
+        """Count an event or a transaction that failed."""
         outcome = "unknown" if error.outcome is Outcome.UNKNOWN else "failed"
         if unit.is_transaction:
             self.ended(outcome, unit.place, unit.sequence, error)
@@ -52,7 +52,7 @@ class Tally:
             self.metrics.events.labels(outcome).inc()
 
     def ended(self, outcome: str, place: int, sequence: int | None, error: CorantoError | None = None) -> None:
-        """A transaction ended otherwise than by a commit."""
+        """Count and log a transaction that ended without a commit."""
         self.metrics.transactions.labels(outcome).inc()
         _log.log(
             _LEVELS.get(outcome, _INFO),

@@ -1,4 +1,4 @@
-"""How a writer's times get into the stream (see `coranto.streams.model.watermarks`)."""
+"""Writing a writer's times to the stream's journal of marks (see `coranto.streams.model.watermarks`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TimeNotes:
-    """The times that one writer notes: a mark for each, or for the latest of those that come faster than appends."""
+    """Appends a mark for each time that one writer notes. If they arrive faster than appends, only for the latest."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class TimeNotes:
         settled: Callable[[], Awaitable[None]],
         positions: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`settled` returns once all that was written so far is settled; `positions` are where that ends by segment."""
+        """`settled` waits until everything written so far is settled; `positions` returns its ends by segment."""
         self._shared = shared
         self._journal = marks_journal(stream)
         self._settled = settled
@@ -37,18 +37,21 @@ class TimeNotes:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, time: float) -> None:
-        """Note a time once what was written so far is settled. Smaller ones than before change nothing."""
+        """Note a time once everything written so far is settled. A smaller time than before has no effect."""
         self._wanted = time if self._wanted is None else max(time, self._wanted)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"marks on {self._journal}")
 
     async def flush(self) -> None:
-        """Return once all that was noted is in the journal."""
+        """Wait until all noted times are in the journal."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     async def close(self, deadline: float) -> None:
-        """Say that nothing more will be written, so that this writer does not hold up time."""
+        """Record that this writer has stopped, so that it no longer holds back the watermark.
+
+        Waits for up to `deadline` seconds for times that are being noted.
+        """
         if self._task is not None:
             _, late = await asyncio.wait((self._task,), timeout=deadline)
             for task in late:

@@ -1,7 +1,7 @@
 """Transactions on one routing key.
 
-A transaction gathers events in this process. Its commit is one append, so nothing of it is anywhere before, and all of
-it or nothing is in the stream after. Its states:
+A transaction collects events in this process. Its commit is one append: before it, nothing of the transaction is in the
+stream; after it, all or nothing is. Its states:
 
 ::
 
@@ -10,7 +10,7 @@ it or nothing is in the stream after. Its states:
      ├──abort, or an exception leaves the block──> ABORTED
      └──longer open than its time-out────────────> TIMED_OUT
 
-`TABLE` says what every call does in every state. All but OPEN and COMMITTING are final.
+`TABLE` defines the effect of every call in every state. All states but OPEN and COMMITTING are final.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ E = TypeVar("E")
 
 
 class TransactionState(Enum):
-    __hash__ = object.__hash__  # That of `Enum` is written in Python, and each call looks up the table.
+    __hash__ = object.__hash__  # Faster than the hash of `Enum`, which is in Python; each call uses it.
 
     OPEN = "open"
     COMMITTING = "being committed"
@@ -40,7 +40,7 @@ class TransactionState(Enum):
 
 
 class Call(Enum):
-    """What can be done with a transaction, and what can happen to it."""
+    """The calls on a transaction, and the events that can happen to it."""
 
     __hash__ = object.__hash__
 
@@ -55,7 +55,7 @@ class Call(Enum):
 
 
 class Action(Enum):
-    """What follows from a call."""
+    """The effect of a call."""
 
     TAKE = "take the event in"
     BEGIN = "begin to commit"
@@ -80,7 +80,7 @@ TABLE: Final[Mapping[tuple[TransactionState, Call], tuple[TransactionState, Acti
     (_S.COMMITTING, _C.COMMIT): (_S.COMMITTING, _A.JOIN),
     (_S.COMMITTING, _C.ABORT): (_S.COMMITTING, _A.REFUSE),
     (_S.COMMITTING, _C.EXIT): (_S.COMMITTING, _A.JOIN),
-    # The commit goes on; `commit` tells its outcome still.
+    # The commit goes on; `commit` still returns its outcome.
     (_S.COMMITTING, _C.RAISE): (_S.COMMITTING, _A.NOTHING),
     (_S.COMMITTING, _C.EXPIRE): (_S.COMMITTING, _A.NOTHING),
     (_S.COMMITTING, _C.SUCCEED): (_S.COMMITTED, _A.NOTHING),
@@ -115,34 +115,37 @@ TABLE: Final[Mapping[tuple[TransactionState, Call], tuple[TransactionState, Acti
 
 
 class Committer(Protocol[E]):
-    """What a transaction needs of its writer."""
+    """The part of the writer that a transaction needs."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return the time in monotonic seconds."""
         ...
 
     async def opened(self, transaction: Transaction[E]) -> None:
-        """Raises TransactionInProgress, before anything else is done."""
+        """Register an opened transaction. Raises TransactionInProgress before anything else is done."""
         ...
 
     def ended(self, transaction: Transaction[E]) -> None:
-        """It was aborted, or timed out."""
+        """Unregister a transaction that was aborted or timed out."""
         ...
 
     def encode(self, event: E, size: int) -> bytes:
-        """An event of a transaction that has `size` bytes by now. Raises InvalidInput, MaxTransactionSizeExceeded."""
+        """Encode an event for a transaction that has `size` bytes so far.
+
+        Raises InvalidInput and MaxTransactionSizeExceeded.
+        """
         ...
 
     def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
-        """Have the events committed."""
+        """Begin to commit the events."""
         ...
 
 
 class Transaction(Generic[E]):
-    """A transaction. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
+    """A transaction on one routing key. Use as `async with writer.transaction(key) as txn:`; leaving the block commits.
 
-    Not for use by several tasks at once. What a cancellation interrupts is: with the block open, nothing (the
-    transaction is aborted); a `commit`, only the waiting, so its outcome is not known until `commit` is called again.
+    Not for use by several tasks at once. A cancellation inside the block aborts the transaction. Cancelling `commit`
+    only stops the waiting: the commit goes on, and calling `commit` again returns its outcome.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class Transaction(Generic[E]):
         expected_offset: int | None,
         fence: Fence | None,
     ) -> None:
-        """Made by `StreamWriter.transaction`. `end_bytes` is the size of its end."""
+        """Use `StreamWriter.transaction` to create one. `end_bytes` is the size of its transaction end."""
         self.key = key
         self.place = place
         self.timeout = timeout
@@ -164,7 +167,7 @@ class Transaction(Generic[E]):
         self.expected_offset = expected_offset
         self.fence = fence
         self.deadline = float("inf")
-        """Monotonic seconds."""
+        """The time when it times out, in monotonic seconds."""
         self._writer = writer
         self._state = TransactionState.OPEN
         self._events: list[bytes] = []
@@ -194,20 +197,20 @@ class Transaction(Generic[E]):
 
     @property
     def raw_state(self) -> TransactionState:
-        """The state without a look at the clock."""
+        """The state, without checking the time-out."""
         self._note_outcome()
         return self._state
 
     @property
     def size(self) -> int:
-        """Bytes that it would have in its journal, with its end: what the limit counts. 0 without events."""
+        """Its bytes in the journal, including its end, as counted by the limit; 0 without events."""
         return self._size if self._events else 0
 
     def write(self, event: E) -> None:
         """Add an event. Nothing is sent.
 
-        Raises InvalidInput for what is no event, MaxTransactionSizeExceeded, which leaves the transaction as it was,
-        TransactionTimeout, and TransactionStateError when it is not open.
+        Raises InvalidInput for an invalid event, TransactionTimeout, and TransactionStateError if the transaction is
+        not open. Raises MaxTransactionSizeExceeded, which leaves the transaction as it was.
         """
         if self._call(Call.WRITE) is Action.TAKE:
             encoded = self._writer.encode(event, self._size)
@@ -215,11 +218,11 @@ class Transaction(Generic[E]):
             self._size += len(encoded)
 
     async def commit(self) -> CommitResult:
-        """Commit, and return where the events stand. They are durable then, and readable by anybody.
+        """Commit, and return the position of the events. They are then durable and readable.
 
-        Once committed, the same result is returned again, and what a failed commit raised is raised again. A
-        transaction without events commits without an append. Raises WriteError, of which `outcome` says whether
-        the transaction may be durable, and errors of the client.
+        Calling it again returns the same result, or raises the same error. A transaction without events commits without
+        an append. Cancelling only stops the waiting. Raises WriteError, whose `outcome` tells whether the transaction
+        may be durable, and errors of the client.
         """
         action = self._call(Call.COMMIT)
         if action is Action.BEGIN:
@@ -227,11 +230,11 @@ class Transaction(Generic[E]):
         return await self._outcome()
 
     def abort(self) -> None:
-        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
         self._call(Call.ABORT)
 
     def expire_if_due(self) -> None:
-        """Time out, if it is open for too long by now."""
+        """Time out the transaction if it has been open for too long."""
         if self._state is TransactionState.OPEN and self._writer.now() >= self.deadline:
             self._apply(Call.EXPIRE)
 
@@ -243,7 +246,7 @@ class Transaction(Generic[E]):
         return self._apply(call)
 
     def _note_outcome(self) -> None:
-        """The commit ends by itself, and is noted when somebody looks, so that nobody waits for that."""
+        """Update the state if the commit has ended. This is done on access, so that no task has to wait for it."""
         done = self._done
         if done is not None and self._state is TransactionState.COMMITTING and done.done():
             self._apply(Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED)

@@ -1,9 +1,9 @@
-"""What a writer appends: units that are all or nothing, and attempts at appending some of them.
+"""Units, which are written all or nothing, and attempts to append them.
 
 A `Unit` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of consecutive units
-of a segment: their bytes, stamped with the writer's clocks, and the entry that the writer has in the segment's
-registers once it is applied. An attempt keeps its bytes and clocks as long as it may have been applied, so the clock of
-an entry tells which attempts were.
+to a segment. It has their bytes, stamped with the writer's clocks, and the entry that the writer has in the segment's
+registers once the append is applied. An attempt keeps its bytes and clocks as long as it may have been applied, so the
+clock of an entry tells which attempts were applied.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OUTSIDE: Final = Flags.OUTSIDE_TXN.value
 
 
 class EventPosition(NamedTuple):
-    """Where an event stands: bytes [begin, end) of a segment's journal.
+    """The position of an event: bytes [begin, end) of a segment's journal.
 
-    Both are -1 when it is durable but its place is not known: when it was written by an earlier attempt
-    (`deduplicated`), or the journal cannot be read.
+    Both are -1 if the event is durable but its place is not known. This happens if an earlier attempt wrote it
+    (`deduplicated`), or if the journal cannot be read.
     """
 
     segment: int
@@ -38,10 +38,10 @@ class EventPosition(NamedTuple):
 
 
 class CommitResult(NamedTuple):
-    """A committed transaction: bytes [begin, end) of a segment's journal, its transaction end included.
+    """A committed transaction: bytes [begin, end) of a segment's journal, including its transaction end.
 
-    `mod_revision` is etcd's as the broker knew it. `deduplicated` says that an earlier attempt had committed it. Of a
-    transaction without events nothing is known but the key: its journal is empty, and its numbers are -1.
+    `mod_revision` is etcd's revision as the broker knew it. `deduplicated` means that an earlier attempt committed the
+    transaction. A transaction without events has only a `key_hash`: its journal is empty, and its other numbers are -1.
     """
 
     journal: str
@@ -61,10 +61,10 @@ Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 
 
 class Unit:
-    """One event or transaction. `order` counts up over all that a writer is given, `place` is its key's.
+    """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
 
-    `sequence` is what the user gave, if anything. `size` is in bytes of the journal. A transaction was to be committed
-    when it had `begun`, in monotonic seconds.
+    `sequence` is the one that the user gave, if any. `size` is in bytes of the journal. `begun` is when the commit of
+    a transaction began, in monotonic seconds.
     """
 
     __slots__ = (
@@ -111,10 +111,10 @@ class Unit:
 
 
 class Attempt:
-    """See the module. `sequences` are those of its units, and `clocks` the first clocks of each.
+    """An attempt to append units; see the module. `sequences` and `clocks` are the sequence and first clock of each.
 
-    `doubtful` once it was sent and the answer was lost: it may still be applied, until the entry that it checks is
-    replaced.
+    It is `doubtful` once it was sent and the answer was lost. It may then still be applied, until the entry that it
+    checks is replaced.
     """
 
     __slots__ = (
@@ -148,7 +148,7 @@ class Attempt:
 
     @property
     def content(self) -> bytes:
-        """Its bytes, made when they are first asked for: while it is on its way already."""
+        """The bytes of the append. They are made at the first access, when the append is under way already."""
         if self._content is None:
             self._content = self._stamped()
         return self._content
@@ -159,16 +159,16 @@ class Attempt:
 
     @property
     def clock(self) -> int:
-        """The clock of its last message: entries with this one or a later one say that it is applied."""
+        """The clock of its last message. An entry with this clock or a later one means that it was applied."""
         return self.after.clock
 
     @property
     def is_conditional(self) -> bool:
-        return self.units[0].is_conditional  # Such a unit is alone.
+        return self.units[0].is_conditional  # A conditional unit is always alone in an attempt.
 
     @property
     def is_answered(self) -> bool:
-        """Whether it was sent, and was applied or had an error."""
+        """True if it was sent, and was applied or had an error."""
         return self.result is not None or self.error is not None
 
     def _stamped(self) -> bytes:
@@ -191,6 +191,6 @@ def plan(
     hint: int,
     used: int,
 ) -> Attempt:
-    """An attempt at appending units, with clocks of their own. `session`, `hint` and `used` are as `Entry` has them."""
+    """Plan an attempt to append units, with new clocks. `session`, `hint` and `used` are as in `Entry`."""
     clocks = [clock.ticks(len(unit.events) + unit.is_transaction) for unit in units]
     return Attempt(units, sequences, clocks, Entry(session, sequences[-1], clock.last, hint, used), stamper)

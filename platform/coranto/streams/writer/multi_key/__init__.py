@@ -1,1 +1,1 @@
-"""Transactions on several routing keys."""
+"""Multi-key transactions: transactions on several routing keys."""

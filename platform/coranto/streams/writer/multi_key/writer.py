@@ -1,22 +1,22 @@
-"""Transactions on several routing keys, for those who need more than one.
+"""Transactions on several routing keys.
 
-What a transaction on one key gets for one append takes more here, since several segments must agree:
+A transaction on one key takes one append. A multi-key transaction takes more, because several segments must agree:
 
-1. The events go to each segment as CONTINUE_TXN, under a producer id of the transaction's own: one append per segment,
-   at the same time. Readers see them, and take none for committed.
-2. The decision, with the acknowledgements of all segments, goes to `<stream>/transactions`: one append, on the
-   condition that the stream's segments have not changed since the transaction looked (`decisions.py`). With it the
-   transaction is committed, whatever happens to this process.
-3. The acknowledgements go to the segments, at the same time again, and readers have the events.
+1. The events are appended to each segment as CONTINUE_TXN, under a producer id of the transaction's own: one append per
+   segment, all at the same time. Readers see the events, but do not treat them as committed.
+2. The decision, with the acknowledgements of all segments, is appended to `<stream>/transactions`: one append, on the
+   condition that the stream's segments have not changed since the transaction looked at them (`decisions.py`). This
+   commits the transaction, whatever happens to this process.
+3. The acknowledgements are appended to the segments, again all at the same time. Readers then deliver the events.
 
-So a transaction over n segments costs 2n + 1 appends in three steps, one after the other. Transactions of one writer
-that are under way at once share them. The events are contiguous in no segment, and readers of different segments meet
-them at different times; but everyone meets all of them or none.
+So a transaction over n segments costs 2n + 1 appends in three consecutive steps. Concurrent transactions of one writer
+share appends. The events need not be contiguous in a segment, and readers of different segments meet them at different
+times; but every reader gets all events of its segments or none.
 
-The producer id is new for each transaction, because acknowledgements may be appended again at any time (by whoever
-recovers the stream), and an acknowledgement that comes again must not end another transaction. Events are never
-appended again under it: a reader that has gone on from behind the transaction would take them for new ones, and an
-acknowledgement that comes again for their end. When the answer to an append of events is lost, all is begun anew.
+Each transaction has a new producer id, because acknowledgements may be appended again at any time (by a process that
+recovers the stream), and a repeated acknowledgement must not end another transaction. Events are never appended twice
+under one producer id: a reader that resumes after the transaction would take them for new events, and a repeated
+acknowledgement for their end. If the answer to an append of events is lost, the whole transaction starts again.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ MAX_MULTI_KEY_BYTES: Final = 16 << 20
 DEFAULT_TIMEOUT: Final = 30.0
 DEFAULT_PATIENCE: Final = 60.0
 _GATE_SECONDS: Final = 5.0
-"""For how long a closed gate is waited at before whoever closed it is taken for dead."""
+"""Seconds to wait at a closed gate before the process that closed it is taken for dead."""
 _POLL_SECONDS: Final = 0.05
 _SETTLE_EVERY: Final = 256
-"""Transactions of a writer after which it notes how far everything is carried out, so that recovery reads little."""
+"""Transactions of a writer after which it records that all decisions are carried out, so that recovery reads little."""
 
 _log = structlog.get_logger(__name__)
 
 
 class MultiKeyPosition(NamedTuple):
-    """Where a transaction's events of one segment stand: within [begin, end) of its journal."""
+    """The position of a transaction's events in one segment: within [begin, end) of its journal."""
 
     segment: int
     journal: str
@@ -85,10 +85,10 @@ class MultiKeyPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MultiKeyResult:
-    """A committed transaction: where its events are, by segment.
+    """A committed transaction, with the positions of its events by segment.
 
-    `visible` is false when an acknowledgement could not be appended within the writer's patience: the transaction is
-    committed all the same, and readers will have the rest of it once the stream is resumed, or written to by another.
+    `visible` is false if an acknowledgement could not be appended within the writer's patience. The transaction is
+    committed nevertheless, and readers get the rest of it once the stream is resumed or another writer is opened.
     """
 
     txn: str
@@ -98,17 +98,17 @@ class MultiKeyResult:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a transaction rests on: the gate, looked at first, and the segments as they were then or later."""
+    """The state that a transaction depends on: the gate, which is read first, and the segments then or later."""
 
     token: str
     stream: Stream
     begin: int
-    """Where the journal of decisions ended."""
+    """The end of the journal of decisions when the gate was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a transaction has for one segment: the events, and what commits them or drops them."""
+    """A transaction's part in one segment: the events, and the acknowledgements that commit or drop them."""
 
     segment: Segment
     content: bytes
@@ -117,7 +117,7 @@ class _Part:
 
 
 class _Again(Exception):
-    """Nothing was decided, and all is to be begun anew. The cause is why."""
+    """Nothing was decided, and the whole transaction must start again. `__cause__` has the reason."""
 
 
 class _Stale(_Again):
@@ -125,9 +125,9 @@ class _Stale(_Again):
 
 
 class MultiKeyWriter(Generic[E]):
-    """Writes transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
+    """A writer of transactions on several keys. Use as `async with MultiKeyWriter(client, "orders") as writer:`.
 
-    For many tasks at once: their transactions go side by side, each wholly or not at all, in no particular order.
+    Many tasks may use it at once. Their transactions run concurrently, each all or nothing, in no particular order.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class MultiKeyWriter(Generic[E]):
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`format` says what events are; by default the stream's content type does. `patience` is in seconds."""
+        """`format` is the format of events, by default that of the stream's content type. `patience` is in seconds."""
         if max_transaction_bytes < 1:
             raise InvalidInput("the limit of transactions must be positive", field="max_transaction_bytes")
         self.stream = validate_stream(stream)
@@ -171,22 +171,22 @@ class MultiKeyWriter(Generic[E]):
         await self.close()
 
     async def open(self) -> None:
-        """Finish what other writers decided and did not carry out. Raises StreamNotFound."""
+        """Open the writer, and carry out what other writers decided but did not finish. Raises StreamNotFound."""
         stream = await self._streams.describe(self.stream)
         if self._format is None:
             self._format = cast("EventFormat[E]", format_of(stream.content_type))
         await self._decisions.finish(await self._decisions.gate())
 
     async def close(self) -> None:
-        """Note what is carried out. Transactions that are open stay so, and can be committed no more."""
+        """Record which transactions are carried out. Open transactions stay open, but can no longer be committed."""
         self._closed = True
         done, self._done = self._done, []
         await self._decisions.done(done)
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT) -> MultiKeyTransaction[E]:
-        """A transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
+        """Return a transaction: `async with writer.transaction() as txn: txn.write(key, event)`.
 
-        It is aborted when it is open for more than `timeout` seconds.
+        It is aborted if it is open for more than `timeout` seconds.
         """
         if not timeout > 0:
             raise InvalidInput(f"{timeout!r} is no time to be open; give seconds above 0", field="timeout")
@@ -195,7 +195,10 @@ class MultiKeyWriter(Generic[E]):
     # -- For transactions ----------------------------------------------------------------------------------------------
 
     def encode(self, event: E, size: int) -> bytes:
-        """The bytes of an event that is to join `size` bytes. Raises InvalidInput and MaxTransactionSizeExceeded."""
+        """Encode an event for a transaction that has `size` bytes so far.
+
+        Raises InvalidInput and MaxTransactionSizeExceeded.
+        """
         if self._format is None:
             raise InvalidInput("the writer is not open yet: use it as `async with MultiKeyWriter(…) as writer:`")
         encoded = self._format.encode(event)
@@ -204,7 +207,7 @@ class MultiKeyWriter(Generic[E]):
         return encoded
 
     async def commit(self, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
-        """Commit events, each with its key's place. Begun anew, as a whole, when segments change meanwhile."""
+        """Commit events, each given with its key's place. Starts again as a whole if segments change meanwhile."""
         if self._closed:
             raise InvalidInput("the writer is closed")
         retry = Retry(self._patience)
@@ -230,7 +233,7 @@ class MultiKeyWriter(Generic[E]):
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
     async def _looked(self) -> _Look:
-        """What to rest on: what was looked at last, until something turns out to have changed."""
+        """Return the state to depend on. It is cached until an attempt finds that it has changed."""
         if self._look is not None:
             return self._look
         gate = await self._decisions.gate()
@@ -282,7 +285,7 @@ class MultiKeyWriter(Generic[E]):
         return MultiKeyResult(txn, tuple(positions), all(acknowledged))
 
     def _parts(self, stream: Stream, events: Sequence[tuple[int, bytes]]) -> list[_Part]:
-        """The events by segment, stamped. Those of a segment keep their order."""
+        """Group the events by segment and stamp them. Events of a segment keep their order."""
         by_segment: dict[int, list[bytes]] = {}
         for place, encoded in events:
             segment = stream.segment_at(place)
@@ -302,7 +305,8 @@ class MultiKeyWriter(Generic[E]):
         )
         last = self._ticks.tick()
         ack = format.acknowledgement(build_uuid(producer, last, Flags.ACK_TXN))
-        # What is pending is dropped by the first, and what an append in doubt brings later is a duplicate by the other.
+        # The first acknowledgement drops pending events. Because of the second, events that a doubtful append adds
+        # later count as duplicates.
         drop = format.acknowledgement(build_uuid(producer, first - 1, Flags.ACK_TXN)) + ack
         return _Part(segment, content, ack, drop)
 
@@ -312,7 +316,7 @@ class MultiKeyWriter(Generic[E]):
         return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
 
     async def _send(self, journal: str, content: bytes) -> Place:
-        """Append messages with UUIDs, together with those of other transactions that wait, once."""
+        """Append messages with UUIDs, batched with those of other waiting transactions. Not retried."""
         batches = self._batches.get(journal)
         if batches is None:
             append = self._client.append
@@ -320,7 +324,7 @@ class MultiKeyWriter(Generic[E]):
         return await batches.append(content)
 
     async def _send_again(self, journal: str, content: bytes) -> None:
-        """Append what may stand there any number of times: acknowledgements."""
+        """Append acknowledgements, and retry lost answers: an acknowledgement may be appended any number of times."""
         retry = Retry(self._patience)
         while True:
             try:
@@ -333,7 +337,7 @@ class MultiKeyWriter(Generic[E]):
                 await self._clock.sleep(delay)
 
     async def _hold(self, journal: str) -> None:
-        """Hold the registers of a segment without content, so that other writers do not take them for lost."""
+        """Mark the registers of a segment without content as held, so that other writers do not take them for lost."""
         if journal in self._held:
             return
         found = await self._client.append(journal, b"", retry_unknown=True, patience=self._patience)
@@ -343,7 +347,10 @@ class MultiKeyWriter(Generic[E]):
         self._held.add(journal)
 
     async def _settled(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
-        """Whether a transaction was decided, once it is made sure that it is not decided later."""
+        """Return whether a transaction was decided, and make sure that it cannot be decided later.
+
+        Raises CommitUnknown if that is not possible.
+        """
         try:
             return await self._decisions.settle(txn, begin)
         except CorantoError as problem:
@@ -352,18 +359,18 @@ class MultiKeyWriter(Generic[E]):
             ) from error
 
     async def _acknowledge(self, part: _Part) -> bool:
-        """Let readers have the events of a segment. False when that could not be done."""
+        """Make the events of a segment visible to readers. Returns False if that failed."""
         try:
             await self._send_again(part.segment.journal, part.ack)
         except (NotAllowed, JournalNotFound):
-            return True  # Whoever sealed the segment did this before.
+            return True  # The process that sealed the segment did this before.
         except CorantoError as error:
             _log.warning("a committed transaction is not visible yet", stream=self.stream, error=str(error))
             return False
         return True
 
     async def _roll_back(self, parts: Sequence[_Part]) -> None:
-        """Have readers drop events that were not decided. What fails is left to readers, who wait for nothing of it."""
+        """Make readers drop events that were not decided. Failures are ignored, because no reader waits for this."""
 
         async def drop(part: _Part) -> None:
             with contextlib.suppress(CorantoError):
@@ -373,7 +380,7 @@ class MultiKeyWriter(Generic[E]):
 
 
 def _worst(failures: Sequence[BaseException]) -> BaseException:
-    """What to raise when events could not be appended, so that nothing is committed."""
+    """Choose the error to raise when events could not be appended, so that nothing is committed."""
     for each in failures:
         if not isinstance(each, NotAllowed | JournalNotFound | AppendOutcomeUnknown):
             return each
@@ -420,8 +427,8 @@ class MultiKeyTransaction(Generic[E]):
     def write(self, key: str, event: E) -> None:
         """Add an event. Nothing is sent.
 
-        Raises InvalidInput for what is no event, MaxTransactionSizeExceeded, which leaves the transaction as it was,
-        TransactionTimeout, and TransactionStateError when it is not open.
+        Raises InvalidInput for an invalid event, TransactionTimeout, and TransactionStateError if the transaction is
+        not open. Raises MaxTransactionSizeExceeded, which leaves the transaction as it was.
         """
         if self._apply(Call.WRITE) is Action.TAKE:
             encoded = self._writer.encode(event, self._size)
@@ -432,15 +439,16 @@ class MultiKeyTransaction(Generic[E]):
             self._size += len(encoded)
 
     async def commit(self) -> MultiKeyResult:
-        """Commit, and return where the events stand. They are durable then, and unless said otherwise, readable.
+        """Commit, and return the positions of the events. They are then durable, and readable if `visible` is true.
 
-        Cancelling it recalls nothing: a later `commit` tells the outcome. Raises StreamSealed, TransactionTimeout,
-        WriteError, of which `outcome` says whether the transaction may be committed, and errors of the client.
+        Cancelling only stops the waiting: a later `commit` returns the outcome. Raises StreamSealed,
+        TransactionTimeout, WriteError, whose `outcome` tells whether the transaction may be committed, and errors of
+        the client.
         """
         return await self._outcome(self._apply(Call.COMMIT))
 
     def abort(self) -> None:
-        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
         self._apply(Call.ABORT)
 
     def _expire(self) -> None:
