@@ -42,15 +42,15 @@ class StreamsFace(Face):
         """The asynchronous object. Use it on the loop only."""
 
     def describe(self, name: str) -> Stream:
-        """The stream as brokers know it. Raises StreamNotFound, and CorruptData when its labels make no sense."""
+        """Return the stream as brokers know it. Raises StreamNotFound, and CorruptData if its labels are invalid."""
         return self._run(self._inner.describe(name))
 
     def list(self, unsound: dict[str, CorruptData] | None = None) -> tuple[Stream, ...]:
-        """All streams, in the order of their names."""
+        """Return all streams, in the order of their names."""
         return self._run(self._inner.list(unsound))
 
     def heads(self, stream: Stream, segments: Iterable[Segment] | None = None) -> dict[int, int]:
-        """The write heads of segments (all, unless given), by number. Those removed meanwhile are left out."""
+        """Return the write heads of segments (by default all), by number. Segments that are gone are left out."""
         return self._run(self._inner.heads(stream, segments))
 
     def create(
@@ -63,7 +63,7 @@ class StreamsFace(Face):
         policy: ScalingPolicy | None = None,
         max_writers: int | None = None,
     ) -> Stream:
-        """Create a stream of segments that share the key space evenly, and return it once it can be written to."""
+        """Create a stream whose segments share the key space evenly. Returns it once it can be written to."""
         return self._run(
             self._inner.create(
                 name, segments, template=template, content_type=content_type, policy=policy, max_writers=max_writers
@@ -71,7 +71,7 @@ class StreamsFace(Face):
         )
 
     def delete(self, name: str) -> None:
-        """Delete a stream's journals, whatever state they are in. What they have in fragment stores stays there."""
+        """Delete a stream's journals, whatever their state. Their fragments in fragment stores are kept."""
         self._run(self._inner.delete(name))
 
     def scale(self, name: str, changes: Sequence[Change]) -> Stream:
@@ -79,17 +79,17 @@ class StreamsFace(Face):
         return self._run(self._inner.scale(name, changes))
 
     def seal(self, name: str) -> Stream:
-        """Let a stream take no more events. Returns it once the final offsets of its segments are known."""
+        """Seal a stream, so that it takes no more events. Returns it once the final offsets of its segments are
+        known.
+        """
         return self._run(self._inner.seal(name))
 
     def resume(self, name: str) -> Stream:
-        """Finish what processes began that changed the stream's segments, or wrote multi-key transactions.
-        Idempotent.
-        """
+        """Finish interrupted changes of the stream's segments and interrupted multi-key transactions. Idempotent."""
         return self._run(self._inner.resume(name))
 
     def truncate(self, name: str, cut: StreamCut) -> Stream:
-        """Let readers begin at a cut. What is before it is gone: segments wholly before it are deleted."""
+        """Truncate the stream at a cut, so that readers begin there. Segments wholly before it are deleted."""
         return self._run(self._inner.truncate(name, cut))
 
 
@@ -102,13 +102,13 @@ class StreamWriterFace(HandingFace, Generic[E]):
         """The asynchronous object. Use it on the loop only."""
 
     def open(self) -> None:
-        """As entering the block does. Nothing is appended."""
+        """Open the writer, as entering the block does. Nothing is appended."""
         self._run(self._inner.open())
 
     def write_event(
         self, key: str, event: E, *, sequence: int | None = None
     ) -> concurrent.futures.Future[EventPosition]:
-        """Have an event appended, behind all that was given for the same key before."""
+        """Append an event in the background, after everything written for the same key before."""
         return self._hand(lambda: self._inner.write_event(key, event, sequence=sequence))
 
     def write_events(
@@ -120,9 +120,7 @@ class StreamWriterFace(HandingFace, Generic[E]):
         expected_offset: int | None = None,
         fence: Fence | None = None,
     ) -> concurrent.futures.Future[CommitResult]:
-        """Have events of one key appended as a transaction: all or nothing, and contiguous. As `transaction`
-        otherwise.
-        """
+        """Append events of one key in the background as a transaction: all or nothing, and contiguous."""
         return self._hand(
             lambda: self._inner.write_events(
                 key, events, sequence=sequence, expected_offset=expected_offset, fence=fence
@@ -131,11 +129,11 @@ class StreamWriterFace(HandingFace, Generic[E]):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that were given to the writer and are not settled."""
+        """The bytes that were written and are not settled yet."""
         return self._call(lambda: self._inner.pending_bytes)
 
     def last_sequence(self, key: str) -> int:
-        """The last sequence of this writer that is durable for a key; -1 when there is none."""
+        """Return the last sequence of this writer that is durable for a key; -1 if there is none."""
         return self._run(self._inner.last_sequence(key))
 
     def raise_fence(self, key: str, name: str) -> Fence:
@@ -157,7 +155,7 @@ class TransactionFace(Face, Generic[E]):
 
     @property
     def size(self) -> int:
-        """Bytes that it would have in its journal, with its end: what the limit counts. 0 without events."""
+        """Its bytes in the journal, including its end, as counted by the limit; 0 without events."""
         return self._call(lambda: self._inner.size)
 
     def write(self, event: E) -> None:
@@ -165,11 +163,11 @@ class TransactionFace(Face, Generic[E]):
         self._call(lambda: self._inner.write(event))
 
     def commit(self) -> CommitResult:
-        """Commit, and return where the events stand. They are durable then, and readable by anybody."""
+        """Commit, and return the position of the events. They are then durable and readable."""
         return self._run(self._inner.commit())
 
     def abort(self) -> None:
-        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
         self._call(lambda: self._inner.abort())
 
 
@@ -182,7 +180,7 @@ class MultiKeyWriterFace(Face, Generic[E]):
         """The asynchronous object. Use it on the loop only."""
 
     def open(self) -> None:
-        """Finish what other writers decided and did not carry out. Raises StreamNotFound."""
+        """Open the writer, and carry out what other writers decided but did not finish. Raises StreamNotFound."""
         self._run(self._inner.open())
 
 
@@ -203,11 +201,13 @@ class MultiKeyTransactionFace(Face, Generic[E]):
         self._call(lambda: self._inner.write(key, event))
 
     def commit(self) -> MultiKeyResult:
-        """Commit, and return where the events stand. They are durable then, and unless said otherwise, readable."""
+        """Commit, and return the positions of the events. They are then durable, and readable if `visible` is
+        true.
+        """
         return self._run(self._inner.commit())
 
     def abort(self) -> None:
-        """Drop the events. Raises TransactionStateError when it is being committed, or is."""
+        """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
         self._call(lambda: self._inner.abort())
 
 
@@ -220,15 +220,15 @@ class StreamReaderFace(Face, Generic[E]):
         """The asynchronous object. Use it on the loop only."""
 
     def position(self) -> StreamPosition:
-        """Where to go on: behind what was handed out, and before all else."""
+        """Return the position to resume from: after everything delivered, and before everything else."""
         return self._call(lambda: self._inner.position())
 
     def time_window(self) -> TimeWindow:
-        """Between which of the writers' times the reader is, from what they noted up to now (see `watermarks`)."""
+        """Return the window of writers' times that the reader has reached, from the marks up to now."""
         return self._run(self._inner.time_window())
 
     def cut(self) -> Mapping[int, int]:
-        """`position()`, for what takes a `StreamCut`."""
+        """Return `position()`, for uses as a `StreamCut`."""
         return self._call(lambda: self._inner.cut())
 
 
@@ -241,30 +241,32 @@ class GroupReaderFace(Face, Generic[E]):
         """The asynchronous object. Use it on the loop only."""
 
     def open(self) -> None:
-        """Join the group, as entering the block does. A reader of the same id is replaced."""
+        """Join the group, as entering the block does. A reader with the same id is replaced."""
         self._run(self._inner.open())
 
     def close(self, *, consumed: bool = True) -> None:
-        """Leave the group; others go on. With `consumed` that is behind what was delivered, if it is committed by
-        itself, otherwise behind what was consumed before.
-        """
+        """Leave the group, so that others continue with the reader's segments."""
         self._run(self._inner.close(consumed=consumed))
 
     def commit(self) -> StreamPosition:
-        """Say that all that was delivered is consumed; it is not delivered again then. Returns the position."""
+        """Commit everything that was delivered as consumed, so that it is not delivered again. Returns the
+        position.
+        """
         return self._run(self._inner.commit())
 
     def position(self) -> StreamPosition:
-        """Where the reader is in its segments: behind what was delivered, but not within a transaction."""
+        """Return the reader's position in its segments: after what was delivered, but never within a transaction."""
         return self._call(lambda: self._inner.position())
 
     @property
     def is_finished(self) -> bool:
-        """Whether the group has read the whole of a sealed stream, and all of it is consumed."""
+        """True if the stream is sealed, and the group has read and consumed all of it."""
         return self._call(lambda: self._inner.is_finished)
 
     def time_window(self) -> TimeWindow:
-        """Between which of the writers' times the reader is in its segments, from what they noted up to now."""
+        """Return the window of writers' times that the reader has reached in its segments, from the marks up to
+        now.
+        """
         return self._run(self._inner.time_window())
 
 
@@ -277,37 +279,37 @@ class ReaderGroupFace(Face):
         """The asynchronous object. Use it on the loop only."""
 
     def create(self, begin: Mapping[int, int] | None = None) -> bool:
-        """Create the group, to begin at a position or a cut, or else where the stream begins."""
+        """Create the group, to begin at a position or a cut, or by default at the stream's beginning."""
         return self._run(self._inner.create(begin))
 
     def state(self) -> GroupState:
-        """Who reads what, and how far everything is. Raises StreamNotFound when there is no such group."""
+        """Return the group's members, their segments and all positions. Raises StreamNotFound if there is no
+        group.
+        """
         return self._run(self._inner.state())
 
     def begin_checkpoint(self, name: str) -> None:
-        """Begin a checkpoint, which is complete when every reader has passed it."""
+        """Begin a checkpoint. It is complete when every reader has passed it."""
         self._run(self._inner.begin_checkpoint(name))
 
     def checkpoint(self, name: str | None = None) -> Checkpoint | None:
-        """A checkpoint, by default the last complete one. Groups keep the last eight that are complete."""
+        """Return a checkpoint, by default the last complete one; None if there is none."""
         return self._run(self._inner.checkpoint(name))
 
     def reader_offline(self, reader: str, position: StreamPosition | None = None) -> None:
-        """Say that a reader has ended, so that others take its segments at once."""
+        """Remove a reader that has ended, so that others take its segments at once."""
         self._run(self._inner.reader_offline(reader, position))
 
     def reset(self, begin: Mapping[int, int] | None = None) -> None:
-        """Have the group begin again at a position or a cut, or else where the stream begins."""
+        """Restart the group at a position or a cut, or by default at the stream's beginning."""
         self._run(self._inner.reset(begin))
 
     def release(self, cut: Mapping[int, int]) -> None:
-        """Say that the group's users need nothing before this cut any more."""
+        """Declare that the group's users no longer need anything before this cut."""
         self._run(self._inner.release(cut))
 
     def released_cut(self) -> Mapping[int, int] | None:
-        """What precedes it need not be kept for this group: as `release` said, otherwise as of the last
-        checkpoint.
-        """
+        """Return the cut before which this group needs nothing: that of `release`, or else of the last checkpoint."""
         return self._run(self._inner.released_cut())
 
 
@@ -325,31 +327,29 @@ class StateSynchronizerFace(Face, Generic[S, U]):
 
     @property
     def state(self) -> S:
-        """The newest state that this process knows; others may have changed it. Raises InvalidInput before `load`."""
+        """The newest state that this process knows. Others may have changed it. Raises InvalidInput before `load`."""
         return self._call(lambda: self._inner.state)
 
     def initialize(self, state: S) -> S:
-        """Begin with `state`, unless the journal has one already. Returns what it has then. Any number may do it."""
+        """Write the initial `state`, unless the journal has a state already. Returns the state in the journal."""
         return self._run(self._inner.initialize(state))
 
     def load(self) -> S:
-        """Read the state. Raises JournalNotFound, and StreamNotFound when the journal has no state yet."""
+        """Read the state. Raises JournalNotFound, and StreamNotFound if the journal has no state yet."""
         return self._run(self._inner.load())
 
     def fetch(self) -> S:
-        """The state with all that was changed before this call."""
+        """Return the state with all changes made before this call."""
         return self._run(self._inner.fetch())
 
     def update(self, decide: Callable[[S], U | None]) -> S:
-        """Have `decide` say, on the newest state, what is to be changed, and change it. Returns the state after
-        that.
-        """
+        """Append the update that `decide` returns for the newest state. Returns the state after it."""
         return self._run(self._inner.update(decide))
 
     def states(self) -> Iterator[S]:
-        """The state now and after each change from here on, by whomever, unless several come at once. For ever."""
+        """Yield the state now and after each later change by any process, for ever."""
         return self._iterate(lambda: self._inner.states())
 
     def compact(self) -> None:
-        """Write a snapshot now, so that what stands before it is not needed any more."""
+        """Write a snapshot now, so that earlier content of the journal is no longer needed."""
         self._run(self._inner.compact())
