@@ -1,7 +1,7 @@
 """`coranto journals prune`: remove persisted fragments that are older than their journal's retention.
 
-Brokers do it by themselves, unless they are told not to; this looks what they would do, or does it at once. It works
-from here, with the stores' credentials of this process. Brokers notice at their next listing of the store.
+Brokers prune automatically, unless configured not to. This command shows what they would remove, or removes it at once.
+It accesses stores from this process, with its credentials. Brokers notice at their next listing of the store.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
 
 
 async def _remove(client: JournalClient, old: list[Fragment]) -> None:
-    """Remove all, one after the other: wherever that is broken off, no journal has a gap."""
+    """Remove all, one after the other, so that no journal has a gap if this is interrupted."""
     root = client.config.file_root
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):

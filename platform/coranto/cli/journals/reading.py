@@ -1,4 +1,4 @@
-"""`coranto journals read`: the content of one journal or of several, up to now or for as long as it comes."""
+"""`coranto journals read`: prints the content of one or several journals, up to now or continuously."""
 
 from __future__ import annotations
 

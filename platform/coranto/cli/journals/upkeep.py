@@ -1,4 +1,4 @@
-"""`coranto journals suspend`, `reset-head` and `store-health`: what operators do when a journal idles or is stuck."""
+"""`coranto journals suspend`, `reset-head` and `store-health`: operators' commands for idle and stuck journals."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _reset(client: JournalClient, info: JournalInfo) -> str:
         return "suspended; left as it is"
     for attempt in range(_RESET_ATTEMPTS):
         if attempt:
-            # Another append came in between, or a broker whose index is not as fresh was asked for the head.
+            # Another append came in between, or the head came from a broker with an outdated index.
             await asyncio.sleep(_RACE_SECONDS * attempt)
         try:
             head = (await client.append(info.name, b"", suspend=Suspend.KEEP)).end
@@ -138,7 +138,10 @@ async def _for_each(
     title: str,
     work: Callable[[JournalClient, JournalInfo], Awaitable[str]],
 ) -> list[tuple[str, str]]:
-    """What `work` says of each journal, several at once. Raises the first failure, after all were tried."""
+    """Run `work` for each journal, several at once, and return names and results.
+
+    Raises the first failure, after all were tried and the results of the others were printed.
+    """
     limit = asyncio.Semaphore(_AT_ONCE)
     with progress(title, len(journals), unit="journals") as report:
 

@@ -1,4 +1,4 @@
-"""`coranto streams autoscale`: splits and merges segments as streams' policies say."""
+"""`coranto streams autoscale`: splits and merges segments according to streams' policies."""
 
 from __future__ import annotations
 

@@ -30,21 +30,21 @@ Name = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.
 
 
 class EventFormatName(enum.StrEnum):
-    """What events are."""
+    """The format of events."""
 
     JSON = "json"
     BYTES = "bytes"
 
 
 class Output(enum.StrEnum):
-    """What a command prints."""
+    """The output format of a command."""
 
     TABLE = "table"
     JSON = "json"
 
 
 class Picture(enum.StrEnum):
-    """What `describe` prints."""
+    """The output format of `describe`."""
 
     TABLE = "table"
     JSON = "json"
@@ -220,7 +220,7 @@ def truncate(
 
 
 async def _check_offsets(client: JournalClient, streams: Streams, stream: Stream, cut: Mapping[int, int]) -> None:
-    """Refuse offsets at which no event begins: readers could make nothing of what follows."""
+    """Refuse offsets at which no event begins: readers could not decode the content from there on."""
     segments = [stream.segments[number] for number in cut if number in stream.segments]
     for number, head in (await streams.heads(stream, segments)).items():
         segment, offset = stream.segments[number], cut[number]
@@ -276,7 +276,7 @@ _OPTIONS = {"fragment.stores": "--store", "fragment.length": "--fragment-bytes",
 
 
 def _check(template: pb.JournalSpec) -> None:
-    """Refuse what brokers would refuse, in the terms of the command's options."""
+    """Refuse specs that brokers would refuse, with errors in terms of the command's options."""
     try:
         validate_journal_spec(template)
     except InvalidInput as error:
