@@ -151,7 +151,7 @@ def cluster_of(
 
 
 def rate(endpoint: Callable[[], str], measure: Measure) -> Callable[[], float]:
-    """Return a function that runs `measure` at an endpoint. It calls `endpoint` each time, outside the measured time."""
+    """Return a function that runs `measure` at an endpoint. It calls `endpoint` each time, which is not measured."""
 
     async def once() -> float:
         async with grpc.aio.insecure_channel(endpoint()) as channel:

@@ -106,7 +106,7 @@ class Bench:
         return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
 
     async def multi_latency(self) -> tuple[float, float]:
-        """Return the median latencies in milliseconds of a transaction on keys of two segments, and of one on one key."""
+        """Return median latencies in milliseconds: of a transaction on keys of two segments, and of one on one key."""
         found: tuple[list[float], list[float]] = ([], [])
         async with self.warm(4) as single, self.multi() as several:
             await self.commit_several(several)

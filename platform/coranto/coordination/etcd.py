@@ -41,7 +41,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # How long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 5000),  # The time limit of one attempt to connect.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),  # A quiet watch sends nothing else.
@@ -177,7 +177,10 @@ Op = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """`found` holds the keys of `otherwise` when the comparisons failed; None for a key that does not exist."""
+    """The result of a transaction.
+
+    If the comparisons failed, `found` holds the keys of `otherwise`, with None for a key that does not exist.
+    """
 
     succeeded: bool
     header: EtcdHeader
@@ -242,7 +245,7 @@ class Coordinator(Protocol):
         ...
 
     async def lease_keepalive(self, lease: int) -> int:
-        """Refresh a lease. Returns its time to live in seconds; 0 when it is gone."""
+        """Refresh a lease. Return its time to live in seconds; 0 if it is gone."""
         ...
 
     async def lease_status(self, lease: int) -> LeaseStatus: ...

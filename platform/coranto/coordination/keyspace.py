@@ -386,7 +386,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         except CoordinationError as error:
             log.warning("keyspace.failed", prefix=self.layout.prefix, error=str(error))
             self._fail(error)
-        except Exception as error:  # A mirror that stopped must not look alive.
+        except Exception as error:  # Fail, because a mirror that stopped must not look alive.
             log.exception("keyspace.failed", prefix=self.layout.prefix)
             self._fail(CoordinationError(f"the mirror of {self.layout.prefix} failed: {error!r}"))
 
@@ -428,7 +428,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             self._apply(arrivals)
 
     def _apply(self, arrivals: Sequence[WatchBatch | Snapshot]) -> None:
-        """Apply arrivals as one new state, and tell observers and waiters."""
+        """Apply arrivals as one new state, and notify observers and waiters."""
         state = self._state
         header = state.header if state else None
         entries = state.entries if state else Entries([], [])

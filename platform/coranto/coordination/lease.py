@@ -249,7 +249,7 @@ class MemberSession:
             await self._pause(pause)
             sent = self._clock.monotonic()
             try:
-                # Also after a pause beyond the time to live: etcd may have kept the lease, and then nothing was lost.
+                # Try even after a pause beyond the time to live: if etcd has kept the lease, nothing is lost.
                 async with asyncio.timeout(max(min(1.0, self.ttl_seconds / 3), self._alive_until - sent)):
                     remaining = await self._coordinator.lease_keepalive(self.lease)
             except (Unavailable, TimeoutError) as error:

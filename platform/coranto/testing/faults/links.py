@@ -1,4 +1,4 @@
-"""Proxies that break connections. A *link* is all connections from one process to another, and fails on its own.
+"""Proxies that break connections. A fault applies to a *link*: all connections from one process to another.
 
 A broker announces one address to everybody, so the proxy in front of it has to find out who connects. It listens on a
 unix socket, for which the kernel tells the process at the other end.

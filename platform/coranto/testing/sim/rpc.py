@@ -72,7 +72,7 @@ class CallAborted(Exception):
 
 
 class Rpc:
-    """All calls over a network."""
+    """The endpoints, stubs and calls of a network."""
 
     def __init__(self, network: Network, *, give_up: tuple[float, float] = GIVE_UP_SECONDS) -> None:
         """Create it. `give_up` is the range of seconds after which an end gives up a connection over a cut link."""
