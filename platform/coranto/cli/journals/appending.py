@@ -62,7 +62,7 @@ def append(
 ) -> None:
     """Append a file or standard input: wholly or not at all, or record by record.
 
-    Records keep their order within each journal. The journals are those that are there at the start.
+    Records keep their order within each journal. The journals are selected once, at the start.
     """
     named = [each for each in (name, journal) if each]
     if len(named) + (selector is not None) != 1:

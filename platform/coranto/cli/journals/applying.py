@@ -37,7 +37,7 @@ def apply(
 ) -> None:
     """Create, update and delete journals as a YAML tree says, all or none of them.
 
-    A journal's `revision` in the tree is the one that it must be at: 0 or none creates it, -1 takes it as it is. A
+    A journal must be at the `revision` that the tree gives: 0 or none creates the journal, -1 accepts any revision. A
     suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
     """
     content = sys.stdin.buffer.read() if specs == "-" else Path(specs).read_bytes()

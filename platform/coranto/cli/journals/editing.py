@@ -25,8 +25,8 @@ def edit(
 ) -> None:
     """Edit the specs of journals in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
 
-    What cannot be applied is opened again with the reason on top. Nothing happens when nothing was changed, or when
-    everything was removed.
+    If the saved text cannot be applied, the editor opens again with the reason on top. Nothing happens if the text is
+    unchanged or empty.
     """
     selection = chosen(names, selector)
     with connect(endpoint) as client:

@@ -31,9 +31,9 @@ def prune(
 ) -> None:
     """Remove persisted fragments that were stored longer ago than their journal's retention.
 
-    Journals with no retention (0 or less) keep everything, and every journal keeps what tells its head. Only the
-    beginning of a journal is removed: nothing that lies behind a younger fragment. Of fragments that overlap, brokers
-    tell the largest only: prune again later for those that they hide.
+    Journals without a retention (0 or less) keep everything, and every journal keeps the fragment that tells its head.
+    Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
+    list only the largest: prune again later for the others.
     """
     selection = chosen(names, selector)
 

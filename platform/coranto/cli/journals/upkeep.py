@@ -33,8 +33,8 @@ def suspend(
 ) -> None:
     """Suspend idle journals, so that one broker holds them, or none when they have no content.
 
-    A journal is idle when all of its content is in its store, for its flush interval (or a day) by now. The next
-    append wakes it. Specs that are applied to a suspended journal must keep its `suspend`, as `edit` does.
+    A journal is idle when all of its content has been in its store for its flush interval (or a day). The next append
+    wakes it. Specs that are applied to a suspended journal must keep its `suspend`, as `edit` does.
     """
     selection = chosen(names, selector)
     mode = Suspend.NOW if force else Suspend.IF_FLUSHED
@@ -62,8 +62,8 @@ def suspend(
 def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoint = None) -> None:
     """Let journals go on behind content of their store that their brokers do not know (INDEX_HAS_GREATER_OFFSET).
 
-    Do this when every broker that may hold content beyond the store is gone for good. Registers that only those
-    brokers held stay lost. Journals that are well are left as they are.
+    Do this only when every broker that may hold content beyond the store is gone for good. Registers that only those
+    brokers held stay lost. Healthy journals are left as they are.
     """
     selection = chosen(names, selector)
 

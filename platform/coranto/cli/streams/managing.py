@@ -177,12 +177,12 @@ def scale(
 
 
 def seal(name: Name, endpoint: Endpoint = None) -> None:
-    """Let a stream take no more events, for good."""
+    """Seal a stream: it never takes an event again."""
     _change(name, endpoint, lambda streams: streams.seal(name))
 
 
 def resume(name: Name, endpoint: Endpoint = None) -> None:
-    """Finish what a process began that died while it was scaling or sealing the stream."""
+    """Finish the work of a process that died while it was scaling or sealing the stream."""
     _change(name, endpoint, lambda streams: streams.resume(name))
 
 
@@ -200,7 +200,7 @@ def truncate(
     to_end: Annotated[bool, typer.Option("--to-end", help="Readers begin with what is written from now on.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Let readers begin later. Segments that are wholly before that are deleted."""
+    """Truncate a stream: readers begin at later offsets. Segments that are wholly before them are deleted."""
     if bool(at) == to_end:
         raise InvalidInput("say where: with --at for each segment, or with --to-end", field="--at")
 
@@ -243,7 +243,7 @@ def delete(
     sure: Annotated[bool, typer.Option("--yes", help="Yes, delete the stream and all its events.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Delete a stream's journals. What they have in fragment stores stays there."""
+    """Delete a stream's journals. Their fragments in fragment stores stay there."""
     if not sure:
         raise InvalidInput(f"this deletes the stream {name} with all its events; say so with --yes", field="--yes")
 

@@ -56,9 +56,9 @@ def read(
     output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
     endpoint: Endpoint = None,
 ) -> None:
-    """Write the committed events of a stream, each with a newline, those of a routing key in their order.
+    """Write the committed events of a stream, each with a newline. Events of a routing key keep their order.
 
-    Ctrl-C and SIGTERM end it in order: reading on from the position, or with the group, repeats nothing.
+    After Ctrl-C and SIGTERM, reading on from the position, or with the group, repeats nothing.
     """
     if tail and position is not None:
         raise InvalidInput("reads from now on, so there is no position to go on from", field="--tail")

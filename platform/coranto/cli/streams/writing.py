@@ -67,10 +67,10 @@ def write(
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write each line as an event: a JSON object, or bytes, as the stream has it. Returns when all are durable.
+    """Write each line as an event: a JSON object or bytes, as the stream's format is. Return when all are durable.
 
-    Events are appended as they come, and those of a routing key keep their order. When the input has an error, or the
-    command is interrupted, what came before is written, and how much of it is durable is said.
+    Events are appended as they come, and those of a routing key keep their order. If the input has an error, or the
+    command is interrupted, the events before that are written, and the command says how many of them are durable.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
         raise InvalidInput("say what routing keys are: with one of --key, --key-field and --tabs", field="--key")
