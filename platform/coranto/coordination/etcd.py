@@ -228,7 +228,8 @@ class Coordinator(Protocol):
     async def txn(self, compares: Sequence[Compare], ops: Sequence[Op], *, otherwise: Sequence[str] = ()) -> TxnResult:
         """Apply all of `ops` if all of `compares` hold. Else apply nothing and read the keys of `otherwise`.
 
-        Raises TxnOutcomeUnknown when the connection broke and the transaction may or may not have been applied.
+        Raises TxnOutcomeUnknown when the connection broke and the transaction may or may not have been applied. The
+        same holds for a cancelled call.
         """
         ...
 
@@ -241,7 +242,7 @@ class Coordinator(Protocol):
         ...
 
     async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
-        """Grant a new lease."""
+        """Grant a new lease. A cancelled call may leave a lease, which runs out by itself."""
         ...
 
     async def lease_keepalive(self, lease: int) -> int:

@@ -119,7 +119,7 @@ class MemberSession:
         A key that a resumed lease already holds keeps its age (create revision) and gets the new value. If another
         lease holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
         LeaseLost, and MemberInUse when that lease is still kept alive after its time to live and `patience` more
-        seconds.
+        seconds. If cancelled, the key may or may not have been written.
         """
         while True:
             try:
@@ -135,7 +135,8 @@ class MemberSession:
     async def update(self, value: bytes) -> int:
         """Replace the announced value, for example to mark the member as exiting. Return the revision.
 
-        Raises LeaseLost when the key is no longer under this session's lease.
+        Raises LeaseLost when the key is no longer under this session's lease. If cancelled, the value may or may not
+        have been replaced.
         """
         if not self.key:
             raise LeaseLost("nothing is announced under this lease yet")
@@ -298,7 +299,8 @@ async def open_session(
 ) -> MemberSession:
     """Open a session on the lease of `record` if it is still alive, else on a new lease of `ttl_seconds`.
 
-    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer.
+    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer. If cancelled, a new
+    lease runs out by itself.
     """
     clock = clock if clock is not None else SystemClock()
     header, _ = await coordinator.get("/")

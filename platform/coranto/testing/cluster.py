@@ -153,9 +153,9 @@ class Cluster:
         """Create a journal, and return once it can be appended to.
 
         A name stands for a spec with a fragment store. Its replication is the number of brokers less one, between 1 and
-        3, so that the journal survives the end of a broker. `replication` (unless 0) and `labels` override the spec.
-        Raises what `JournalClient.apply` does, and ClusterError when the journal cannot be served within `timeout`
-        seconds.
+        3, so that the journal survives the end of a broker. `replication` (unless 0) overrides the spec's, and `labels`
+        are added to the spec's. Raises what `JournalClient.apply` does, and ClusterError when the journal cannot be
+        served within `timeout` seconds. If cancelled, the journal may exist or not.
         """
         spec = pb.JournalSpec()
         if isinstance(journal, str):
@@ -197,7 +197,8 @@ class Cluster:
     async def kill(self, number: int, *, expire: bool = False) -> None:
         """End a broker as `kill -9` does, and return when all its tasks have ended. No effect if it is down already.
 
-        Its disk stays, for `start`. The others go on without it once its lease has run out; with `expire`, at once.
+        Its disk stays, for `start`. The others go on without it once its lease has run out; with `expire`, at once. If
+        cancelled, the broker ends all the same, but its lease does not expire at once.
         """
         machine = self._machine(number)
         await machine.kill()
@@ -212,11 +213,17 @@ class Cluster:
         self._world.expire(machine.member)
 
     async def stop(self, number: int) -> None:
-        """Stop a broker gracefully: it hands its journals over and persists the content that only it has."""
+        """Stop a broker gracefully: it hands its journals over and persists the content that only it has.
+
+        If cancelled, the broker goes on exiting.
+        """
         await self._machine(number).stop()
 
     async def start(self, number: int) -> None:
-        """Start a broker that is down, and return when it serves. Raises ClusterError if it cannot start."""
+        """Start a broker that is down, and return when it serves. Raises ClusterError if it cannot start.
+
+        If cancelled, the broker goes on starting.
+        """
         await self._machine(number).start()
 
     def is_up(self, number: int) -> bool:
