@@ -11,9 +11,9 @@ Every wanted replica is a unit that flows
 
 and each unit that does not flow costs UNPLACED. The weights are so far apart that costs compare in this order: first
 as many replicas as can be placed; then as few items as possible whose replicas all live in one zone; then as few
-replicas as possible above members' fair shares; then as few moves as possible. A placement is optimal exactly when the
-network has no cycle of negative cost (the classic condition for flows of least cost). `optimize` changes the flow along
-such cycles until none is left.
+replicas as possible above members' fair shares; then as few moves as possible. A placement is optimal exactly when no
+change of the flow along a cycle has negative cost (the classic condition for flows of least cost). `optimize` changes
+the flow along such cycles until none is left.
 
 The network has a node for each item, but the members that a cycle visits determine it: an item takes part only by
 moving from one member to another. So the search runs over the members and one extra node, the `hub`, which stands for

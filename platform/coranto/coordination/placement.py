@@ -215,7 +215,7 @@ class _Chooser:
     def _relieve(self) -> None:
         """Move items from members above their share to members below it.
 
-        Items that become more evenly spread over zones move first. No item is brought into a single zone.
+        Items that become more evenly spread over zones move first. No item from several zones is brought into one.
         """
         network = self.network
         over = [member for member in range(len(network.limits)) if self._excess(member) > 0]
