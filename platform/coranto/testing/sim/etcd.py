@@ -114,7 +114,7 @@ class SimEtcd:
         self.break_watches()
 
     def compact(self) -> None:
-        """Compact: discard all history."""
+        """Forget all history."""
         self._compacted = self.revision
         self._history.clear()
 
