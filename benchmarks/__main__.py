@@ -33,9 +33,9 @@ def main() -> None:
     unknown = sorted(set(arguments.names) - BENCHMARKS.keys())
     if unknown:
         parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
-    # Told to end, a benchmark ends its cluster and removes its files on the way.
+    # On SIGTERM, exit in order, so that a benchmark ends its cluster and removes its files.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    keep_freed_memory()  # As the servers do: whether chance lets us keep it would decide what is measured.
+    keep_freed_memory()  # As the servers do. Otherwise chance would decide whether memory is kept, and so the figures.
     for name in arguments.names or BENCHMARKS:
         path = report(name, BENCHMARKS[name](arguments.rounds))
         print(f"wrote {path}\n")

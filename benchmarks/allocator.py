@@ -1,9 +1,9 @@
-"""Planning and converging assignments, against handling the same assignments once without any thought.
+"""Planning and convergence of assignments, against handling the same assignments once without planning.
 
-The floor writes the key of each assignment and reads it back, as a mirror of the key space must do with each. What is
-planned again after a change of the topology is counted too: how many replicas moved, of those how many had to, because
-they are new, lost, or above a member's share, and in how many rounds of planning the cluster settled. These numbers are
-the same on every machine; they are printed, and stand in the figures' notes.
+The floor writes the key of each assignment and reads it back, as a mirror of the key space must do. The work after a
+change of the topology is counted too: the number of replicas that moved; how many of these had to move, because they
+are new, lost, or above a member's share; and the rounds of planning until the cluster settled. These numbers are the
+same on every machine. They are printed, and are in the figures' notes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEMBERS = 100
 ZONES = 3
 REPLICATION = 3
 LIMIT = 100_000
-LARGE_ROUNDS = 2  # 100,000 items take their time.
+LARGE_ROUNDS = 2  # 100,000 items take long.
 LAYOUT = Layout("/bench/allocator")
 
 Timed = Callable[[], float]
@@ -57,7 +57,7 @@ def items(count: int) -> list[PlanItem]:
 
 
 class _Stopwatch:
-    """Plans with a planner that remembers, as the leader does, and adds up the time."""
+    """Plans with a planner that keeps its memory, as the leader does, and adds up the time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -80,7 +80,7 @@ def _settled(count: int) -> AllocationWorld:
 
 
 def _floor(assignments: Sequence[PlanAssignment]) -> Timed:
-    """Assignments per second whose keys are written and read."""
+    """Measure assignments per second whose keys are written and read."""
 
     def once() -> float:
         begun = time.perf_counter()
@@ -92,7 +92,7 @@ def _floor(assignments: Sequence[PlanAssignment]) -> Timed:
 
 
 def _planned(world: AllocationWorld, assignments: Sequence[PlanAssignment]) -> Timed:
-    """Replicas per second for which a new leader finds a place, or that they have one."""
+    """Measure replicas per second that a new leader places, or finds to be placed already."""
     given = (list(world.items.values()), list(world.members.values()), list(assignments))
     replicas = sum(item.replication for item in given[0])
 
@@ -149,7 +149,7 @@ def _tenth_more_items(world: AllocationWorld) -> None:
 
 
 def _limits_tighten(world: AllocationWorld) -> None:
-    """Ten members may hold half of what they did, the others hardly more than they do."""
+    """Halve the limits of ten members, and leave the others hardly any room above their present load."""
     share = len(world.items) * REPLICATION // MEMBERS
     world.put_members(
         *[
@@ -176,7 +176,7 @@ CHANGES: tuple[tuple[str, Change], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one change of the topology cost. `needed`: replicas that no placement within fair shares leaves in place."""
+    """The cost of one change of the topology. `needed` is the number of replicas that fair shares force to move."""
 
     change: str
     needed: int
@@ -193,7 +193,7 @@ class Outcome:
 
 
 def _converged(name: str, change: Change, assignments: Sequence[PlanAssignment], outcomes: list[Outcome]) -> Timed:
-    """Replicas per second of a cluster that settles after a change, in the time of planning alone."""
+    """Measure replicas per second of a cluster that settles after a change, counting only the time of planning."""
 
     def once() -> float:
         outcomes.append(_converge(name, change, assignments))
@@ -243,7 +243,7 @@ async def _transact(coordinator: EtcdCoordinator, ops: Sequence[Op]) -> None:
 
 @asynccontextmanager
 async def _empty_cluster(endpoint: str) -> AsyncIterator[tuple[EtcdCoordinator, int]]:
-    """Journals and brokers, announced under one lease, without an assignment."""
+    """Yield a cluster of journals and brokers, announced under one lease, without assignments."""
     async with EtcdCoordinator(endpoint) as coordinator:
         lease = (await coordinator.lease_grant(3600)).id
         ops: list[Op] = []
@@ -265,7 +265,7 @@ async def _empty_cluster(endpoint: str) -> AsyncIterator[tuple[EtcdCoordinator, 
 
 
 def _allocated(endpoint: str) -> Timed:
-    """Assignments per second that a leader makes, from its first look until its mirror shows them all."""
+    """Measure assignments per second of a leader, from its first state until its mirror shows all assignments."""
 
     async def once() -> float:
         async with _empty_cluster(endpoint) as (coordinator, _):
@@ -285,7 +285,7 @@ def _allocated(endpoint: str) -> Timed:
 
 
 def _written(endpoint: str, assignments: Sequence[PlanAssignment]) -> Timed:
-    """The same assignments, written as fast as transactions follow one another."""
+    """Measure the same assignments, written by transactions one right after the other."""
 
     async def once() -> float:
         async with _empty_cluster(endpoint) as (coordinator, lease):

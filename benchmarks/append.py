@@ -1,12 +1,12 @@
 """Appends against a bare `grpc.aio` stream that carries the same messages.
 
-Both sides are driven by the same client code: one channel, the raw `Append` method, the same chunks. What differs is
-the server, so the ratio says what the broker costs: spool, SHA-1, commit log, state machine, response. With three
-replicas the floor is a bare server that passes the messages on to two others and awaits an answer of each: on one
-machine the cost of the copies is paid by the same cores, and no broker could avoid it.
+The same client code drives both sides: one channel, the raw `Append` method, the same chunks. Only the server differs,
+so the ratio shows the cost of the broker: spool, SHA-1, commit log, state machine, response. With three replicas the
+floor is a bare server that forwards the messages to two others and awaits an answer from each. On one machine the same
+cores pay for the copies, and no broker could avoid that.
 
-Before each turn the journal is made anew. Otherwise the growing files of the journal would be measured together with
-how fast this machine finds memory for them that was never used.
+Before each turn the journal is created anew. Otherwise its files would grow, and the benchmark would also measure how
+fast this machine provides fresh memory for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BULK_BYTES = 256 << 20
 BULK_CHUNK = 512 << 10
 STREAM_BYTES = 64 << 20
 STREAM_CHUNK = 32 << 10
-"""What copying from a reader to a writer has as its buffer in Go, and so what its programs send at once."""
+"""Bytes of the buffer of Go's copy from a reader to a writer, and so of the messages that Go programs send."""
 SMALL_BYTES = 200
 SMALL_SECONDS = 1.2
 CLIENTS = (1, 16, 64)
@@ -52,7 +52,7 @@ Measure = Callable[["pb_grpc.JournalAsyncStub"], Awaitable[float]]
 
 
 async def bulk_messages(size: int, chunk: int) -> AsyncIterator[pb.AppendRequest]:
-    """One append of `size` bytes, of which each message has `chunk`."""
+    """Yield the messages of one append of `size` bytes, with `chunk` bytes each."""
     message = pb.AppendRequest(content=bytes(range(256)) * (chunk // 256))
     yield pb.AppendRequest(journal=JOURNAL)
     for _ in range(size // chunk):
@@ -62,7 +62,7 @@ async def bulk_messages(size: int, chunk: int) -> AsyncIterator[pb.AppendRequest
 
 def _bulk(size: int, chunk: int) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """MB/s of such an append."""
+        """Return the MB/s of such an append."""
         begun = time.perf_counter()
         response = await stub.Append(bulk_messages(size, chunk))
         seconds = time.perf_counter() - begun
@@ -73,7 +73,7 @@ def _bulk(size: int, chunk: int) -> Measure:
 
 
 def hashed() -> float:
-    """MB/s of SHA-1 over as many bytes, by one processor that does nothing else."""
+    """Return the MB/s of SHA-1 over as many bytes, on one processor that does nothing else."""
     chunk, digest = bytes(range(256)) * (BULK_CHUNK // 256), hashlib.sha1(usedforsecurity=False)
     begun = time.perf_counter()
     for _ in range(BULK_BYTES // BULK_CHUNK):
@@ -82,7 +82,7 @@ def hashed() -> float:
 
 
 async def small_messages(journal: str = JOURNAL) -> AsyncIterator[pb.AppendRequest]:
-    """One small append."""
+    """Yield the messages of one small append."""
     yield pb.AppendRequest(journal=journal)
     yield SMALL
     yield COMMIT
@@ -90,7 +90,7 @@ async def small_messages(journal: str = JOURNAL) -> AsyncIterator[pb.AppendReque
 
 def _small(clients: int) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """Appends per second of `clients` that each append, wait for the answer, and append again."""
+        """Return the appends per second of `clients` that each append, wait for the answer, and append again."""
         done = 0
         begun = time.perf_counter()
         until = begun + SMALL_SECONDS
@@ -109,7 +109,7 @@ def _small(clients: int) -> Measure:
 
 
 class Journal:
-    """The journal of a cluster, and where its primary is."""
+    """A cluster's journal, which can be created anew."""
 
     def __init__(self, client: SyncJournalClient, name: str, replication: int) -> None:
         self._client = client
@@ -118,20 +118,20 @@ class Journal:
         self._exists = False
 
     def renew(self) -> str:
-        """Delete it, create it, wait until all replicas take part. Returns the primary's endpoint, `host:port`."""
+        """Delete the journal, create it, and wait for all replicas. Return the primary's endpoint, `host:port`."""
         if self._exists:
             revision = self._client.list(f"name={self._name}").journals[0].mod_revision
             self._client.apply([pb.ApplyRequest.Change(delete=self._name, expect_mod_revision=revision)])
         spec = pb.JournalSpec(
             name=self._name, replication=self._replication, labels=label_set(), flags=pb.JournalSpec.O_RDWR
         )
-        # No store: what is measured is the append path, not the compression of fragments behind it.
+        # No store: the benchmark measures the append path, not the compression of fragments behind it.
         spec.fragment.length = 1 << 31
         spec.fragment.compression_codec = pb.NONE
         spec.fragment.refresh_interval.FromSeconds(3600)
         self._client.apply([pb.ApplyRequest.Change(upsert=spec)])
         self._exists = True
-        # The next append completes this one's fragment, and begins one of its own as appends of that size always do.
+        # The next append completes this one's fragment and begins its own, as appends of that size always do.
         self._client.append(self._name, b"warm\n")
         route = self._client.list(f"name={self._name}").journals[0].route
         return route.endpoints[route.primary].removeprefix("http://")
@@ -141,7 +141,7 @@ class Journal:
 def cluster_of(
     brokers: int, *, lease_seconds: float = 5.0, supervise: bool = True, **environment: str
 ) -> Iterator[tuple[EmbeddedCluster, SyncJournalClient]]:
-    """A cluster of its own and a client of it."""
+    """Yield a new cluster and a client of it."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedCluster(Path(folder), brokers, lease_seconds, supervise=supervise, environment=environment) as cluster,
@@ -151,7 +151,7 @@ def cluster_of(
 
 
 def rate(endpoint: Callable[[], str], measure: Measure) -> Callable[[], float]:
-    """What `measure` gives at an endpoint that is asked for each time anew, outside of the measured time."""
+    """Return a function that runs `measure` at an endpoint. It calls `endpoint` each time, which is not measured."""
 
     async def once() -> float:
         async with grpc.aio.insecure_channel(endpoint()) as channel:
@@ -180,7 +180,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         in_pieces = f"append of {STREAM_BYTES >> 20} MiB in messages of {STREAM_CHUNK >> 10} KiB"
         yield figure(in_pieces, "MB/s", _bulk(STREAM_BYTES, STREAM_CHUNK), grouped)
         if replication == 1:
-            # What bounds it: hashing and writing share the processors with receiving and with the client.
+            # The real limit: hashing and writing share the processors with receiving and with the client.
             subjects, floors = in_turns(rounds, rate(lambda: storing, whole), rate(grouped.renew, whole))
             yield Figure(f"{bulk}, {copies}", "MB/s", subjects, floors, STORING_FLOOR)
             subjects, floors = in_turns(rounds, rate(lambda: raw, whole), rate(lambda: storing, whole))

@@ -1,8 +1,8 @@
-"""Messages per second that the consumer runtime takes into SQL, each exactly once, and how fast a log is recovered.
+"""Messages per second that the consumer runtime writes into SQL, each exactly once, and the speed of log recovery.
 
-Consuming is compared with the very same rows, decoded beforehand, inserted by the same driver in transactions of the
-same size: the ratio says what reading, sequencing, decoding and checkpoints cost. Recovery is compared with reading the
-same log through the same client, which it has to do anyway.
+The floor of consuming is the insertion of the same rows, decoded beforehand, by the same driver in transactions of the
+same size. So the ratio shows the cost of reading, sequencing, decoding and checkpoints. The floor of recovery is
+reading the same log through the same client, which recovery has to do anyway.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Rows(Application[SqlShardStore]):
 
 
 class Database:
-    """Tables of one database, each new and empty."""
+    """The tables of one database, each new and empty."""
 
     def __init__(self, url: str, insert: Insert) -> None:
         self.store = SqlStore(url)
         self._insert = insert
         self.transactions = 0
-        """Of the last run of the consumer."""
+        """The number of transactions in the last run of the consumer."""
 
     def _new_table(self) -> str:
         name = f"rows_{next(_numbers)}"
@@ -107,14 +107,14 @@ class Database:
         return name
 
     def _drop(self, table: str) -> None:
-        """Raises AssertionError when it does not hold each message once."""
+        """Drop a table. Raises AssertionError if it does not hold each message once."""
         with self.store.engine.begin() as connection:
             found = connection.exec_driver_sql(f"SELECT count(*), count(DISTINCT id) FROM {table}").one()
             assert tuple(found) == (MESSAGES, MESSAGES), found
             connection.exec_driver_sql(f"DROP TABLE {table}")
 
     def inserted(self, rows: list[Row]) -> float:
-        """Rows per second."""
+        """Insert rows, and return the rows per second."""
         table = self._new_table()
         begun = time.perf_counter()
         for at in range(0, len(rows), PER_TRANSACTION):
@@ -125,7 +125,7 @@ class Database:
         return len(rows) / seconds
 
     def consumed(self, endpoint: str, journal: str) -> float:
-        """Messages per second, from the start of the shard until its last commit."""
+        """Consume a journal, and return the messages per second from the start of the shard until its last commit."""
         table = self._new_table()
         app = Rows(self.store, table, self._insert)
 
@@ -133,7 +133,7 @@ class Database:
             async with JournalClient(endpoint) as client:
                 head = await client.head(journal)
                 begun = time.perf_counter()
-                # Transactions end by their number of messages.
+                # Only the number of messages ends transactions.
                 spec = shard_spec(f"shard-{table}", [journal], min_seconds=0.0, max_seconds=60.0)
                 async with running_shard(app, spec, client) as shard:
                     await shard.read_through({journal: head})
@@ -179,7 +179,7 @@ def _consuming(rounds: int, endpoint: str, folder: Path) -> list[Figure]:
 
 
 def _committed(content: bytes) -> Iterable[Mapping[str, Any]]:
-    """Its messages, each decoded."""
+    """Yield the decoded messages of the content."""
     envelopes = iter_messages(LINES, "j", [content], 0)
     return (each.message for each in read_committed(envelopes, Sequencer(), lambda _: ()))
 
@@ -200,7 +200,7 @@ async def _record(endpoint: str, log: str, folder: Path, piece: int) -> None:
 
 
 async def _recover(endpoint: str, log: str, folder: Path) -> float:
-    """MiB per second, of a log that a new owner takes over."""
+    """Return the MiB per second at which a new owner recovers a log."""
     async with JournalClient(endpoint) as client:
         begun = time.perf_counter()
         async with Player(client, Hints(log), folder) as player:

@@ -1,9 +1,9 @@
-"""What a broker's process does under one large append, and how long a journal is without its primary.
+"""A broker's memory during one large append, and the time that a journal is without a primary.
 
-* Memory: resident memory (without pages of files) while 1 GiB is appended in one RPC, in MiB; the floor is what the
-  process had before. More of it would show as a ratio that grows with the append.
-* Failover: seconds from `SIGKILL` of the primary to the next acknowledged append by a client that tries again; the
-  floor is the lease, before whose end nobody may take over. Less is better.
+* Memory: resident memory (without pages of files) while 1 GiB is appended in one RPC, in MiB. The floor is the memory
+  of the process before. If memory grew with the size of the append, the ratio would show it.
+* Failover: seconds from `SIGKILL` of the primary to the next acknowledged append by a client that retries. The floor is
+  the lease: nobody may take over before it ends. Less is better.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEASE_SECONDS = 3.0
 
 
 def _resident(pid: int) -> float:
-    """MiB of anonymous resident memory."""
+    """Return a process's anonymous resident memory, in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
@@ -41,7 +41,7 @@ async def _append_large(endpoint: str) -> None:
 
 
 def _memory(rounds: int, replication: int) -> Figure:
-    """The highest of all brokers."""
+    """Measure the highest memory of all brokers."""
     before: list[float] = []
     highest: list[float] = []
     with cluster_of(replication) as (cluster, client):

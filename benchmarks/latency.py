@@ -1,5 +1,8 @@
-"""How long a commit takes at a fixed rate of small appends: each is sent when its time has come, whether or not those
-before it have been answered, so that a broker that falls behind is seen to. Less is better."""
+"""Latency of commits at a fixed rate of small appends. Less is better.
+
+Each append is sent at its due time, even if earlier ones have not been answered, so that a broker that falls behind
+shows in the figures.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SECONDS = 3.0
 
 def _latencies(found: list[list[float]]) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """Adds one list of the latencies of all appends, in milliseconds, sorted."""
+        """Add one sorted list of the latencies of all appends, in milliseconds, to `found`."""
         latencies: list[float] = []
         begun = time.perf_counter()
 
@@ -41,7 +44,7 @@ def _figures(rounds: int, replication: int) -> Iterator[Figure]:
         journal = Journal(client, JOURNAL, replication)
         in_turns(rounds, rate(lambda: raw, _latencies(floors)), rate(journal.renew, _latencies(subjects)))
     for quantile in (0.5, 0.99):
-        # The first of each warms up.
+        # The first list of each is from the warm-up.
         subject, floor = ([each[int(len(each) * quantile)] for each in found[1:]] for found in (subjects, floors))
         name = f"commit latency p{quantile * 100:.0f} at {RATE} appends/s, R={replication}"
         yield Figure(name, "ms", subject, floor, FLOORS[replication], note="less is better")

@@ -1,8 +1,8 @@
 """Messages per second: published to brokers, and sequenced with and without their JSON being parsed.
 
-Published messages are compared with the same bytes, framed beforehand, appended by the same client in batches of the
-same size: the ratio says what framing, UUIDs and transactions cost. Sequencing is compared with pyarrow parsing the
-very same lines into the same columns, which is about the least that a consumer of JSON has to do anyway.
+The floor of publishing is to append the same bytes, framed beforehand, by the same client in batches of the same size.
+So the ratio shows the cost of framing, UUIDs and transactions. The floor of sequencing is to parse the same lines into
+the same columns with pyarrow, which is about the least that a consumer of JSON has to do anyway.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _message(number: int) -> dict[str, object]:
 
 
 def message_content() -> bytes:
-    """Transactions of several producers, interleaved message by message."""
+    """Return transactions of several producers, interleaved message by message."""
     builders = [TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), LINES) for _ in range(PRODUCERS)]
     content: list[bytes] = []
     for number in range(MESSAGES):
@@ -74,7 +74,7 @@ def message_content() -> bytes:
 
 
 def _whole_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The content in chunks that end with lines, and their offsets."""
+    """Yield the content in chunks of whole lines, with their offsets."""
     at = 0
     while at < len(content):
         end = content.rfind(b"\n", at, at + CHUNK_BYTES) + 1

@@ -1,10 +1,11 @@
-"""Floors: bare `grpc.aio` servers, in processes of their own, that move the very messages of the journals' RPCs and do
-nothing else. Same wire messages, same serialisation, no journal.
+"""Floors: bare `grpc.aio` servers, in processes of their own, that only move the messages of the journals' RPCs.
 
-`Append` counts the bytes of its messages and answers once. With relays it first passes each message on to them, over
-one long-lived `Replicate` stream for all appends, as brokers do, and awaits their answers. A *storing* one hashes all
-content and writes it to a file, which no broker can do without, in a thread beside the one that receives. `Read` sends
-what it is asked for, in chunks from memory.
+They use the same wire messages and the same serialisation, but no journal.
+
+`Append` counts the bytes of its messages and answers once. With relays it first forwards each message to them, over one
+long-lived `Replicate` stream for all appends, as brokers do, and awaits their answers. A *storing* server also hashes
+all content and writes it to a file, as every broker must, in a thread beside the receiving one. `Read` sends the
+requested bytes in chunks from memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 READ_CHUNK = 1 << 20
 STORING = "--storing"
 STORED_AHEAD = 8
-"""Messages that may wait to be hashed and written."""
+"""The number of messages that may wait to be hashed and written."""
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
 
 
@@ -48,7 +49,7 @@ class Relay:
             await self._call.write(message)
 
     async def acknowledged(self) -> None:
-        """Await the answer to a message that asked for one."""
+        """Wait for the answer to a message that asked for one."""
         async with self._turn:
             await self._call.read()
 
@@ -123,7 +124,7 @@ async def serve(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def raw_server(relays: int = 0, *, storing: bool = False) -> Iterator[str]:
-    """Yield the endpoint, `host:port`, of a bare server that lives as long as the block, with so many relays."""
+    """Yield the endpoint, `host:port`, of a bare server with `relays` relays. It ends with the block."""
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(raw_server()) for _ in range(relays)]
         process = subprocess.Popen(

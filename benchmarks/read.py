@@ -1,7 +1,7 @@
-"""Reading through the broker against a bare `grpc.aio` stream of messages of the same size.
+"""Reads through the broker against a bare `grpc.aio` stream of messages of the same size.
 
-A tail read is served from the journal's local files; a historical one from a fragment store, from where the broker
-fetches, decompresses and verifies what it has not at hand (`first time`), or has at hand since (`again`).
+A tail read is served from the journal's local files, a historical one from a fragment store. The broker fetches,
+decompresses and verifies stored content at the first read (`first time`), and has it at hand afterwards (`again`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINE = b'{"carrier": "UA", "flight": 1545, "origin": "EWR", "dest": "IAH", "dela
 
 def _read(journal: str) -> Measure:
     async def run(stub: pb_grpc.JournalAsyncStub) -> float:
-        """MB/s of one read of READ_BYTES."""
+        """Return the MB/s of one read of READ_BYTES."""
         begun, received = time.perf_counter(), 0
         request = pb.ReadRequest(journal=journal, end_offset=READ_BYTES)
         async for response in stub.Read(request):
@@ -41,7 +41,7 @@ def _read(journal: str) -> Measure:
 
 
 def _written(client: SyncJournalClient, journal: str, *, store: str = "", interval: int = 3600) -> str:
-    """A journal with READ_BYTES of lines, in fragments of FRAGMENT_BYTES."""
+    """Write READ_BYTES of lines to a new journal, in fragments of FRAGMENT_BYTES."""
     spec = pb.JournalSpec(name=journal, replication=1, labels=label_set(), flags=pb.JournalSpec.O_RDWR)
     spec.fragment.length = FRAGMENT_BYTES - 1 if store else 1 << 31
     spec.fragment.compression_codec = pb.ZSTANDARD
@@ -60,12 +60,12 @@ def _written(client: SyncJournalClient, journal: str, *, store: str = "", interv
 
 
 def _await_stored(client: SyncJournalClient, journal: str) -> None:
-    """Wait until the broker has forgotten its files of what it has stored."""
+    """Wait until the broker has dropped its local files of stored fragments."""
     deadline = time.monotonic() + 60
     while True:
         fragments = [info.fragment for info in client.fragments(journal)]
         if sum(fragment.backing_store != "" for fragment in fragments) >= READ_BYTES // FRAGMENT_BYTES:
-            time.sleep(5.0)  # The next listings let the files go.
+            time.sleep(5.0)  # The next listings make the broker drop the files.
             return
         assert time.monotonic() < deadline, fragments
         time.sleep(0.2)

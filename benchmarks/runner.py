@@ -1,7 +1,7 @@
-"""What a benchmark is here, and how its figures are taken and shown.
+"""The figures of benchmarks: how they are measured and shown.
 
-Absolute figures of one machine are noise to another, so every entry measures a *floor* beside the subject, in turns
-within one run (floor, subject, floor, subject, …), and quotes the median ratio of the pairs.
+Absolute figures of one machine mean nothing on another. So every entry measures a *floor* besides the subject, in turns
+within one run (floor, subject, floor, subject, …), and reports the median ratio of the pairs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Figure:
 
     @property
     def ratio(self) -> float:
-        """Median over the rounds of subject ÷ floor."""
+        """The median over the rounds of subject ÷ floor."""
         return statistics.median(s / f for s, f in zip(self.subject, self.floor, strict=True))
 
     def row(self) -> dict[str, object]:
@@ -53,7 +53,7 @@ class Figure:
 
 
 def in_turns(rounds: int, floor: Callable[[], float], subject: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Run both once to warm up, then `rounds` times in turns. Returns (subject, floor) rates."""
+    """Run both once to warm up, then `rounds` times in turns. Return the rates of (subject, floor)."""
     floor(), subject()
     floors: list[float] = []
     subjects: list[float] = []
@@ -73,7 +73,7 @@ def machine() -> dict[str, object]:
 
 
 def report(benchmark: str, figures: list[Figure]) -> Path:
-    """Write `results/<benchmark>.json` and print the same as a table."""
+    """Write `results/<benchmark>.json`, print the same as a table, and return the file's path."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{benchmark}.json"
     path.write_text(json.dumps({"machine": machine(), "figures": [f.row() for f in figures]}, indent=2) + "\n")

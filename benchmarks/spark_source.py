@@ -1,8 +1,8 @@
 """Rows per second of `format("journal")` against Spark reading the same records from JSON files.
 
-Both sides end in the same work: the flight's columns parsed from JSON with the same schema, and an aggregate over one
-of them, so that nothing is pruned away. The journal side reads persisted fragments and sequences messages by UUID;
-the floor reads plain files that hold the same lines.
+Both sides end with the same work: they parse the flights' columns from JSON with the same schema, and aggregate over
+one of them so that nothing is pruned away. The journal side reads persisted fragments and sequences messages by UUID.
+The floor reads plain files with the same lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COPIES = 3
 
 
 def _publish(client: SyncJournalClient, files: Path) -> int:
-    """The flights, COPIES times over, into the journals, and the very same lines into files. Returns the rows."""
+    """Write the flights, COPIES times, to the journals, and the same lines to files. Return the number of rows."""
     specs = []
     for name in JOURNALS:
         spec = pb.JournalSpec(name=name, replication=1, labels=label_set({CONTENT_TYPE: JSON_LINES}))

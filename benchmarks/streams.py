@@ -1,12 +1,12 @@
 """Writers of streams against plain appends of the same bytes, and against each other.
 
-All is of one process that writes to one broker (R=1) over one client, so that what differs is what the writer does: its
-sequences and registers, the framing of events, routing. Events are 100 bytes, transactions ten of them; a plain append
-has exactly the bytes that such a transaction has in its segment.
+One process writes to one broker (R=1) over one client, so only the writer's work differs: its sequences and registers,
+the framing of events, and routing. Events have 100 bytes, and transactions ten events. A plain append has exactly the
+bytes that such a transaction has in its segment.
 
-Latencies are of one commit after the other, a transaction and a plain append by turns. Rates are of tasks that each
-commit, wait for it, and commit again; those that are *pipelined* are of one task that does not wait, and then the plain
-appends are those of `AppendService`, which puts together what is given to it meanwhile, as a writer does.
+Latencies are measured with one commit after the other, a transaction and a plain append in turns. Rates are those of
+tasks that each commit, wait, and commit again. *Pipelined* rates are those of one task that does not wait. Their plain
+appends go through `AppendService`, which batches concurrent appends as a writer does.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Measure = Callable[[], Awaitable[float]]
 
 
 class Bench:
-    """A client and what it writes to. Use on one event loop."""
+    """A client, and the stream and journal that it writes to. Use on one event loop."""
 
     def __init__(self, client: JournalClient) -> None:
         self.client = client
 
     async def create(self) -> None:
         streams = Streams(self.client)
-        template = default_template(stores=())  # What is measured is not the compression of fragments.
+        template = default_template(stores=())  # Do not measure the compression of fragments.
         for segments in SEGMENTS:
             await streams.create(
                 f"bench/{segments}", segments, template=template, content_type=BytesEvents().content_type
@@ -62,20 +62,20 @@ class Bench:
 
     @asynccontextmanager
     async def warm(self, segments: int = 1) -> AsyncIterator[StreamWriter[bytes]]:
-        """A writer that has been in contact with all segments, which is not measured."""
+        """Yield a writer that has been in contact with all segments, so that this is not measured."""
         async with self.writer(segments) as writer:
             await asyncio.gather(*(writer.write_events(f"key-{number}", EVENTS) for number in range(4 * segments)))
             yield writer
 
     def plain(self, writer: StreamWriter[bytes]) -> bytes:
-        """The bytes of a transaction."""
+        """Return the bytes of a transaction."""
         format, producer = BytesEvents(), new_producer_id(lambda size: b"x" * size)
         events = [format.marshal(event, build_uuid(producer, 1, Flags.CONTINUE_TXN)) for event in EVENTS]
         end = format.transaction_end(build_uuid(producer, 2, Flags.ACK_TXN), writer.identity.writer, 1)
         return b"".join([*events, end])
 
     async def latency(self) -> tuple[float, float]:
-        """Medians in milliseconds: of a transaction, and of a plain append."""
+        """Return the median latencies in milliseconds: of a transaction, and of a plain append."""
         found: tuple[list[float], list[float]] = ([], [])
         async with self.warm() as writer:
             content = self.plain(writer)
@@ -89,7 +89,7 @@ class Bench:
         return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
 
     async def written_latency(self) -> tuple[float, float]:
-        """As `latency`, of `commit` alone: of a transaction that was opened and written to before."""
+        """Measure like `latency`, but only the `commit` of a transaction that was opened and written to before."""
         found: tuple[list[float], list[float]] = ([], [])
         async with self.warm() as writer:
             content = self.plain(writer)
@@ -106,7 +106,7 @@ class Bench:
         return statistics.median(found[0]) * 1e3, statistics.median(found[1]) * 1e3
 
     async def multi_latency(self) -> tuple[float, float]:
-        """Medians in milliseconds: of a transaction on keys of two segments, and of one on one key."""
+        """Return median latencies in milliseconds: of a transaction on keys of two segments, and of one on one key."""
         found: tuple[list[float], list[float]] = ([], [])
         async with self.warm(4) as single, self.multi() as several:
             await self.commit_several(several)
@@ -128,7 +128,7 @@ class Bench:
                 txn.write("" if number % 2 else "a", event)  # Keys of the first and of the last segment.
 
     async def rate(self, tasks: int, commit: Callable[[int], Awaitable[object]]) -> float:
-        """Commits per second by so many tasks; each is told its number."""
+        """Return the commits per second of `tasks` tasks. `commit` gets the task's number."""
         done = 0
         begun = time.perf_counter()
         until = begun + SECONDS
@@ -164,7 +164,7 @@ class Bench:
             return await self.rate(TASKS, lambda _: self.commit_several(writer))
 
     async def pipelined_transactions(self) -> float:
-        """Transactions per second of one task that does not wait for them."""
+        """Return the transactions per second of one task that does not wait for them."""
         async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED):
@@ -183,7 +183,7 @@ class Bench:
         return PIPELINED / (time.perf_counter() - begun)
 
     async def pipelined_events(self) -> float:
-        """Plain events per second of one task that does not wait for them."""
+        """Return the plain events per second of one task that does not wait for them."""
         async with self.warm() as writer:
             begun = time.perf_counter()
             for number in range(PIPELINED * len(EVENTS)):

@@ -1,8 +1,8 @@
-"""Generate the blocking faces of asynchronous classes, or with `--check` say whether they are current.
+"""Generate the blocking faces of asynchronous classes, or with `--check` report whether they are current.
 
 A face is an abstract class with one blocking method for each public method of the asynchronous class: same name,
-parameters, defaults and first paragraph of documentation. A hand-written subclass says how a face is built, and has
-what cannot be derived. Methods that a face leaves out are named in `FACES` with the reason.
+parameters, defaults and first paragraph of documentation. A hand-written subclass defines the construction, and the
+methods that cannot be derived. `FACES` lists the methods that a face leaves out, with the reasons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BY_HAND = "the subclass has it"
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """One asynchronous class, and the methods of it that its face leaves out, with the reason for each."""
+    """One asynchronous class, and the methods that its face leaves out, with the reason for each."""
 
     module: str
     name: str
@@ -126,7 +126,7 @@ class Method:
 
 
 def path_of(module: str) -> Path:
-    """The file of a module. Raises SystemExit when there is none."""
+    """Return the file of a module. Raises SystemExit if there is none."""
     for root in SOURCE_ROOTS:
         path = ROOT / root / f"{module.replace('.', '/')}.py"
         if path.exists():
@@ -135,7 +135,7 @@ def path_of(module: str) -> Path:
 
 
 def class_of(face: Face) -> tuple[ast.Module, ast.ClassDef]:
-    """The syntax of a face's asynchronous class, and of its module."""
+    """Return the syntax trees of the module and the class of a face's asynchronous class."""
     tree = ast.parse(path_of(face.module).read_text())
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == face.name:
@@ -144,14 +144,14 @@ def class_of(face: Face) -> tuple[ast.Module, ast.ClassDef]:
 
 
 def methods_of(node: ast.ClassDef) -> Iterator[Method]:
-    """Public methods, in their order."""
+    """Yield the public methods, in source order."""
     for each in node.body:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
             yield Method(each)
 
 
 def variables_of(node: ast.ClassDef) -> list[str]:
-    """Type variables of a generic class."""
+    """Return the type variables of a generic class."""
     for base in node.bases:
         if isinstance(base, ast.Subscript) and ast.unparse(base.value) == "Generic":
             inner = base.slice
@@ -160,7 +160,7 @@ def variables_of(node: ast.ClassDef) -> list[str]:
 
 
 def documentation(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """The first paragraph of a docstring, as lines of a docstring; none where there is none."""
+    """Return the first paragraph of a docstring, as the lines of a new docstring; no lines if there is none."""
     text = ast.get_docstring(node)
     if not text:
         return []
@@ -169,7 +169,7 @@ def documentation(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def call_of(method: Method) -> str:
-    """The call of a method with the parameters it was given."""
+    """Return a call of the asynchronous method with the parameters of the blocking one."""
     arguments = method.node.args
     given = [each.arg for each in (*arguments.posonlyargs, *arguments.args)[1:]]
     if arguments.vararg is not None:
@@ -179,7 +179,7 @@ def call_of(method: Method) -> str:
 
 
 def generated_method(method: Method) -> list[str]:
-    """The lines of a blocking method."""
+    """Return the lines of a blocking method."""
     node, returns, call = method.node, method.returns, call_of(method)
     body = documentation(node)
     head: list[str] = []
@@ -208,7 +208,7 @@ def _hands(method: Method) -> bool:
 
 
 def generated_class(face: Face) -> list[str]:
-    """The lines of a face."""
+    """Return the lines of a face."""
     _, node = class_of(face)
     variables = variables_of(node)
     own = f"{face.name}[{', '.join(variables)}]" if variables else face.name
@@ -237,13 +237,13 @@ def generated_class(face: Face) -> list[str]:
 
 
 def names_in(lines: Iterable[str]) -> set[str]:
-    """All names that generated code uses."""
+    """Return all names that generated code uses."""
     tree = ast.parse("\n".join(lines))
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def imports_of(face: Face, used: set[str]) -> tuple[set[str], set[str]]:
-    """Import statements for the used names of a face's module, and the type variables among them."""
+    """Return the import statements for the used names of a face's module, and the type variables among these names."""
     tree, _ = class_of(face)
     found: set[str] = set()
     variables: set[str] = set()
@@ -268,7 +268,7 @@ def imports_of(face: Face, used: set[str]) -> tuple[set[str], set[str]]:
 
 
 def generated_module(faces: Iterable[Face]) -> str:
-    """The text of a module of faces, not formatted yet."""
+    """Return the text of a module of faces, not formatted yet."""
     body: list[str] = []
     imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import HandingFace"}
     variables: set[str] = set()
@@ -302,7 +302,7 @@ _STANDARD = (("collections.abc", "Iterator"), ("typing", "Generic"))
 
 
 def formatted(text: str, path: Path) -> str:
-    """The text as the project's formatter leaves it."""
+    """Return the text, formatted by the project's formatter."""
     for arguments in (["check", "--fix-only", "--select=I,F401", "--quiet"], ["format", "--quiet"]):
         command = [str(Path(sys.executable).parent / "ruff"), *arguments, f"--stdin-filename={path}", "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout

@@ -1,4 +1,4 @@
-"""Generate the protobuf and gRPC stubs of `coranto.wire`, or with `--check` say whether they are current."""
+"""Generate the protobuf and gRPC stubs of `coranto.wire`, or with `--check` report whether they are current."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 
 def generate(out: Path) -> None:
-    """Write the stubs of every `.proto` of the wire folder below `out`, in the layout of the source root."""
+    """Write the stubs of every `.proto` file of the wire folder below `out`, in the layout of the source root."""
     # The compiler finds its mypy plugins on PATH, and they are installed beside this interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     protos = sorted(WIRE.glob("*.proto"))
@@ -35,7 +35,7 @@ def generate(out: Path) -> None:
     ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed; its own message is above")
-    # A file without services yields gRPC stubs with nothing in them.
+    # A file without services yields empty gRPC stubs.
     for proto in protos:
         if "\nservice " not in proto.read_text():
             for suffix in ("_pb2_grpc.py", "_pb2_grpc.pyi"):

@@ -1,4 +1,4 @@
-"""The root of the command line: what every command shares, and how failures are shown."""
+"""The root of the command line: parts shared by all commands, and the display of failures."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def version() -> None:
 
 
 def _own(words: list[str]) -> list[str]:
-    """The words in which options are looked for: those before a `--`."""
+    """Return the words that may be options: those before a `--`."""
     return words[: words.index("--")] if "--" in words else words
 
 
 def _drop_output() -> None:
-    """Let go of what standard output cannot take, lest Python complain of it once more when it exits."""
+    """Discard output that cannot be written to standard output, so that Python does not report it again at exit."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

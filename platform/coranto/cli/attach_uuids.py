@@ -1,4 +1,4 @@
-"""`coranto attach-uuids`: lines of text become messages that readers can tell duplicates of."""
+"""`coranto attach-uuids`: turns lines of text into messages, so that readers can detect duplicates."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def attach_uuids(
         else:
             text = ""
         uuid = format_uuid(producer, clock.tick(), Flags.OUTSIDE_TXN)
-        # The line comes last: it may hold braces of its own.
+        # Replace the line last: it may contain braces itself.
         out.write(template.replace(_UUID, uuid).replace(_LINE, text).encode() + b"\n")
     out.flush()
 
 
 def _lines(files: list[Path], skip_header: bool, max_length: int) -> Iterator[tuple[str, bytes]]:
-    """The lines of all files, without their ends, with the name of the file."""
+    """Yield the lines of all files, without line ends, each with the name of its file."""
     with ExitStack() as stack:
         opened: list[tuple[str, BinaryIO]] = [(str(path), stack.enter_context(path.open("rb"))) for path in files]
         for name, file in opened or [("standard input", sys.stdin.buffer)]:

@@ -18,7 +18,7 @@ def up(
 ) -> None:
     """Run an embedded cluster (etcd and brokers) in the foreground, until Ctrl-C.
 
-    All of it lives below one folder, and is there again when it is started again.
+    All data lives below one folder. The next start continues with it.
     """
     from coranto.cluster import run_foreground
 

@@ -1,4 +1,4 @@
-"""How commands find a cluster, and work with it."""
+"""Functions by which commands find a cluster and connect to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coranto.client.loop import shared_loop
 T = TypeVar("T")
 
 PATIENCE = 5.0
-"""Seconds for which a command keeps trying brokers that cannot serve, before it says so."""
+"""Seconds for which a command keeps trying brokers that cannot serve, before it reports a failure."""
 
 _CLEAN_UP_SECONDS = 10.0
 _INTERRUPTED = 130
@@ -35,10 +35,11 @@ Endpoint = Annotated[
 
 
 def find_cluster(endpoint: str | None) -> ClientConfig:
-    """The cluster at `endpoint`, else the local one. Raises ClusterError when there is none.
+    """Return the configuration for the cluster at `endpoint`, else the local one. Raises ClusterError if there is none.
 
-    $CORANTO_FILE_ROOT names the folder of `file:///` stores of a cluster given by its endpoint. Tokens and certificates
-    come from the environment (`ClientConfig.from_environment`), so that they show in no list of processes.
+    For a cluster given by its endpoint, $CORANTO_FILE_ROOT names the folder of its `file:///` stores. Tokens and
+    certificates come from the environment (`ClientConfig.from_environment`), so that lists of processes do not show
+    them.
     """
     if endpoint:
         root = os.environ.get("CORANTO_FILE_ROOT")
@@ -50,14 +51,14 @@ def find_cluster(endpoint: str | None) -> ClientConfig:
 
 
 def connect(endpoint: str | None) -> SyncJournalClient:
-    """A client of `find_cluster(endpoint)`."""
+    """Return a client of `find_cluster(endpoint)`."""
     return SyncJournalClient.of(find_cluster(endpoint))
 
 
 def with_client(endpoint: str | None, work: Callable[[JournalClient], Awaitable[T]]) -> T:
-    """Do `work` with an asynchronous client of `find_cluster(endpoint)`.
+    """Run `work` with an asynchronous client of `find_cluster(endpoint)`, and return its result.
 
-    When the command is interrupted the work is cancelled, and has a while to leave things in order.
+    When the command is interrupted, the work is cancelled and has some seconds to clean up.
     """
     config = find_cluster(endpoint)
     ended = threading.Event()
@@ -73,15 +74,15 @@ def with_client(endpoint: str | None, work: Callable[[JournalClient], Awaitable[
         return shared_loop().run(run())
     except KeyboardInterrupt:
         if not ended.wait(_CLEAN_UP_SECONDS):
-            # It is held up where nothing can be cancelled, as in writing to a pager that has stopped reading: there
-            # the ordinary way out would wait for ever, too.
+            # The work is blocked where it cannot be cancelled, for example in a write to a pager that has stopped
+            # reading. An ordinary exit would wait forever too.
             os._exit(_INTERRUPTED)
         raise
 
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that it leaves things in order."""
+    """Make SIGTERM end the command like Ctrl-C, so that the command cleans up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""How commands print: aligned tables, and JSON for programs."""
+"""Output of commands: aligned tables, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto.telemetry import harmless
 
 
 class Format(enum.StrEnum):
-    """What a command prints."""
+    """The output format of a command."""
 
     TABLE = "table"
     JSON = "json"
@@ -25,15 +25,15 @@ class Format(enum.StrEnum):
 
 
 def printable(text: str) -> str:
-    """Text on one line, in which nothing steers a terminal.
+    """Return text on one line, without characters that control a terminal.
 
-    Errors repeat what messages, brokers and stores hold, and so what others wrote for whoever looks at it.
+    Errors quote messages, brokers and stores, so they may contain text from an untrusted source.
     """
     return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console | None = None) -> None:
-    """Print rows under headings: fitted to a terminal, and otherwise aligned and never cut, one line a row."""
+    """Print rows under headings: fitted to a terminal's width; elsewhere aligned and never cut, one line per row."""
     console = console or Console()
     if console.is_terminal:
         table = Table(*columns, box=None, header_style="bold", pad_edge=False)
@@ -48,11 +48,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], console: 
 
 
 def print_json(message: Message, *, on_one_line: bool = False) -> None:
-    """Print a wire message as one JSON document, with the names of its definition."""
+    """Print a wire message as one JSON document, with the field names of its definition."""
     fields = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     typer.echo(json.dumps(fields, indent=None if on_one_line else 2))
 
 
 def note(text: str) -> None:
-    """Tell something beside the output, on standard error."""
+    """Print a remark on standard error, apart from the output."""
     typer.echo(f"coranto: {printable(text)}", err=True)

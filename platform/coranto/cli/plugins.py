@@ -1,7 +1,7 @@
 """Commands of packages above the platform, found by the entry point group `coranto.commands`.
 
-Each entry point is a `typer.Typer`. Only the one that is asked for is imported, so that `coranto journals list` does
-not wait for Dagster's import.
+Each entry point is a `typer.Typer`. Only the requested one is imported, so that `coranto journals list` does not wait
+for Dagster's import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXTRAS = {
     "pyspark_coranto": "spark",
     "dagster_coranto": "dagster",
 }
-"""Extras of this distribution that hold what its own plugins need."""
+"""The extras of this distribution that install the dependencies of its own plugins."""
 
 _HELP = {
     "broker": "Run a broker.",
@@ -36,7 +36,7 @@ def add_plugins(
     words: Sequence[str],
     entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
 ) -> None:
-    """Add all plugins to `app`: whole where `words` name them, otherwise by name and one line of help."""
+    """Add all plugins to `app`: with all commands if `words` name them, else only by name and one line of help."""
     if entry_points is None:
         entry_points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
     for entry in entry_points:

@@ -1,7 +1,7 @@
-"""Where a command writes what it reads, without holding up its event loop.
+"""Output of a command's content that does not block the event loop.
 
-A pipe whose reader has stopped reading, such as a pager, takes no more. A loop that were blocked in writing to it could
-not be interrupted, and nor could the process: so the loop waits until the pipe has room.
+A pipe is full when its reader, such as a pager, has stopped reading. A loop that blocks in a write to it could not be
+interrupted, and neither could the process. So the loop waits until the pipe has room.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 _TOGETHER: Final = 1 << 16
-_PIPE_BYTES: Final = 4096  # A pipe that has room has room for these (PIPE_BUF).
+_PIPE_BYTES: Final = 4096  # A pipe that has room has room for this many (PIPE_BUF).
 
 
 class Sink:
-    """Gathers content and writes it to a file descriptor. Used on one event loop."""
+    """Buffers content and writes it to a file descriptor. Use on one event loop."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -27,13 +27,16 @@ class Sink:
         self._may_block = True
 
     async def write(self, content: bytes) -> None:
-        """Take content in. Raises OSError; a call that is cancelled may have written some of it."""
+        """Add content, and write when enough is buffered. Raises OSError.
+
+        A cancelled call may have written a part; the rest stays buffered.
+        """
         self._gathered += content
         if len(self._gathered) >= _TOGETHER:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what was gathered. Raises as `write` does."""
+        """Write all buffered content. Raises OSError; a cancelled call may have written a part."""
         while self._gathered:
             await self._room()
             written = os.write(self._descriptor, self._gathered[: _PIPE_BYTES if self._may_block else None])
@@ -45,7 +48,7 @@ class Sink:
         loop, room = asyncio.get_running_loop(), asyncio.Event()
         try:
             loop.add_writer(self._descriptor, room.set)
-        except PermissionError:  # Files and /dev/null cannot be waited for, and need not be.
+        except PermissionError:  # Files and /dev/null do not support waiting, and need none.
             self._may_block = False
             return
         try:
@@ -56,7 +59,7 @@ class Sink:
 
 @contextlib.contextmanager
 def opened_sink(output: str) -> Iterator[Sink]:
-    """The sink of a file, or of standard output for `-`."""
+    """Yield a sink for a file, or for standard output if `output` is `-`."""
     if output == "-":
         sys.stdout.flush()
         yield Sink(sys.stdout.fileno())

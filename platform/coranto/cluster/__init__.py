@@ -1,17 +1,17 @@
-"""A cluster on one machine: a real etcd and brokers as child processes, all that they keep below one directory.
+"""A cluster on one machine: a real etcd and brokers as child processes, with all their data below one directory.
 
 ::
 
     <data_dir>/
       lock             held by the process that runs the cluster
-      cluster.json     where things are, while it runs (`locate` reads it)
+      cluster.json     addresses and process ids, while it runs (`locate` reads it)
       etcd/            etcd's data
       brokers/<id>/    a broker's durable spools and its lease
       fragments/       where file:/// fragment stores are rooted
-      logs/            what etcd and the brokers print
+      logs/            the output of etcd and the brokers
 
-Nothing outlives the process that runs the cluster, however that process ends; what is in the directory is taken up
-again by the next start.
+No child outlives the process that runs the cluster, however that process ends. The next start continues with the data
+in the directory.
 """
 
 from coranto.cluster.embedded import EmbeddedCluster

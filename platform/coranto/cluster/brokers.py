@@ -1,4 +1,4 @@
-"""A broker's place in an embedded cluster, and the processes that fill it one after the other."""
+"""A broker's place in an embedded cluster, and the successive processes in that place."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_FAILURES = 10
 
 @dataclass(slots=True)
 class Restarts:
-    """When to start a process again that died: at once the first time, then after growing pauses, and not for ever."""
+    """The schedule for restarts of a process that dies: first at once, then after growing pauses, up to a limit."""
 
     failures: int = 0
     noticed: ChildProcess | None = None
     not_before: float = 0.0
 
     def due(self, now: float, dead: ChildProcess) -> bool:
-        """Whether it is time. Raises ClusterError when it died too often since it last lived for a while."""
+        """Return True if a restart is due. Raises ClusterError after too many deaths, each soon after a start."""
         if self.noticed is not dead:
             self.noticed = dead
             self.failures = 1 if now - dead.started > _STABLE_SECONDS else self.failures + 1
@@ -42,7 +42,7 @@ class Restarts:
 
 @dataclass(slots=True)
 class BrokerSlot:
-    """A broker's place in the cluster, whatever process fills it."""
+    """A broker's place in the cluster, independent of the process that runs it."""
 
     index: int
     id: str
@@ -64,25 +64,25 @@ class BrokerSlot:
         return self.process is not None and self.process.alive
 
     def expect(self) -> None:
-        """It is not ready from now on, until it is found to be."""
+        """Mark the broker as not ready until a check finds that it is."""
         self.ready, self.unready_since = False, time.monotonic()
 
 
 def port_of(endpoint: str) -> int:
-    """The port of `host:port`; 0 when there is none."""
+    """Return the port of `host:port`; 0 if there is none."""
     port = endpoint.rpartition(":")[2]
     return int(port) if port.isdigit() else 0
 
 
 def serves(endpoint: str) -> bool:
-    """Whether the broker at `endpoint` answers List."""
+    """Return True if the broker at `endpoint` answers List."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1.0).close()
     except OSError:
         return False
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
-    # Selects no journal, so that the answer is small however many there are.
+    # The selector matches no journal, so that the answer is small.
     selector = pb.LabelSelector(include=pb.LabelSet(labels=[pb.Label(name="name", value="no/such/journal")]))
     with grpc.insecure_channel(endpoint, options) as channel:
         try:
@@ -90,6 +90,6 @@ def serves(endpoint: str) -> bool:
                 return bool(response.status == pb.OK)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                return True  # It answers; that it wants a token is no concern of its being ready.
+                return True  # It answers, so it is ready. That it requires a token does not matter here.
             log.debug("cluster.broker_not_serving", endpoint=endpoint, error=str(error))
     return False

@@ -1,4 +1,4 @@
-"""`EmbeddedCluster`: etcd and brokers, started, watched over and stopped as one thing."""
+"""`EmbeddedCluster`: etcd and brokers, started, supervised and stopped together."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ _NURSE_SECONDS = 60.0
 
 
 class EmbeddedCluster:
-    """Runs a cluster in `data_dir` from `start` to `close`; a context manager.
+    """A cluster that runs in `data_dir` from `start` to `close`; a context manager.
 
-    A broker that dies is started again with the same identity, spools and port, and resumes its lease; so is etcd.
-    With `supervise=False` nothing is started again by itself. `lease_seconds` is how long the others do not notice that
-    a broker is gone; in less, the machine may stand still without one being taken for dead. `zones` are given to the
-    brokers in turn. `progress` is told what is being waited for. `broker_arguments` are added to every broker's command
-    line.
+    A broker that dies is restarted with the same identity, spools and port, and resumes its lease. etcd is restarted
+    too. With `supervise=False` nothing is restarted automatically. `lease_seconds` is the time after which the others
+    notice that a broker is gone; the machine may stand still for less without a broker being declared dead. `zones` are
+    given to the brokers in turn. `progress` is called with a description of each step that is waited for.
+    `broker_arguments` are added to every broker's command line.
 
-    $CORANTO_ETCD (host:port) names an etcd to use instead of one of its own; keys are then kept under a prefix that
-    belongs to this data directory, unless `etcd_prefix` is given. For one with TLS it is https://host:port, and
-    $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name its authority and what is shown to it.
+    $CORANTO_ETCD (host:port) names an external etcd to use instead of the cluster's own. Keys are then kept under a
+    prefix that belongs to this data directory, unless `etcd_prefix` is given. For an etcd with TLS it is
+    https://host:port, and $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY name the authority to trust, and
+    the client certificate and key to present.
 
-    Methods may be called from any thread. They raise ClusterError; `start` also when another process runs a cluster in
-    the directory (DirectoryInUse names it).
+    Methods may be called from any thread. They raise ClusterError; `start` also raises it when another process runs a
+    cluster in the directory (DirectoryInUse names it).
     """
 
     def __init__(
@@ -114,11 +115,11 @@ class EmbeddedCluster:
     ) -> None:
         self.close()
 
-    # --- what a user does --------------------------------------------------------------------------------------------
+    # --- public interface --------------------------------------------------------------------------------------------
 
     @property
     def info(self) -> ClusterInfo:
-        """Where everything is now."""
+        """The cluster's present addresses, directories and process ids."""
         if not self._started:
             raise ClusterError("the cluster is not started")
         pids = {"cluster": os.getpid()}
@@ -142,7 +143,7 @@ class EmbeddedCluster:
         return self._etcd
 
     def start(self) -> None:
-        """Start everything and return when it serves. When that fails, or is interrupted, all is stopped again."""
+        """Start everything and return when it serves. If that fails or is interrupted, stop everything again."""
         if self._lock is not None or self._closing.is_set():
             raise ClusterError("a cluster can be started once; make another EmbeddedCluster for the next time")
         self._lock = DirectoryLock(self.data_dir)
@@ -155,7 +156,7 @@ class EmbeddedCluster:
             raise
 
     def close(self) -> None:
-        """Stop brokers, then etcd: politely, and after `stop_seconds` by force. Nothing happens when not started."""
+        """Stop brokers, then etcd: with SIGTERM, and after `stop_seconds` with SIGKILL. No effect if not started."""
         if self._lock is None:
             return
         self._closing.set()
@@ -166,7 +167,7 @@ class EmbeddedCluster:
         self._lock.close()
 
     def check(self) -> None:
-        """Raise ClusterError when something died and could not be brought back, or is not to be."""
+        """Raise ClusterError if a process died and could not be restarted, or is not to be (`supervise=False`)."""
         if self._failure is not None:
             raise ClusterError(str(self._failure)) from self._failure
         if self._started and not self._supervise and not self._closing.is_set():
@@ -177,7 +178,7 @@ class EmbeddedCluster:
                     raise process.failure()
 
     def kill_broker(self, index: int = 0) -> None:
-        """As `kill -9` of broker `index`; returns when it is gone. A supervised cluster starts it again."""
+        """Kill broker `index` like `kill -9`, and return when it is gone. A supervised cluster restarts it."""
         broker = self._broker(index)
 
         def kill() -> None:
@@ -189,7 +190,7 @@ class EmbeddedCluster:
         self._on_keeper(kill)
 
     def stop_broker(self, index: int = 0) -> None:
-        """Ask a broker to leave, and wait until it has. It stays away until `start_broker`."""
+        """Ask a broker to leave, and wait until it has left. It stays stopped until `start_broker`."""
         broker = self._broker(index)
 
         def stop() -> None:
@@ -214,13 +215,13 @@ class EmbeddedCluster:
         self._on_keeper(start)
 
     def signal_broker(self, index: int, number: int) -> None:
-        """Send a signal, such as SIGSTOP and SIGCONT to make a zombie of a broker."""
+        """Send a signal to a broker, for example SIGSTOP and later SIGCONT to make it a zombie."""
         broker = self._broker(index)
         if broker.process is not None:
             broker.process.signal(number)
 
     def wait_ready(self, timeout_seconds: float = _READY_SECONDS) -> None:
-        """Return when every broker that is wanted serves, for example after `kill_broker`."""
+        """Return when every broker that should run serves, for example after `kill_broker`."""
         deadline = time.monotonic() + timeout_seconds
         while not all(b.ready and b.alive for b in self._brokers if b.wanted):
             self.check()
@@ -229,7 +230,7 @@ class EmbeddedCluster:
                 raise ClusterError(f"not ready after {timeout_seconds:g} s: {late}")
             time.sleep(_TICK_SECONDS / 2)
 
-    # --- the keeper: one thread that starts all children (see ChildProcess) and watches over them --------------------
+    # --- the keeper: one thread that starts all children (see ChildProcess) and supervises them ----------------------
 
     def _on_keeper(self, work: Callable[[], None]) -> None:
         if self._keeper is None:
@@ -250,7 +251,7 @@ class EmbeddedCluster:
                 work, done = task
                 try:
                     work()
-                except Exception as error:  # noqa: BLE001  It is for the thread that asked.
+                except Exception as error:  # noqa: BLE001  It is raised in the thread that asked.
                     done.set_exception(error)
                 else:
                     done.set_result(None)
@@ -332,7 +333,7 @@ class EmbeddedCluster:
         broker.ready = True
 
     def _watch_over(self) -> None:
-        """One look at everything, several times a second."""
+        """Check every process once. Called several times a second."""
         now = time.monotonic()
         try:
             self._watch_etcd(now)
@@ -376,12 +377,12 @@ class EmbeddedCluster:
                 self._nurse(broker)
 
     def _nurse(self, broker: BrokerSlot) -> None:
-        """Keep a starting broker's lease alive, so that it can resume it however long the start takes."""
+        """Keep a starting broker's lease alive, so that the broker can resume it even after a slow start."""
         remembered = LeaseRecord.within(broker.data_dir).resumable()
         if remembered is not None:
             keep_lease_alive(self._etcd_gateway, remembered[1], self._etcd_tls)
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     @property
     def _etcd_endpoint(self) -> str:
@@ -389,13 +390,13 @@ class EmbeddedCluster:
 
     @property
     def _etcd_gateway(self) -> str:
-        """Where etcd answers HTTP: the first, if there are several."""
+        """The address of etcd's HTTP gateway; the first one, if there are several."""
         address = channel_target(self._etcd_endpoint).removeprefix("ipv4:").partition(",")[0]
         return f"https://{address}" if is_secure(self._etcd_endpoint) else address
 
     @property
     def _etcd_certificates(self) -> list[str]:
-        """Options that give brokers the certificates for etcd."""
+        """The command line options that give brokers the certificates for etcd."""
         tls = self._etcd_tls or ClientTls()
         files = (("--etcd-ca", tls.ca), ("--etcd-cert", tls.cert), ("--etcd-key", tls.key))
         return [part for option, path in files if path is not None for part in (option, str(path.absolute()))]
@@ -411,7 +412,7 @@ class EmbeddedCluster:
             time.sleep(_TICK_SECONDS)
 
     def _own_name(self) -> str:
-        """Tells this directory's keys from those of others in a shared etcd."""
+        """Return a name that separates this directory's keys from those of others in a shared etcd."""
         path, disk = self.data_dir / "name", LocalDisk()
         try:
             return disk.read(path).decode().strip()

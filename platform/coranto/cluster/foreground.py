@@ -21,8 +21,8 @@ _LOOK_SECONDS = 0.5
 def run_foreground(data_dir: Path, brokers: int = 1, *, console: Console | None = None) -> None:
     """Run a cluster until Ctrl-C or SIGTERM, then stop it in order. Call from the main thread.
 
-    A second Ctrl-C, while it stops, does not wait for brokers any longer. Raises ClusterError when the cluster cannot
-    be started, or dies.
+    A second Ctrl-C, while the cluster stops, ends the wait for brokers. Raises ClusterError when the cluster cannot be
+    started, or dies.
     """
     console = console if console is not None else Console(highlight=False, soft_wrap=True)
     stop = threading.Event()
@@ -56,7 +56,7 @@ def run_foreground(data_dir: Path, brokers: int = 1, *, console: Console | None 
 
 
 def _progress(console: Console, status: Status) -> Callable[[str], None]:
-    """A line that changes on a terminal, and lines anywhere else."""
+    """Return a function that shows progress: as one changing line on a terminal, as separate lines elsewhere."""
     return status.update if console.is_terminal else console.print
 
 

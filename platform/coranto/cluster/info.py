@@ -1,4 +1,4 @@
-"""Where a running cluster is: `cluster.json`, written by the process that runs it and read by everybody else."""
+"""The location of a running cluster: `cluster.json`, written by the process that runs it and read by all others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DEFAULT_DATA_DIR = Path(".coranto")
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """Addresses are `host:port`. `pids` are the processes by name: `cluster` (who runs it), `etcd`, `broker-0` …"""
+    """A cluster's addresses (`host:port`), directories and process ids.
+
+    `pids` has the names `cluster` (the process that runs it), `etcd`, `broker-0` …
+    """
 
     data_dir: Path
     etcd: str
@@ -29,28 +32,28 @@ class ClusterInfo:
 
     @property
     def endpoint(self) -> str:
-        """A broker to begin with; any of them leads to all."""
+        """The address of the first broker. Clients find all brokers through any one of them."""
         if not self.endpoints:
             raise ClusterError(f"the cluster in {self.data_dir} runs without brokers")
         return self.endpoints[0]
 
 
 def save(info: ClusterInfo, *, running: bool = True) -> None:
-    """Write cluster.json atomically. A stopped cluster is remembered for its ports, which the next start prefers."""
+    """Write cluster.json atomically. A stopped cluster keeps the file for its ports, which the next start prefers."""
     content = {
         "etcd": info.etcd,
         "etcd_prefix": info.etcd_prefix,
         "endpoints": list(info.endpoints),
         "file_root": str(info.file_root),
         "pids": dict(info.pids),
-        # Distinguishes the holder from a later process that happens to get the same id.
+        # Distinguishes the cluster's process from a later one that happens to get the same id.
         "started": process_start(info.pids["cluster"]) if running else "",
     }
     LocalDisk().write_atomic(info.data_dir / CLUSTER_FILE, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def load(data_dir: Path) -> tuple[ClusterInfo, bool] | None:
-    """What cluster.json says and whether the process that wrote it still lives; None without a readable file."""
+    """Return cluster.json's content and whether its writer is still alive; None if there is no readable file."""
     try:
         content = json.loads((data_dir / CLUSTER_FILE).read_bytes())
         info = ClusterInfo(
@@ -68,7 +71,7 @@ def load(data_dir: Path) -> tuple[ClusterInfo, bool] | None:
 
 
 def locate(data_dir: Path | None = None) -> ClusterInfo:
-    """The cluster that runs in `data_dir`, else in $CORANTO_DATA, else in ./.coranto. Raises ClusterError."""
+    """Return the cluster that runs in `data_dir`, else in $CORANTO_DATA, else in ./.coranto. Raises ClusterError."""
     chosen = data_dir or Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA_DIR)
     found = load(chosen.absolute())
     if found is None or not found[1]:
@@ -80,20 +83,20 @@ def locate(data_dir: Path | None = None) -> ClusterInfo:
 
 
 def process_start(pid: int) -> str:
-    """When the process started, in a form that is only good for comparison; empty when there is no such process."""
+    """Return the process's start time, in a form for comparison only; empty if there is no such process."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return "" if Path("/proc/self/stat").exists() else _alive(pid)
     except ProcessLookupError:
         return ""
-    # The command's name may hold anything; what follows its closing parenthesis are plain fields. Zombies are dead.
+    # The command's name may hold any character; plain fields follow its closing parenthesis. Zombies count as dead.
     fields = status.rpartition(")")[2].split()
     return "" if fields[0] in "ZX" else fields[19]
 
 
 def _alive(pid: int) -> str:
-    """Without /proc, being alive has to do."""
+    """Return "alive" if the process exists, else "". Without /proc, no start time is known."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, write to a log file, and are stopped politely first."""
+"""Child processes that end with their parent and write to a log file. They are asked to end before they are killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ _MAX_LOG_BYTES = 16 << 20
 _PORTS = range(20000, 30000)  # Below what systems give to outgoing connections.
 
 PORTS_VARIABLE = "CORANTO_PORTS"
-"""Names the ports that may be chosen, as `first-last`. Programs that start servers at once, and take them up again at
-their ports after a while, keep out of each other's way with ranges of their own."""
+"""The environment variable with the range of ports to choose from, as `first-last`.
 
-# Asks the kernel to kill this process when its parent dies, then becomes the program. A process of its own instead of
-# `preexec_fn`, because code between fork and exec is not safe in a parent with threads. The parent may be gone already.
+Programs that run at the same time, and restart servers at their old ports, avoid conflicts with ranges of their own.
+"""
+
+# Asks the kernel to kill this process when its parent dies, then becomes the program. This is a process of its own
+# instead of a `preexec_fn`, because code between fork and exec is not safe in a parent with threads. It checks for a
+# parent that is gone already.
 _LAUNCHER = """
 import os, sys
 if sys.platform == "linux":
@@ -37,8 +40,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class ChildProcess:
     """A program started at construction. Its output goes to the end of `log`.
 
-    On Linux the child is killed when the *thread* that made it ends (and so when its process does), so make it on a
-    thread that lives as long as the child shall.
+    On Linux the child is killed when the *thread* that created it ends, and so when its process does. Create it on a
+    thread that lives at least as long as the child has to.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 cwd=cwd,
                 env=dict(environment),
-                # Ctrl-C on the terminal is for the parent, which stops its children in order.
+                # Only the parent gets Ctrl-C from the terminal; it stops its children in order.
                 start_new_session=True,
             )
         self.started = time.monotonic()
@@ -69,7 +72,7 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """The exit code: None while the process runs, negative if a signal ended it."""
         return self._process.poll()
 
     @property
@@ -77,11 +80,11 @@ class ChildProcess:
         return self.exit_code is None
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the process has ended."""
+        """Send a signal. No effect if the process has ended."""
         self._process.send_signal(number)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether it ended within the time."""
+        """Wait for the process to end. Return False if it does not within the time."""
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -89,17 +92,17 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """Kill it, and return when it is gone."""
+        """Kill the process, and return when it is gone."""
         self.signal(signal.SIGKILL)
         self._process.wait()
 
     def stop(self, grace_seconds: float) -> bool:
-        """Ask it to end, and kill it after `grace_seconds`. Whether it ended by itself."""
+        """Ask the process to end, and kill it after `grace_seconds`. Return True if it was not killed."""
         stop_all([self], grace_seconds)
         return self._process.returncode != -signal.SIGKILL
 
     def last_words(self, lines: int = 20) -> str:
-        """The end of what it printed since it started."""
+        """Return the last lines of the process's output since its start."""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_begin, size - 16_384))
@@ -107,7 +110,7 @@ class ChildProcess:
         return "\n".join(text.splitlines()[-lines:])
 
     def failure(self) -> ClusterError:
-        """Says how it ended."""
+        """Return an error that tells how the process ended."""
         return ClusterError(
             f"{self.name} ended with {describe_exit(self.exit_code)}; its log {self.log} ends with:\n"
             f"{self.last_words()}"
@@ -118,7 +121,7 @@ def stop_all(processes: Collection[ChildProcess], grace_seconds: float) -> None:
     """Ask all to end at once, give them `grace_seconds` together, and kill those that are left."""
     for process in processes:
         process.signal(signal.SIGTERM)
-        process.signal(signal.SIGCONT)  # A stopped one would not notice.
+        process.signal(signal.SIGCONT)  # A process stopped by SIGSTOP would not notice the SIGTERM.
     deadline = time.monotonic() + grace_seconds
     for process in processes:
         if not process.wait(max(0.0, deadline - time.monotonic())):
@@ -139,7 +142,7 @@ def describe_exit(code: int | None) -> str:
 def wait_ready(
     process: ChildProcess, ready: Callable[[], bool], *, timeout_seconds: float, cancelled: Callable[[], bool]
 ) -> None:
-    """Return when `ready` says so. Raises ClusterError when the process ends first, or after the time-out."""
+    """Wait until `ready` returns True. Raises ClusterError if the process ends first, and after the time-out."""
     deadline = time.monotonic() + timeout_seconds
     while not ready():
         if not process.alive:
@@ -155,9 +158,9 @@ def wait_ready(
 
 
 def free_port(preferred: int = 0, *, taken: Collection[int] = ()) -> int:
-    """A TCP port of the loopback interface that nobody listens on: `preferred` when that is possible.
+    """Return a TCP port of the loopback interface that nobody listens on: `preferred` if possible.
 
-    Raises ClusterError when there is none, and InvalidInput where $CORANTO_PORTS is no range.
+    Raises ClusterError if there is none, and InvalidInput if $CORANTO_PORTS is not a range.
     """
     chooser, ports = random.SystemRandom(), _ports()
     for port in (preferred, *(chooser.choice(ports) for _ in range(200))):
@@ -178,7 +181,7 @@ def _ports() -> range:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: connections of an earlier server that linger do not matter, a listening one does.
+        # Servers bind the same way: lingering connections of an earlier server do not matter, a listening one does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

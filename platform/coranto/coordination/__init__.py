@@ -1,15 +1,15 @@
 """Coordination: the key space that a cluster's processes share through etcd.
 
 =================  ====================================================================================
-`etcd`             `Coordinator`, the small interface to etcd, and the real one behind it
-`layout`           where items, members and assignments live, and how keys are spelled
-`entities`         what the values mean: journals and brokers
+`etcd`             `Coordinator`, the small interface to etcd, and its implementation on a real etcd
+`layout`           the keys of items, members and assignments, and their encoding
+`entities`         the decoded values: journals and brokers
 `keyspace`         a local mirror of the prefix: pure merge, immutable states, waiting for revisions
 `lease`            a process's liveness: its lease, resumed after a crash, and its member key
-`planning`         which member shall hold which item, and what to change now, pure
-`capacity`         of planning: what members may hold, and their fair shares
-`placement`        of planning: where items belong in the end; `flow_network` finds the best for it
-`convergence`      of planning: the safe steps towards it; `plan_values` are what all of these speak of
+`planning`         the planner: which member holds which item, and which changes to make now, pure
+`capacity`         part of planning: members' effective limits and fair shares
+`placement`        part of planning: the final place of each item; `flow_network` finds the best one
+`convergence`      part of planning: the safe steps towards the placement; `plan_values` holds the value types
 `allocator`        the loop in which the leader plans and applies
 =================  ====================================================================================
 """

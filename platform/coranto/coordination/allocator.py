@@ -1,9 +1,10 @@
 """The allocator: keeps every item assigned to as many members as it asks for.
 
-Every member runs an `AllocatorLoop`; the one whose member key is oldest plans for all
-(`coranto.coordination.planning`). It applies a plan in transactions that assert that its own member key is unmodified,
-so a leader that was deposed without noticing changes nothing, and that what the plan was made from is unmodified. A
-conflict means that the mirror is behind: the loop catches up and plans again.
+Every member runs an `AllocatorLoop`. The member with the oldest member key is the leader and plans for all
+(`coranto.coordination.planning`). It applies a plan in transactions. Each transaction asserts that the leader's own
+member key is unmodified, so a leader that was deposed without noticing changes nothing. It also asserts that the keys
+that the plan was made from are unmodified. A conflict means that the mirror is behind: the loop catches up and plans
+again.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 0.5
 _REST = 4.0
-"""A plan is followed by a rest of so many times the time that it took, so that a storm of changes in a large key space
-does not take the leader's whole processor."""
+"""The rest after a plan, as a multiple of the time that planning took. It keeps a storm of changes in a large key space
+from taking the leader's whole processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Transaction:
 
 
 class StatePlanner(Generic[ItemT, MemberT, AssignT]):
-    """Plans for one state of the key space after another, and works out only what changed since the one before."""
+    """Plans for successive states of the key space, and works out only the changes since the previous one."""
 
     def __init__(self) -> None:
         self._planner = Planner()
@@ -60,12 +61,12 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
         return self._planner.plan(_items(state), _members(state), self._assignments(state))
 
     def _assignments(self, state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
-        """Whether an item's assignments are consistent is asked again only when one of them was written."""
+        """Yield all assignments. Check an item's consistency again only when one of its assignments was written."""
         before, self._known = self._known, {}
         items = {item.id for item in state.items}
         for item, group in groupby(state.all_assignments, key=attrgetter("item")):
             if item not in items and state.entries.get(state.layout.item_key(item)) is not None:
-                continue  # Its spec does not decode. Leave it as it is until somebody mends that.
+                continue  # Its spec does not decode. Leave it as it is until somebody repairs the spec.
             found = list(group)
             known = before.get(item)
             if known is None or len(known[0]) != len(found) or any(map(is_not, known[0], found)):
@@ -79,12 +80,12 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
 
 
 def plan_state(state: State[ItemT, MemberT, AssignT]) -> Plan:
-    """The plan for a state of the key space, from nothing but that."""
+    """Return the plan for one state of the key space, without memory of earlier ones."""
     return StatePlanner[ItemT, MemberT, AssignT]().plan(state)
 
 
 def may_drain(state: State[ItemT, MemberT, AssignT], member: MemberId) -> bool:
-    """Whether the other members could take over what `member` holds, so that waiting for that is worth while."""
+    """Return True if the other members could take over all that `member` holds, so that waiting makes sense."""
     return can_drain(_items(state), _members(state), member)
 
 
@@ -100,7 +101,7 @@ def _members(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanMember]:
             limit, exiting = state.entities.item_limit(member.spec), state.entities.exiting(member.spec)
             yield PlanMember(member.id, limit, exiting, member.kv.create_revision)
         elif (stray := _member_of(state.layout, entry.kv.key)) is not None:
-            # It lives, but its spec does not decode: nothing new for it, and what it has may go when others have it.
+            # It is alive, but its spec does not decode: assign nothing new to it, and let others take over its items.
             yield PlanMember(stray, 0)
 
 
@@ -113,7 +114,7 @@ def _member_of(layout: Layout, key: str) -> MemberId | None:
 
 
 def transactions(state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> Iterator[Transaction]:
-    """A plan for `state` as transactions within etcd's limits. An item's changes are never torn apart."""
+    """Yield a plan for `state` as transactions within etcd's limits. All changes of one item share a transaction."""
     compares: dict[Compare, None] = {leader: None}
     ops: list[Op] = []
     for item in changes.items:
@@ -133,9 +134,9 @@ def _item_transaction(state: State[ItemT, MemberT, AssignT], item: ItemChanges) 
     compares: dict[Compare, None] = {}
     ops: list[Op] = []
     spec = state.item(item.item)
-    # The item's replication is as planned for, or it is still gone.
+    # The item's spec has not changed since the plan was made, or the item is still absent.
     compares[absent(layout.item_key(item.item)) if spec is None else unmodified(spec.kv)] = None
-    # Every assignment of it is as planned for: none became inconsistent or vanished meanwhile.
+    # None of its assignments has changed since: none became inconsistent or vanished.
     current = {(a.member, a.slot): a for a in state.assignments_in_key_order(item.item)}
     for assignment in current.values():
         compares[unmodified(assignment.kv)] = None
@@ -177,7 +178,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
         self._unplaced = 0
 
     async def run(self) -> None:
-        """Until cancelled. Raises CoordinationError when the key space fails or etcd refuses."""
+        """Plan and apply until cancelled. Raises CoordinationError when the key space fails or etcd refuses a call."""
         while True:
             state = self._keyspace.state
             leader = state.leader
@@ -206,7 +207,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
             if not result.succeeded:
                 log.info("allocator.conflict", planned_at=state.revision, revision=revision)
                 if await self._keyspace.wait_for_revision(revision) is state:
-                    # Nothing that we can see explains it; do not insist at full speed.
+                    # Nothing in the mirror explains the conflict. Pause before trying again.
                     await self._clock.sleep(_PAUSE_SECONDS)
                 return
         kinds = [type(change).__name__.lower() for item in changes.items for change in item.changes]

@@ -1,8 +1,8 @@
-"""How much each member may hold, and how much of the whole is its fair share. Pure.
+"""Each member's effective limit and its fair share of all replicas. Pure.
 
-`effective_limits` takes from exiting members what the cluster can do without. `fair_shares` divides the replicas that
-there are in proportion to what is left. A share is a ceiling: a member above its share gives up items, one below it
-need not get any, so that members that come and go move no more than they must.
+`effective_limits` takes spare capacity away from exiting members. `fair_shares` divides all replicas in proportion to
+the remaining limits. A share is a ceiling: a member above its share gives up items, but a member below it need not get
+any. So members that come and go cause no more moves than necessary.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from coranto.coordination.plan_values import PlanItem, PlanMember
 
 
 def effective_limits(items: Sequence[PlanItem], members: Sequence[PlanMember]) -> list[int]:
-    """What each member may hold, once exiting members have shed what others can take.
+    """Return each member's limit, reduced for exiting members by what the others can take.
 
-    Exiting members shed capacity that is in excess of all items' replicas, the oldest member first, while as many
-    members as the largest replication asks for keep theirs. So they never leave a replica without a place: a lone
-    member, or the third of three when items want three replicas, keeps what it has until others come. A limit beyond
-    the number of items is not worth more than that number.
+    Exiting members shed the capacity that exceeds all items' replicas, the oldest member first. At least as many
+    members as the largest replication keep their limit. So no replica is left without a place: a lone member, or the
+    third of three when items want three replicas, keeps its items until others come. A limit above the number of items
+    counts as that number.
     """
     limits = [max(0, member.limit) for member in members]
     distinct = sum(1 for item in items if item.replication > 0)
@@ -39,11 +39,11 @@ def effective_limits(items: Sequence[PlanItem], members: Sequence[PlanMember]) -
 
 
 def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """Each member's fair share, in whole items, rounded up: its limit's part of all replicas, as far as these can be
-    so divided. `zones` gives each member's zone by number, `limits` its effective limit.
+    """Return each member's fair share of all replicas, in proportion to its limit, in whole items, rounded up.
 
-    What one member cannot hold is shared by all others, still in proportion; and what a zone should not hold, because
-    each item of several replicas needs a second zone and a member for each, is shared by the members of other zones.
+    `zones` gives each member's zone by number, `limits` its effective limit. The excess of a full member is shared by
+    all others in proportion to their limits. A zone's share is limited too: each item with several replicas needs a
+    second zone, and a member for each replica. The excess of a zone is shared by the members of other zones.
     """
     demands = Counter(item.replication for item in items if item.replication > 0)
     distinct = sum(demands.values())
@@ -61,7 +61,7 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
         upper[zone] = min(room, _most_of_a_zone(demands, len(found), elsewhere=1)) if len(by_zone) > 1 else hard[zone]
     members = sum(len(found) for found in by_zone.values())
     demand = min(sum(min(r, members) * count for r, count in demands.items()), sum(hard.values()))
-    # Where a second zone for each item is too much to ask, zones hold that much more.
+    # Where the zones do not suffice to give each item a second one, a zone may hold correspondingly more.
     missing = max(0, demand - sum(upper.values()))
     upper = {zone: min(hard[zone], upper[zone] + missing) for zone in by_zone}
 
@@ -69,7 +69,7 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
     open_zones = sorted(by_zone)
     while open_zones:
         shares |= _divide([index for zone in open_zones for index in by_zone[zone]], demand, limits, bounds)
-        # A zone that is full at this measure stays full: the measure of the others only rises.
+        # A zone that is full in this division stays full: the shares of the others only rise.
         full = [zone for zone in open_zones if sum(shares[index] for index in by_zone[zone]) > upper[zone]]
         for zone in full:
             shares |= _divide(by_zone[zone], upper[zone], limits, bounds)
@@ -81,12 +81,12 @@ def fair_shares(items: Iterable[PlanItem], zones: Sequence[int], limits: Sequenc
 
 
 def _most_of_a_zone(demands: Mapping[int, int], members: int, *, elsewhere: int) -> int:
-    """What one zone of so many members can hold of all items, if so many replicas of each live in other zones."""
+    """Return how many replicas a zone of `members` members can hold, if `elsewhere` of each item are in other zones."""
     return sum(min(max(1, replication - elsewhere), members) * count for replication, count in demands.items())
 
 
 def _divide(members: Sequence[int], demand: int, limits: Sequence[int], bounds: Sequence[int]) -> dict[int, Fraction]:
-    """`demand` in proportion to limits, where nobody can have more than its bound."""
+    """Divide `demand` in proportion to limits. No member gets more than its bound."""
     shares: dict[int, Fraction] = {}
     remaining = list(members)
     while remaining:

@@ -1,12 +1,13 @@
 """The steps towards a placement that are safe to take now. Pure.
 
-A consistent assignment is never removed if fewer than the item's replication would remain consistent: so a move first
-over-replicates, and removes when the newcomer has caught up. No step brings a member above its limit. Taking the steps
-and asking again, as assignments become consistent, leads to the placement, at which there are none left.
+A consistent assignment is never removed if fewer consistent ones than the item's replication would remain. So a move
+first adds a replica, and removes the old one when the new one has caught up. No step brings a member above its limit.
+The caller takes the steps and asks again as assignments become consistent. No steps are left when the placement is
+reached.
 
-Slot 0 is the primary. A new assignment takes the slot above all of its item; a vacant slot 0 is given to a consistent
-assignment on the member with the fewest primaries for its limit; other slots are packed down one at a time when the
-item is otherwise quiet.
+Slot 0 is the primary. A new assignment takes the next slot above the item's highest. A vacant slot 0 goes to a
+consistent assignment, on the member with the fewest primaries in proportion to its limit. Other slots are packed down
+one at a time when nothing else of the item changes.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Convergence:
         self._members = members
         self._limits = limits
         self._numbers: Mapping[MemberId, int] = {member.id: number for number, member in enumerate(members)}
-        # What every member holds, and is primary of, with the changes so far.
+        # The numbers of items and of primaries on every member, with the changes so far.
         self._total = [0] * len(members)
         self._primaries = [0] * len(members)
-        # How many items every member is still to be given.
+        # The number of items that every member is still to get.
         self._wanted = [0] * len(members)
 
     def steps(
@@ -48,7 +49,7 @@ class Convergence:
         assignments: Mapping[str, Sequence[PlanAssignment]],
         placement: Sequence[Sequence[int]],
     ) -> list[ItemChanges]:
-        """The changes to make now. `assignments` are given by item, in slot order; items in the order of placement."""
+        """Return the changes to make now. `assignments` are by item, in slot order; items in the placement's order."""
         numbers = self._numbers
         unsettled: list[tuple[PlanItem, Sequence[PlanAssignment], list[int], Sequence[int]]] = []
         for item, desired in zip(items, placement, strict=True):
@@ -81,7 +82,7 @@ class Convergence:
     def _orphans(
         self, items: Sequence[PlanItem], assignments: Mapping[str, Sequence[PlanAssignment]]
     ) -> list[ItemChanges]:
-        """Assignments of items that are no more."""
+        """Return the removal of all assignments whose item does not exist any more."""
         changes = []
         for id in assignments.keys() - {item.id for item in items}:
             for assignment in assignments[id]:
@@ -151,9 +152,12 @@ class Convergence:
     def _removable(
         self, item: PlanItem, current: Sequence[PlanAssignment], holders: Sequence[int], desired: Sequence[int]
     ) -> list[int]:
-        """Which assignments can go now: those of members that are gone, second ones of a member, and undesired ones
-        while enough consistent ones remain. Those that make room for another item come first, then those of the most
-        loaded members."""
+        """Return the positions of the assignments that can be removed now.
+
+        These are assignments of members that are gone, second ones of the same member, and undesired ones while enough
+        consistent ones remain. Undesired ones that make room for another item come first, then those of the most
+        loaded members.
+        """
         removed: list[int] = []
         undesired: list[int] = []
         consistent = 0
@@ -174,7 +178,7 @@ class Convergence:
 
         for at in sorted(undesired, key=reluctance):
             if consistent < item.replication:
-                break  # The item is not consistent: whatever it has may be needed.
+                break  # Too few are consistent: any of the assignments may be needed.
             if current[at].consistent and consistent == item.replication:
                 continue
             removed.append(at)
@@ -184,8 +188,10 @@ class Convergence:
     def _detour(
         self, unsettled: Sequence[tuple[PlanItem, Sequence[PlanAssignment], list[int], Sequence[int]]]
     ) -> list[ItemChanges]:
-        """Members that are full wait for one another to give up an item. Let one item stay with a third member that
-        has room, so that it can leave a full one."""
+        """Resolve a deadlock of full members that wait for one another to give up an item.
+
+        Add one item to a third member that has room, so that the item can leave a full one.
+        """
         for item, current, holders, desired in unsettled:
             if not any(self._wanted[holder] for holder in holders if holder not in desired):
                 continue  # Nobody waits for what this item could give up.

@@ -1,8 +1,8 @@
-"""What the values of the key space mean.
+"""The meaning of the key space's values.
 
-The mirror and the allocator are generic: `Entities` tells them how values decode, and the few facts that planning
-needs. `JournalEntities` is the brokers': items are journals, members are brokers, an assignment's value is the Route
-that its primary last synchronized.
+The mirror and the allocator are generic. `Entities` decodes values for them and answers the few questions that planning
+asks. `JournalEntities` is the implementation for brokers: items are journals, members are brokers, and an assignment's
+value is the Route that its primary last synchronized.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AssignT = TypeVar("AssignT")
 
 
 class Entities(Protocol[ItemT, MemberT, AssignT]):
-    """Decodes values, raising InvalidInput for what cannot stand under its key, and answers the allocator."""
+    """Decodes values and answers the allocator's questions. Raises InvalidInput for a value not valid for its key."""
 
     def decode_item(self, item: str, value: bytes) -> ItemT: ...
 
@@ -38,22 +38,24 @@ class Entities(Protocol[ItemT, MemberT, AssignT]):
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> AssignT: ...
 
     def replication(self, item: ItemT) -> int:
-        """How many members the item shall be assigned to."""
+        """Return the number of members that the item is to be assigned to."""
         ...
 
     def item_limit(self, member: MemberT) -> int:
-        """How many items the member may be assigned."""
+        """Return the largest number of items that the member may be assigned."""
         ...
 
     def exiting(self, member: MemberT) -> bool:
-        """Whether the member wants to be rid of its assignments."""
+        """Return True if the member is leaving and wants to give up its assignments."""
         ...
 
     def endpoint(self, member: MemberT) -> str: ...
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, AssignT]]) -> Sequence[bool]:
-        """For each of *all* assignments of one item, given in key order: is it consistent, so that the item can spare
-        another one?"""
+        """Return for each assignment whether it is consistent, so that the item can lose another one.
+
+        `assignments` are *all* assignments of one item, in key order.
+        """
         ...
 
 
@@ -81,7 +83,7 @@ class JournalEntities:
         return spec
 
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> pb.Route:
-        """An empty value is a Route without members: nothing was synchronized yet."""
+        """Decode a Route. An empty value is a Route without members: nothing was synchronized yet."""
         route = _parse(pb.Route(), value) if value else pb.Route(primary=-1)
         validate_route(route)
         return route
@@ -99,14 +101,14 @@ class JournalEntities:
         return member.process_spec.endpoint
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pb.Route]]) -> Sequence[bool]:
-        """All of them, when every value is the Route that the keys imply (endpoints ignored); else none."""
+        """Return all True if every value is the Route that the keys imply (endpoints ignored), else all False."""
         implied = implied_route([key for key, _ in assignments])
         same = all(routes_equivalent(value, implied) for _, value in assignments)
         return [same] * len(assignments)
 
 
 def implied_route(keys: Sequence[AssignmentKey]) -> pb.Route:
-    """The Route that an item's assignment keys, in key order, stand for; primary -1 when no one holds slot 0."""
+    """Return the Route that an item's assignment keys, in key order, imply; primary -1 if slot 0 is vacant."""
     route = pb.Route(primary=-1)
     for index, key in enumerate(keys):
         if key.slot == 0:

@@ -1,11 +1,10 @@
 """etcd through one small interface.
 
-`Coordinator` is all that the rest of Coranto knows of etcd: ordered reads of a prefix, guarded transactions, a watch
-that survives broken streams, and leases. `EtcdCoordinator` is the real one, on the raw v3 stubs, because every
-response's header is needed: peers compare revisions, and a wire Header carries all four of its numbers.
+`Coordinator` is the only view that the rest of Coranto has of etcd: ordered reads of a prefix, guarded transactions, a
+watch that survives broken streams, and leases. `EtcdCoordinator` implements it on the raw v3 stubs, because it needs
+the header of every response: peers compare revisions, and a wire Header carries all four of the header's numbers.
 
-Keys are text. Bytes that are not UTF-8 are kept by surrogate escape, so that a stray key of somebody else cannot stop
-us.
+Keys are text. Bytes that are not UTF-8 are kept by surrogate escape, so a stray key of another program does no harm.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 5000),  # How long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 5000),  # The time limit of one attempt to connect.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),  # A quiet watch sends nothing else.
@@ -64,7 +63,7 @@ _TRANSIENT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EtcdHeader:
-    """Where a response came from, and the store's revision at that time. The ids and the term are uint64."""
+    """The origin of a response, and the store's revision at that time. The ids and the term are uint64."""
 
     cluster_id: int
     member_id: int
@@ -108,14 +107,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Changes of whole revisions, in order. Without events it says that all through `header.revision` was delivered."""
+    """Changes of whole revisions, in order. Without events: everything through `header.revision` was delivered."""
 
     header: EtcdHeader
     events: tuple[Event, ...]
 
 
 class Target(enum.Enum):
-    """What of a key is compared. The version and the revisions of an absent key are 0."""
+    """The property of a key to compare. The version and the revisions of an absent key are 0."""
 
     VERSION = "version"
     CREATE_REVISION = "create_revision"
@@ -135,7 +134,7 @@ class Relation(enum.Enum):
 class Compare:
     """A condition of a transaction. The operand is bytes for VALUE and an integer otherwise.
 
-    With `prefix`, it must hold of each key that begins with `key`; where there is none, of one that is absent.
+    With `prefix`, it must hold for each key that begins with `key`; if there is none, for an absent key.
     """
 
     key: str
@@ -146,18 +145,18 @@ class Compare:
 
 
 def unmodified(kv: KeyValue) -> Compare:
-    """The key has not been written or deleted since `kv` was read."""
+    """Return the condition that the key has not been written or deleted since `kv` was read."""
     return Compare(kv.key, Target.MOD_REVISION, kv.mod_revision)
 
 
 def absent(key: str) -> Compare:
-    """There is no such key."""
+    """Return the condition that the key does not exist."""
     return Compare(key, Target.CREATE_REVISION, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key under `lease` (0 = none), or with `keep_lease` under the one that it has (the key must exist)."""
+    """Write a key under `lease` (0 = none), or with `keep_lease` under its present lease (the key must exist)."""
 
     key: str
     value: bytes = field(repr=False)
@@ -178,7 +177,10 @@ Op = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """`found` holds the keys of `otherwise` when the comparisons failed; None for a key that does not exist."""
+    """The result of a transaction.
+
+    If the comparisons failed, `found` holds the keys of `otherwise`, with None for a key that does not exist.
+    """
 
     succeeded: bool
     header: EtcdHeader
@@ -187,7 +189,7 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True)
 class GrantedLease:
-    """`ttl_seconds` may be larger than what was asked for: etcd has a minimum of about two seconds."""
+    """A lease as granted. `ttl_seconds` may be larger than requested: etcd has a minimum of about two seconds."""
 
     id: int
     ttl_seconds: int
@@ -195,7 +197,7 @@ class GrantedLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """Times in seconds. `remaining` is 0 when the lease is gone. `keys` are those attached to it."""
+    """The state of a lease. Times in seconds. `remaining` is 0 when the lease is gone. `keys` are attached to it."""
 
     remaining: int
     granted: int
@@ -212,26 +214,27 @@ class Coordinator(Protocol):
     async def range(
         self, prefix: str, *, revision: int = 0, min_mod_revision: int = 0, limit: int = 0, keys_only: bool = False
     ) -> Snapshot:
-        """Keys that begin with `prefix`, as of `revision` (0 = now). `limit` 0 = all.
+        """Return the keys that begin with `prefix`, as of `revision` (0 = now). `limit` 0 = all.
 
-        `header.revision` is the revision that the content is of. With `min_mod_revision`, only keys modified at or
-        after it.
+        `header.revision` is the revision of the content. With `min_mod_revision`, only keys modified at or after it are
+        returned.
         """
         ...
 
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
-        """One key, now."""
+        """Return the present state of one key; None if it does not exist."""
         ...
 
     async def txn(self, compares: Sequence[Compare], ops: Sequence[Op], *, otherwise: Sequence[str] = ()) -> TxnResult:
-        """Apply all of `ops` if all of `compares` hold, else nothing and read the keys of `otherwise`.
+        """Apply all of `ops` if all of `compares` hold. Else apply nothing and read the keys of `otherwise`.
 
-        Raises TxnOutcomeUnknown when the connection broke and the transaction may or may not have been applied.
+        Raises TxnOutcomeUnknown when the connection broke and the transaction may or may not have been applied. The
+        same holds for a cancelled call.
         """
         ...
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Changes under `prefix` at or after `from_revision`, without gap or repetition, across broken connections.
+        """Yield changes under `prefix` at or after `from_revision`, without gap or repetition, over broken connections.
 
         Close the generator (`contextlib.aclosing`) to end the watch.
         Raises WatchReset when the history is gone (compaction) or the store went back in time: read the prefix again.
@@ -239,24 +242,24 @@ class Coordinator(Protocol):
         ...
 
     async def lease_grant(self, ttl_seconds: int) -> GrantedLease:
-        """A new lease."""
+        """Grant a new lease. A cancelled call may leave a lease, which runs out by itself."""
         ...
 
     async def lease_keepalive(self, lease: int) -> int:
-        """Refresh a lease. Returns its time to live in seconds; 0 when it is gone."""
+        """Refresh a lease. Return its time to live in seconds; 0 if it is gone."""
         ...
 
     async def lease_status(self, lease: int) -> LeaseStatus: ...
 
     async def lease_revoke(self, lease: int) -> None:
-        """Delete a lease with all its keys. No error when it is gone already."""
+        """Delete a lease with all its keys. It is no error if the lease is gone already."""
         ...
 
     async def close(self) -> None: ...
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key above all keys that begin with `prefix`; b"\\0" (etcd: no end) when there is none."""
+    """Return the first key above all keys that begin with `prefix`; b"\\0" (etcd: no end) if there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\0"
 
@@ -270,8 +273,11 @@ def decode_key(key: bytes) -> str:
 
 
 def channel_target(endpoint: str) -> str:
-    """The gRPC target of an etcd endpoint: `host:port`, `http://host:port`, `https://host:port`, `unix:///path`, or
-    several IPv4 `host:port` without TLS, separated by commas. Raises InvalidInput."""
+    """Return the gRPC target of an etcd endpoint.
+
+    An endpoint is `host:port`, `http://host:port`, `https://host:port`, `unix:///path`, or several IPv4 `host:port`
+    without TLS, separated by commas. Raises InvalidInput.
+    """
     parts = [part.strip() for part in endpoint.split(",") if part.strip()]
     addresses = [_address(part, endpoint) for part in parts]
     if not addresses:
@@ -281,7 +287,7 @@ def channel_target(endpoint: str) -> str:
     for part, address in zip(parts, addresses, strict=True):
         try:
             ipaddress.IPv4Address(address.rpartition(":")[0])
-            usable = not is_secure(part)  # A certificate would have to name whichever of them is used.
+            usable = not is_secure(part)  # A certificate would have to name all of them.
         except ValueError:
             usable = False
         if not usable:
@@ -293,15 +299,15 @@ def channel_target(endpoint: str) -> str:
 
 
 def is_secure(endpoint: str) -> bool:
-    """Whether an etcd endpoint is spoken to with TLS: that is, whether it begins with `https://`."""
+    """Return True if an etcd endpoint uses TLS, that is, if it begins with `https://`."""
     return endpoint.strip().lower().startswith("https://")
 
 
 def etcd_certificates(endpoint: str, tls: ClientTls | None) -> ChannelCertificates | None:
-    """Credentials for an etcd endpoint; None for one without TLS, for which none may be given. Raises InvalidInput."""
+    """Return credentials for an etcd endpoint; None if it uses no TLS. Raises InvalidInput, also for unneeded `tls`."""
     if is_secure(endpoint):
         certificates = ChannelCertificates(tls)
-        certificates.get()  # Find out now what cannot be read.
+        certificates.get()  # Fail now if a file cannot be read.
         return certificates
     if tls is not None:
         raise InvalidInput(f"etcd endpoint {endpoint!r} is without TLS; write https://host:port", field="etcd")
@@ -326,8 +332,8 @@ def _address(part: str, endpoint: str) -> str:
 class EtcdCoordinator:
     """`Coordinator` on an etcd v3 server. Use within one event loop; close when done.
 
-    `timeout_seconds` bounds each single call. A server that restarts within it goes unnoticed, but for transactions.
-    `tls` is for an `https` endpoint: its authority (default: those of gRPC), and what we show to it.
+    `timeout_seconds` bounds each single call. A server restart within that time goes unnoticed, except by transactions.
+    `tls` is for an `https` endpoint: the authority to trust (default: gRPC's), and the client certificate to present.
     """
 
     def __init__(
@@ -369,7 +375,7 @@ class EtcdCoordinator:
         if self._channel is not None:
             if credentials is self._credentials:
                 return
-            # Certificates have changed. A watch goes on while its connection stands, and is then made on the new one.
+            # Certificates have changed. A watch keeps its old connection while that works, then uses the new channel.
             self._outdated.append(self._channel)
         # The channel belongs to the running loop, so it is made at first use and not at construction.
         self._credentials = credentials
@@ -456,7 +462,7 @@ class EtcdCoordinator:
             await self._clock.sleep(delay)
 
     async def _watch_once(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """One stream. The batches' header revision is that of the last event, or of the progress notification."""
+        """Watch on one stream. A batch's header revision is that of its last event, or of the progress notification."""
         self._connect()
         # With `hasleader`, a server cut off from its majority ends the stream instead of going quiet.
         call = self._watch.Watch(metadata=(("hasleader", "true"),), wait_for_ready=True)

@@ -1,6 +1,6 @@
-"""Placing items on members as a flow of least cost, and the proof that there is no better one. Pure.
+"""The placement of items on members as a flow of least cost, with proof that no better one exists. Pure.
 
-Think of every wanted replica as a unit that flows
+Every wanted replica is a unit that flows
 
 ::
 
@@ -9,18 +9,18 @@ Think of every wanted replica as a unit that flows
                     costs SINGLE         costs MOVE   units above its share
                                          unless held  cost OVER
 
-and each unit that does not flow costs UNPLACED. The weights are so far apart that costs compare in that order: first
+and each unit that does not flow costs UNPLACED. The weights are so far apart that costs compare in this order: first
 as many replicas as can be placed; then as few items as possible whose replicas all live in one zone; then as few
-replicas as possible above members' fair shares; then as few moves as possible. A placement is best exactly when the
-network has no cycle along which changing the flow would gain something (the classic condition for flows of least cost),
-and `optimize` removes such cycles until there is none.
+replicas as possible above members' fair shares; then as few moves as possible. A placement is optimal exactly when no
+change of the flow along a cycle has negative cost (the classic condition for flows of least cost). `optimize` changes
+the flow along such cycles until none is left.
 
-The network has a node for each item, but a cycle is known by the members that it visits: an item takes part only by
-going from one member to another. So the search runs over members and one node more, the `hub`, which stands for source
-and sink. The cost of one step depends only on an item's position: whether it is where it was held, and whether its
-other replicas share one zone. Items in the same position are one group. A step from member to member looks for the
+The network has a node for each item, but the members that a cycle visits determine it: an item takes part only by
+moving from one member to another. So the search runs over the members and one extra node, the `hub`, which stands for
+source and sink. The cost of one step depends only on an item's position: whether it is where it was held, and whether
+its other replicas share one zone. Items in the same position form one group. A step from member to member looks for the
 cheapest group, and in it for an item that the target does not hold yet. That makes the search independent of the number
-of items, except to group them once.
+of items, except for grouping them once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Group = dict[tuple[int, ...], dict[int, None]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a placement costs. The earlier of two fields weighs more than any amount of the later."""
+    """The cost of a placement. Of two fields, the earlier weighs more than any amount of the later."""
 
     unplaced: int
     single_zoned: int
@@ -46,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """`item` leaves member `out` and comes to member `into`. None for an item that has a replica more, or less."""
+    """`item` moves from member `out` to member `into`. None for `out`: it gains a replica; for `into`: it loses one."""
 
     item: int
     out: int | None
@@ -54,10 +54,10 @@ class _Step:
 
 
 class FlowNetwork:
-    """Items and members, by number, and a placement of the ones on the others, to be changed by `give` and `take`.
+    """A placement of items on members, all by number. `give` and `take` change it.
 
-    `limits` are never exceeded by `optimize`, nor must they be by the placement that it starts from. `held[item]` are
-    the members from which a replica need not move.
+    `optimize` never exceeds `limits`, and the placement that it starts from must not either. `held[item]` are the
+    members that hold the item already: a replica there costs no move.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class FlowNetwork:
         self.counts[member] -= 1
 
     def spreads(self, item: int) -> bool:
-        """Whether the item should live in two zones."""
+        """Return True if the item should live in two zones."""
         return self.several_zones and self.replication[item] > 1
 
     def single_zoned(self, item: int) -> bool:
-        """Whether the item should live in two zones, and all its replicas live in one."""
+        """Return True if the item should live in two zones, but all its replicas live in one."""
         placed = self.placed[item]
         if len(placed) < self.replication[item] or not self.spreads(item):
             return False
@@ -106,7 +106,7 @@ class FlowNetwork:
         )
 
     def cost_bound(self) -> Cost:
-        """What no placement can cost less than: a bound that is quick to have, and often reached."""
+        """Return a lower bound of the cost of any placement. It is quick to compute, and often reached."""
         kept = 0
         by_member = [0] * len(self.limits)
         for item, members in enumerate(self.held):
@@ -121,7 +121,7 @@ class FlowNetwork:
         return Cost(unplaced=0, single_zoned=0, over_share=0, moves=max(0, sum(self.replication) - kept))
 
     def optimize(self) -> Cost:
-        """Change the placement to one of least cost. Returns what it costs."""
+        """Change the placement to one of least cost, and return that cost."""
         cost = self.cost()
         if cost == self.cost_bound():
             return cost
@@ -130,21 +130,21 @@ class FlowNetwork:
 
 
 class _Residual:
-    """The ways in which a placement can change, as edges between members."""
+    """The possible changes of a placement, as edges between members."""
 
     def __init__(self, network: FlowNetwork) -> None:
         self.network = network
         self.hub = len(network.limits)
-        # In sums over a cycle no smaller weight outweighs a greater one: a cycle has no more steps than nodes.
+        # Smaller weights never add up to a greater one within a cycle, because a cycle has no more steps than nodes.
         radix = 2 * (self.hub + 2)
         self.move_weight = 1
         self.over_weight = radix
         self.single_weight = radix**2
         self.unplaced_weight = radix**3
         self.none = 4 * radix**4
-        # Items on each member, and items short of a replica (on the hub), by position, then by their members.
+        # Items on each member, and items that lack a replica (on the hub), by position, then by their members.
         self.groups: list[dict[_Position, _Group]] = [{} for _ in range(self.hub + 1)]
-        # Those of them that are held by a member that they are not placed on, by that member.
+        # Those items that were held by a member that they are not placed on, by that member.
         self.returns: list[dict[int, dict[_Position, dict[int, None]]]] = [{} for _ in range(self.hub + 1)]
         for item in range(len(network.placed)):
             self._enter(item)
@@ -158,8 +158,11 @@ class _Residual:
     # --- groups --------------------------------------------------------------------------------------------------
 
     def _position(self, item: int, member: int) -> _Position:
-        """An item's position on a member that it may leave (or the hub, when it may get one replica more): whether the
-        member holds it, whether all replicas are in one zone, and which zone it must not go to."""
+        """Return an item's position on a member that it may leave (or on the hub, if it may get another replica).
+
+        A position says whether the member is in `held`, whether all replicas are in one zone, and which zone the item
+        must not go to.
+        """
         network = self.network
         placed = network.placed[item]
         others = [network.zones[m] for m in placed if m != member]
@@ -170,7 +173,7 @@ class _Residual:
         return (member in network.held[item], single, zone)
 
     def _places(self, item: int) -> list[int]:
-        """The nodes that the item can leave for a member."""
+        """Return the nodes from which the item can go to a member."""
         placed = self.network.placed[item]
         return [*placed, self.hub] if len(placed) < self.network.replication[item] else placed
 
@@ -203,7 +206,7 @@ class _Residual:
     # --- edges ---------------------------------------------------------------------------------------------------
 
     def _cost_of(self, step: _Step) -> int:
-        """What the step adds to the cost of its item; members' counts are not its matter."""
+        """Return what the step adds to the cost of its item, without the cost of members' counts."""
         network = self.network
         out, into = step.out, step.into
         if out == into:
@@ -224,7 +227,10 @@ class _Residual:
         return cost
 
     def _edges_from(self, node: int) -> tuple[list[int], list[_Step | None]]:
-        """The cheapest step from a node to each other, and its cost. No step: only a member's count changes."""
+        """Return the costs of the cheapest steps from a node to each other, and the steps.
+
+        An edge without a step only changes a member's count.
+        """
         network, hub = self.network, self.hub
         edges: list[int] = [self.none] * (hub + 1)
         steps: list[_Step | None] = [None] * (hub + 1)
@@ -268,7 +274,7 @@ class _Residual:
         return _Step(next(iter(items)), node, None)
 
     def _group_cost(self, node: int, position: _Position, zone: int) -> int:
-        """The cost of taking an item in that position to a member of the zone that does not hold it."""
+        """Return the cost of moving an item in that position to a member of `zone` that does not hold it."""
         held, single, avoided = position
         cost = self.move_weight
         if node == self.hub:
@@ -280,7 +286,7 @@ class _Residual:
     # --- cycles --------------------------------------------------------------------------------------------------
 
     def cancel_cycles(self) -> None:
-        """Change the placement along cycles that gain, until there is none."""
+        """Change the placement along cycles of negative cost until none is left."""
         while (cycle := self._find_cycle()) is not None:
             while self._gain(cycle) < 0:
                 self._apply(self._steps_along(cycle), cycle)
@@ -289,11 +295,10 @@ class _Residual:
         return sum(self.edges[here][there] for here, there in _around(cycle))
 
     def _steps_along(self, cycle: Sequence[int]) -> list[_Step]:
-        """The steps of a cycle that gains, or of a part of it that does, which pass through each node of the network
-        once.
+        """Return the steps of a cycle of negative cost that passes through each node of the network at most once.
 
-        A cycle that passes through an item twice is two cycles, each closed by another step of that item, and of the
-        two one gains.
+        It is the given cycle, which has negative cost, or a part of it. A cycle that passes through an item twice
+        consists of two cycles, each closed by another step of that item, and one of the two has negative cost.
         """
         along = [(here, there, self.edges[here][there], self.steps[here][there]) for here, there in _around(cycle)]
         first: dict[tuple[int, int], int] = {}
@@ -316,8 +321,11 @@ class _Residual:
         return [step for _, _, _, step in along if step is not None and step.out != step.into]
 
     def _passes(self, step: _Step) -> list[tuple[int, int]]:
-        """The nodes that a step passes through: the item's in the zones that it leaves and comes to, and its own,
-        unless it stays in a zone."""
+        """Return the nodes that a step passes through.
+
+        These are the item's nodes in the zones that it leaves and enters, and the item's own node unless it stays in
+        its zone.
+        """
         zones = {_ANY if member is None else self.network.zones[member] for member in (step.out, step.into)}
         return [(step.item, zone) for zone in sorted(zones if len(zones) == 1 else zones | {_ANY})]
 
@@ -337,7 +345,7 @@ class _Residual:
             self.edges[node], self.steps[node] = self._edges_from(node)
 
     def _find_cycle(self) -> list[int] | None:
-        """Nodes around which the costs of steps add up to less than nothing (Bellman and Ford's search)."""
+        """Return the nodes of a cycle of negative cost, by Bellman-Ford search; None if none exists."""
         nodes = range(self.hub + 1)
         distance = [0] * (self.hub + 1)
         parent = [-1] * (self.hub + 1)
@@ -366,7 +374,7 @@ def _around(cycle: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 def _cycle_of(parent: Sequence[int], starts: Iterable[int]) -> list[int] | None:
-    """A cycle that is found by following parents, in the direction from parent to child."""
+    """Return a cycle found by following parents, in the direction from parent to child; None if there is none."""
     seen_from: dict[int, int] = {}
     for start in starts:
         node = start

@@ -1,16 +1,16 @@
 """A local mirror of the cluster's key space.
 
 `Entries` is the pure part: sorted, immutable, and merged with the changes of a batch in one pass. `State` is an
-immutable view of it that speaks of items, members and assignments; whoever holds one sees the key space as it was at
-one revision. `KeySpace` keeps the current `State` up to date from a watch.
+immutable view of it in terms of items, members and assignments: the key space as it was at one revision. `KeySpace`
+keeps the current `State` up to date from a watch.
 
-Two revisions matter. `State.header.revision` is the last that *changed* something under the prefix; it is what a broker
-tells its peers, and they can always reach it by watching. `KeySpace.known_revision` may be larger: nothing under the
-prefix changed up to it. `wait_for_revision` is satisfied by either. A revision that did not touch the prefix is never
-announced by the watch, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with
-the count of all keys. When there is no such key and the count is the same, then what exists now existed unmodified at
-the mirror's revision and nothing was deleted, so the mirror is current. (etcd's own progress requests would be cheaper,
-but before 3.4.25 and 3.5.8 their answers may overtake events.)
+Two revisions matter. `State.header.revision` is the last that *changed* something under the prefix. A broker tells it
+to its peers, and they can always reach it by watching. `KeySpace.known_revision` may be larger: nothing under the
+prefix changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did not
+touch the prefix, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with the
+count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at the
+mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper, but
+before 3.4.25 and 3.5.8 their answers may overtake events.)
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Decoded = Item[ItemT] | Member[MemberT] | Assignment[AssignT]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key-value and what it decoded to; None when it did not decode."""
+    """A key-value and its decoded value; None if it did not decode."""
 
     kv: KeyValue
     decoded: object | None
@@ -105,7 +105,7 @@ class Entries:
         return Entries([kv.key for kv in ordered], [Entry(kv, decode(kv)) for kv in ordered])
 
     def merge(self, events: Iterable[Event], decode: Decode) -> Entries:
-        """These entries with `events` applied in order; an event that is no newer than its entry is dropped."""
+        """Return these entries with `events` applied in order. An event that is not newer than its entry is dropped."""
         last: dict[str, Event] = {}
         for event in events:
             last[event.kv.key] = event
@@ -136,7 +136,7 @@ class Entries:
         return self._entries[at] if at < len(self._keys) and self._keys[at] == key else None
 
     def prefixed(self, prefix: str) -> Sequence[Entry]:
-        """The entries whose keys begin with `prefix`."""
+        """Return the entries whose keys begin with `prefix`."""
         begin = bisect_left(self._keys, prefix)
         end = bisect_left(self._keys, prefix + "\U0010ffff", begin)
         return self._entries[begin:end]
@@ -204,7 +204,7 @@ class State(Generic[ItemT, MemberT, AssignT]):
         return found
 
     def assignments_in_key_order(self, item: str) -> list[Assignment[AssignT]]:
-        """An item's assignments by zone, suffix and slot: the order of a Route's members."""
+        """Return an item's assignments by zone, suffix and slot: the order of a Route's members."""
         try:
             prefix = self.layout.assignments_of(item)
         except InvalidInput:
@@ -212,16 +212,16 @@ class State(Generic[ItemT, MemberT, AssignT]):
         return [cast("Assignment[AssignT]", entry.decoded) for entry in self.entries.prefixed(prefix) if entry.decoded]
 
     def assignments(self, item: str) -> list[Assignment[AssignT]]:
-        """An item's assignments by slot: the primary first, when there is one."""
+        """Return an item's assignments by slot: the primary first, if there is one."""
         return sorted(self.assignments_in_key_order(item), key=lambda a: (a.slot, a.member))
 
     def consistent(self, item: str) -> bool:
-        """Whether the item has assignments and every one of them is consistent."""
+        """Return True if the item has assignments and all of them are consistent."""
         found = [(a.key, a.value) for a in self.assignments_in_key_order(item)]
         return bool(found) and all(self.entities.consistent(found))
 
     def route_of(self, item: str, *, endpoints: bool = True) -> pb.Route:
-        """The Route that the item's assignments stand for. A member whose key is missing has an empty endpoint."""
+        """Return the Route that the item's assignments imply. A member whose key is missing has an empty endpoint."""
         assignments = self.assignments_in_key_order(item)
         route = implied_route([a.key for a in assignments])
         if endpoints:
@@ -237,9 +237,9 @@ class State(Generic[ItemT, MemberT, AssignT]):
 
 
 class KeySpace(Generic[ItemT, MemberT, AssignT]):
-    """Mirrors a layout's prefix. `start` it once; it then follows until `close`, or until it fails for good.
+    """A mirror of a layout's prefix. `start` it once; it then follows until `close`, or until it fails for good.
 
-    Changes that arrive within `apply_delay_seconds` of one another are merged at once.
+    Changes that arrive within `apply_delay_seconds` of one another are merged together.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
 
     @property
     def known_revision(self) -> int:
-        """The state holds all changes through this revision, which is at least the state's own."""
+        """The revision through which the state holds all changes. It is at least the state's own."""
         return max(self._known_revision, self._state.revision if self._state else 0)
 
     async def start(self, at_revision: int = 0) -> State[ItemT, MemberT, AssignT]:
@@ -295,7 +295,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         return self.state
 
     async def close(self) -> None:
-        """Stop following. Those who wait get a CoordinationError."""
+        """Stop following. Pending waits raise CoordinationError."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -303,9 +303,9 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._fail(CoordinationError("the key space was closed"))
 
     def observe(self, observer: Callable[[State[ItemT, MemberT, AssignT]], None]) -> Callable[[], None]:
-        """Call `observer` with each new state, in order, before those who wait are woken. Returns how to stop that.
+        """Call `observer` with each new state, in order, before waiters wake. Return a function that stops the calls.
 
-        It is not called for the current state. It must not block; what it raises is logged.
+        It is not called for the current state. It must not block. An exception that it raises is logged.
         """
         self._observers.append(observer)
 
@@ -316,7 +316,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         return stop
 
     async def wait_for_revision(self, revision: int, timeout: float | None = None) -> State[ItemT, MemberT, AssignT]:
-        """The first state known to hold all changes through `revision`.
+        """Return the first state known to hold all changes through `revision`.
 
         Raises TimeoutError after `timeout` seconds, and CoordinationError when the mirror failed or was closed.
         """
@@ -335,7 +335,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
     async def wait_for_change(
         self, since: State[ItemT, MemberT, AssignT], timeout: float | None = None
     ) -> State[ItemT, MemberT, AssignT]:
-        """The first state other than `since`. Raises as `wait_for_revision` does."""
+        """Return the first state other than `since`. Raises as `wait_for_revision` does."""
         async with asyncio.timeout(timeout):
             while self.state is since:
                 await self._next_move()
@@ -345,14 +345,14 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
     async def wait_until(
         self, condition: Callable[[State[ItemT, MemberT, AssignT]], bool], timeout: float | None = None
     ) -> State[ItemT, MemberT, AssignT]:
-        """The first state, from the current one on, of which `condition` holds. Raises as `wait_for_revision` does."""
+        """Return the first state, from the current one on, that meets `condition`. Raises as `wait_for_revision`."""
         async with asyncio.timeout(timeout):
             while not condition(self.state):
                 await self.wait_for_change(self.state)
             return self.state
 
     async def wait_failed(self) -> CoordinationError:
-        """Why the mirror stopped following, once it did."""
+        """Wait until the mirror stops following, and return the reason."""
         while self._failure is None:
             if self._moved is None or self._moved.done():
                 self._moved = asyncio.get_running_loop().create_future()
@@ -386,12 +386,12 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         except CoordinationError as error:
             log.warning("keyspace.failed", prefix=self.layout.prefix, error=str(error))
             self._fail(error)
-        except Exception as error:  # A mirror that stopped must not look alive.
+        except Exception as error:  # Fail, because a mirror that stopped must not look alive.
             log.exception("keyspace.failed", prefix=self.layout.prefix)
             self._fail(CoordinationError(f"the mirror of {self.layout.prefix} failed: {error!r}"))
 
     async def _follow(self) -> None:
-        """Turn the watch into arrivals; load again when the watch cannot go on."""
+        """Turn the watch into arrivals. Load the prefix again when the watch cannot continue."""
         next_revision = self.state.revision + 1
         while True:
             try:
@@ -428,7 +428,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             self._apply(arrivals)
 
     def _apply(self, arrivals: Sequence[WatchBatch | Snapshot]) -> None:
-        """Apply arrivals as one new state, and tell observers and waiters."""
+        """Apply arrivals as one new state, and notify observers and waiters."""
         state = self._state
         header = state.header if state else None
         entries = state.entries if state else Entries([], [])
@@ -447,7 +447,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
                         f"etcd went back from revision {seen} to {arrival.header.revision}: it was restored from a "
                         "backup; see 'An etcd that was restored' in docs/operations.md"
                     )
-                # What a snapshot holds, events before it cannot change; what it lacks, they could only delete.
+                # Earlier events are obsolete: the snapshot already contains their effect, deletions included.
                 events.clear()
                 entries = Entries.load(arrival.kvs, self._decode)
                 header, known = arrival.header, arrival.header.revision
@@ -465,7 +465,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             for observer in tuple(self._observers):
                 try:
                     observer(self._state)
-                except Exception:  # One observer's fault is not another's.
+                except Exception:  # A failing observer must not keep the state from the others.
                     log.exception("keyspace.observer_failed", prefix=self.layout.prefix)
         self._wake()
 
@@ -484,7 +484,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             return None
 
     async def _prove(self, revision: int) -> None:
-        """Find out whether the state is current though the watch says nothing. See the module's explanation."""
+        """Advance the known revision if a range proves that the state is current (see the module's docstring)."""
         async with self._proving:
             if self.known_revision >= revision:
                 return

@@ -1,4 +1,4 @@
-"""Where a cluster's entities live in etcd, and how their keys are spelled.
+"""The layout of a cluster's entities in etcd, and the encoding of their keys.
 
 ::
 
@@ -9,11 +9,11 @@
 `#` sorts below every byte that a name may hold, so the order of keys is the order of entities. The layout is Gazette's,
 so both can share a prefix.
 
-Some keys are Coranto's alone, and lie where no prefix reaches, without a lease::
+Some keys are Coranto's alone. They are outside of any prefix (prefixes begin with a slash), and without a lease::
 
-    coranto/in-sync<prefix>#<item>                     which replicas hold all that was acknowledged
-    coranto/cluster<prefix>                            which cluster this is, and whether etcd was restored
-    coranto/broker<prefix>#<zone>#<suffix>             when a broker, and with which data directory, last used it
+    coranto/in-sync<prefix>#<item>                     the replicas that hold all that was acknowledged
+    coranto/cluster<prefix>                            the cluster's identity, and whether etcd was restored
+    coranto/broker<prefix>#<zone>#<suffix>             a broker's last use of the cluster: time and data directory
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coranto.errors import InvalidInput
 SEPARATOR = "#"
 
 FOLDERS = frozenset({"items", "members", "assign"})
-"""What holds all keys below a prefix."""
+"""The folders that hold all keys below a prefix."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def root(self) -> str:
-        """What every key of the cluster begins with."""
+        """The common prefix of all keys of the cluster."""
         return f"{self.prefix}/"
 
     @property
@@ -89,33 +89,33 @@ class Layout:
         return self.items + _part("item", item)
 
     def in_sync_key(self, item: str) -> str:
-        """Where the in-sync record of `item` lies. Prefixes begin with a slash, so those who watch one never see it."""
+        """Return the key of the in-sync record of `item`. It is outside of any prefix, so no watch of one sees it."""
         return f"{self.in_sync_records}{_part('item', item)}"
 
     @property
     def in_sync_records(self) -> str:
-        """What the key of every in-sync record begins with."""
+        """The common prefix of the keys of all in-sync records."""
         return f"coranto/in-sync{self.prefix}{SEPARATOR}"
 
     @property
     def cluster_key(self) -> str:
-        """Where it is written which cluster this is."""
+        """The key of the cluster's identity."""
         return f"coranto/cluster{self.prefix}"
 
     @property
     def uses(self) -> str:
-        """What the keys of brokers' uses begin with."""
+        """The common prefix of the keys of brokers' uses."""
         return f"coranto/broker{self.prefix}{SEPARATOR}"
 
     def use_key(self, member: MemberId) -> str:
-        """Where it is written that, and with which data directory, a broker uses the cluster."""
+        """Return the key that records that a broker uses the cluster, and with which data directory."""
         return f"{self.uses}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"
 
     def member_key(self, member: MemberId) -> str:
         return f"{self.members}{_part('zone', member.zone)}{SEPARATOR}{_part('suffix', member.suffix)}"
 
     def assignments_of(self, item: str) -> str:
-        """What every assignment key of `item` begins with."""
+        """Return the common prefix of all assignment keys of `item`."""
         return f"{self.assignments}{_part('item', item)}{SEPARATOR}"
 
     def assignment_key(self, item: str, member: MemberId, slot: int) -> str:
@@ -125,7 +125,7 @@ class Layout:
         return f"{self.assignments_of(item)}{zone}{SEPARATOR}{suffix}{SEPARATOR}{slot}"
 
     def decode(self, key: str) -> ItemKey | MemberKey | AssignmentKey:
-        """What a key stands for. Raises InvalidInput for a key that is not of this layout."""
+        """Decode a key. Raises InvalidInput for a key that is not of this layout."""
         if key.startswith(self.items):
             (item,) = _split(key, key[len(self.items) :], 1)
             return ItemKey(item)

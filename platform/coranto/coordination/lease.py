@@ -1,14 +1,14 @@
-"""A process's liveness: the lease that its member key and assignments stand under.
+"""A process's liveness: the lease of its member key and assignments.
 
-A session keeps its lease alive. When the process dies, the lease runs out and etcd deletes the member and all its
-assignments together; there is no other failure detector.
+A session keeps its lease alive. When the process dies, the lease runs out, and etcd deletes the member and all its
+assignments together. There is no other failure detector.
 
-A process that was killed and comes back before that may *resume*: it finds its lease's id in a file of its data
+A process that was killed and restarts before that may *resume*: it finds its lease's id in a file of its data
 directory, keeps that lease alive again, and has its membership and assignments as if nothing had happened. Only one
-process may do so: whoever passes a `LeaseRecord` must hold that directory exclusively (see `coranto.process.dirlock`).
-A copy of the directory does not count: its lock says nothing about the process that uses the original. So the file
-names its directory (`coranto.process.dirlock.place_of`), and only a process that finds it there resumes; any other
-waits until the lease has run out.
+process may do so: a caller that passes a `LeaseRecord` must hold that directory exclusively (see
+`coranto.process.dirlock`). A lock on a copy of the directory is not enough: it says nothing about the process that uses
+the original. So the file names its directory (`coranto.process.dirlock.place_of`), and only a process that finds the
+file there resumes. Any other waits until the lease has run out.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The file that remembers a lease: its id, and the etcd cluster that granted it.
+    """The file that records a lease: its id, and the etcd cluster that granted it.
 
-    `place` names the directory that the file is written in; empty for one that nobody can copy.
+    `place` names the directory of the file; empty for a directory that nobody can copy.
     """
 
     path: Path
@@ -50,18 +50,18 @@ class LeaseRecord:
 
     @staticmethod
     def within(data_dir: Path, disk: Disk | None = None) -> LeaseRecord:
-        """The record in a data directory, which is created when it is absent and `disk` is this machine's."""
+        """Return the record of a data directory. If `disk` is this machine's own, an absent directory is created."""
         disk = disk if disk is not None else LocalDisk()
         place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
         return LeaseRecord(data_dir / LEASE_FILE, disk, place)
 
     def load(self) -> tuple[int, int] | None:
-        """(cluster id, lease id); None when there is no record, or none that can be read."""
+        """Return (cluster id, lease id); None if there is no readable record."""
         found = self._read()
         return found[:2] if found is not None else None
 
     def resumable(self) -> tuple[int, int] | None:
-        """As `load`, but None too when the record was written in another directory, of which this one is a copy."""
+        """Return what `load` returns, but None if the record was written in another directory: this one is a copy."""
         found = self._read()
         return found[:2] if found is not None and found[2] == self.place else None
 
@@ -84,9 +84,9 @@ class LeaseRecord:
 
 
 class MemberSession:
-    """A lease that is kept alive, and the member key announced under it. Made by `open_session`.
+    """A lease that is kept alive, and the member key announced under it. Create it with `open_session`.
 
-    `lost` is set when the lease is gone, or may be as far as this process can tell. Serve nothing from then on.
+    `lost` is set when the lease is gone, or when this process cannot rule that out. Serve nothing from then on.
     """
 
     def __init__(
@@ -114,11 +114,12 @@ class MemberSession:
         self._keeper = asyncio.create_task(self._keep_alive(), name="lease.keep_alive")
 
     async def announce(self, key: str, value: bytes, *, patience: float | None = None) -> int:
-        """Put the member key under the lease. Returns the revision at which it stands.
+        """Put the member key under the lease, and return the key's revision.
 
-        A key that a resumed lease already holds stays the same key, as old as it was, with the new value. A key of
-        another lease is waited for: it goes when its process closes or its lease runs out. Raises LeaseLost, and
-        MemberInUse when that lease is still kept alive after its time to live and `patience` more seconds.
+        A key that a resumed lease already holds keeps its age (create revision) and gets the new value. If another
+        lease holds the key, this waits until the key goes: when its process closes or its lease runs out. Raises
+        LeaseLost, and MemberInUse when that lease is still kept alive after its time to live and `patience` more
+        seconds. If cancelled, the key may or may not have been written.
         """
         while True:
             try:
@@ -132,9 +133,10 @@ class MemberSession:
                 return revision
 
     async def update(self, value: bytes) -> int:
-        """Replace the announced value, for example to mark the member as exiting. Returns the revision.
+        """Replace the announced value, for example to mark the member as exiting. Return the revision.
 
-        Raises LeaseLost when the key is no longer ours.
+        Raises LeaseLost when the key is no longer under this session's lease. If cancelled, the value may or may not
+        have been replaced.
         """
         if not self.key:
             raise LeaseLost("nothing is announced under this lease yet")
@@ -153,10 +155,11 @@ class MemberSession:
                 return revision
 
     async def confirmed(self) -> None:
-        """Return once the lease is sure to be alive, which it nearly always is. Raises LeaseLost when it is gone.
+        """Return once the lease is certain to be alive, nearly always at once. Raises LeaseLost when it is gone.
 
-        It is in doubt after this process did not run for a while, or did not reach etcd. Others may go on without us by
-        then, so what only matters to members waits here, instead of becoming true just before `lost` is noticed.
+        It is in doubt after this process did not run for a while, or did not reach etcd. Others may have gone on
+        without this member by then. So work that requires membership waits here, instead of taking effect just before
+        `lost` is noticed.
         """
         while self._clock.monotonic() >= self._alive_until:
             self._doubted.set()
@@ -164,9 +167,9 @@ class MemberSession:
             await self._unless_lost(self._renewed.wait())
 
     async def close(self, *, revoke: bool = True) -> None:
-        """Stop keeping the lease alive, and revoke it: the member and its assignments go at once.
+        """Stop keeping the lease alive, and revoke it: etcd deletes the member and its assignments at once.
 
-        With `revoke=False` they stay until the lease runs out, for a successor with the same record to take up.
+        With `revoke=False` they stay until the lease runs out, so that a successor with the same record can resume it.
         """
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
@@ -181,7 +184,7 @@ class MemberSession:
             self._record.clear()
 
     async def _announce_once(self, key: str, value: bytes, patience: float | None) -> int:
-        """The revision of our key, or 0 to try again."""
+        """Return the revision of the announced key, or 0 to try again."""
         result = await self._coordinator.txn([absent(key)], [Put(key, value, lease=self.lease)], otherwise=[key])
         if result.succeeded:
             return result.header.revision
@@ -213,21 +216,21 @@ class MemberSession:
         )
 
     async def _deleted(self, kv: KeyValue) -> None:
-        """Return once a key is deleted."""
+        """Wait until a key is deleted."""
         async with aclosing(self._coordinator.watch(kv.key, kv.mod_revision + 1)) as batches:
             async for batch in batches:
                 if any(event.deleted and event.kv.key == kv.key for event in batch.events):
                     return
 
     async def _overwrite(self, kv: KeyValue, value: bytes) -> int:
-        """The revision at which our key has `value`, or 0 to try again."""
+        """Return the revision at which the key has `value`, or 0 to try again."""
         if kv.value == value:
             return kv.mod_revision
         result = await self._coordinator.txn([unmodified(kv)], [Put(kv.key, value, keep_lease=True)])
         return result.header.revision if result.succeeded else 0
 
     async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, given up with LeaseLost when the lease is lost meanwhile."""
+        """Return the result of `work`. Cancel it and raise LeaseLost if the lease is lost meanwhile."""
         working = asyncio.ensure_future(work)
         losing = asyncio.ensure_future(self.lost.wait())
         try:
@@ -241,13 +244,13 @@ class MemberSession:
             await asyncio.gather(working, losing, return_exceptions=True)
 
     async def _keep_alive(self) -> None:
-        """Refresh three times per time to live; after a failure, more often, until the time is over."""
+        """Refresh the lease three times per time to live; after a failure, more often until that time is over."""
         pause = self.ttl_seconds / 3
         while True:
             await self._pause(pause)
             sent = self._clock.monotonic()
             try:
-                # Also after a pause beyond the time to live: etcd may have kept the lease, and then nothing was lost.
+                # Try even after a pause beyond the time to live: if etcd has kept the lease, nothing is lost.
                 async with asyncio.timeout(max(min(1.0, self.ttl_seconds / 3), self._alive_until - sent)):
                     remaining = await self._coordinator.lease_keepalive(self.lease)
             except (Unavailable, TimeoutError) as error:
@@ -269,7 +272,7 @@ class MemberSession:
             pause = self.ttl_seconds / 3
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but no longer once somebody doubts that the lease is alive.
+        """Wait for `seconds`, or until somebody doubts that the lease is alive.
 
         The event loop's time stands still while the machine sleeps, so this may wait for longer than it seems.
         """
@@ -294,9 +297,10 @@ async def open_session(
     record: LeaseRecord | None = None,
     clock: Clock | None = None,
 ) -> MemberSession:
-    """A session on the lease that `record` remembers, when it is still alive, else on a new one of `ttl_seconds`.
+    """Open a session on the lease of `record` if it is still alive, else on a new lease of `ttl_seconds`.
 
-    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer.
+    The lease's id is recorded before this returns. Raises Unavailable when etcd does not answer. If cancelled, a new
+    lease runs out by itself.
     """
     clock = clock if clock is not None else SystemClock()
     header, _ = await coordinator.get("/")
@@ -308,7 +312,7 @@ async def open_session(
         remaining = await coordinator.lease_keepalive(remembered[1])
         if remaining:
             log.info("lease.resumed", lease=remembered[1], ttl_seconds=remaining)
-            # etcd refreshes to the granted time, so what remains is all of it.
+            # A keep-alive resets the lease to its full granted time.
             return MemberSession(
                 coordinator,
                 GrantedLease(remembered[1], remaining),

@@ -1,9 +1,9 @@
-"""Where every item belongs, given where it is: the planner's choice. Pure.
+"""The planner's choice of members for every item, given its present members. Pure.
 
-`choose_placement` first makes the obvious choices, each in a few steps: keep what there is, bring a second zone to
-items that live in one, relieve members above their share, and give every item the replicas that it lacks. Almost always
-that is a placement of least cost, which a bound shows at once. Where it is not, as when limits leave little room, the
-flow network (`coranto.coordination.flow_network`) improves it until no better one exists.
+`choose_placement` first makes the obvious choices, each in a few steps: keep present replicas, add a second zone to
+items that live in one, relieve members above their share, and give every item the replicas that it lacks. The result is
+almost always a placement of least cost, which a bound shows at once. If it is not, for example because limits leave
+little room, the flow network (`coranto.coordination.flow_network`) improves it until no better one exists.
 
 Among placements of equal cost the obvious choices prefer an even spread over zones, then the members with the lowest
 load in proportion to their share.
@@ -25,7 +25,7 @@ _SCATTER = 2654435761
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The members of each item, both by number in the order that they were given in, and members' effective limits."""
+    """The members of each item and members' effective limits. Items and members are numbered in the given order."""
 
     members: tuple[tuple[int, ...], ...]
     limits: tuple[int, ...]
@@ -35,10 +35,10 @@ class Placement:
 def choose_placement(
     items: Sequence[PlanItem], members: Sequence[PlanMember], held: Sequence[Sequence[int]]
 ) -> Placement:
-    """The placement of least cost (`coranto.coordination.flow_network.Cost`).
+    """Choose the placement of least cost (`coranto.coordination.flow_network.Cost`).
 
     `items` and `members` must be in the order of their ids, so that equal input gives equal output. `held[i]` are the
-    numbers of the members that hold item `i`, without repetition, those that it should rather keep first.
+    numbers of the members that hold item `i`, without repetition, the most preferred ones first.
     """
     limits = effective_limits(items, members)
     zone_numbers = {zone: number for number, zone in enumerate(sorted({member.id.zone for member in members}))}
@@ -56,7 +56,7 @@ def choose_placement(
 
 
 class _Room:
-    """Members that hold fewer items than a ceiling, by zone, those with the lowest load first."""
+    """Members below their ceiling (a number of items), by zone, with the lowest load first."""
 
     def __init__(self, network: FlowNetwork, ceilings: Sequence[int], reluctant: Sequence[bool]) -> None:
         self._network = network
@@ -68,7 +68,7 @@ class _Room:
             self.refresh(member)
 
     def refresh(self, member: int) -> None:
-        """Take note that the member's count has changed."""
+        """Update the member's rank after a change of its count."""
         ranking = self.zones[self._network.zones[member]]
         entry = self._entries[member]
         if entry is not None:
@@ -80,10 +80,10 @@ class _Room:
         self._entries[member] = entry
 
     def least_loaded(self, zone: int, item: int, placed: Sequence[int]) -> tuple[float, int] | None:
-        """The load, and the number, of the member with the lowest load of a zone that an item is not placed on.
+        """Return (load, number) of the least loaded member of a zone that the item is not placed on, or None.
 
-        Among equals it is another for each item: were it always the first, the same few members would share all their
-        items, and if one is lost these few would have to bear its load.
+        Among members of equal load, the choice varies with the item. If it were always the first, the same few members
+        would share all their items, and these few would have to bear the load of one that is lost.
         """
         ranking = self.zones[zone]
         if not ranking:
@@ -102,7 +102,7 @@ class _Room:
 
 
 class _Chooser:
-    """Makes the obvious choices. `reluctant` members are chosen last."""
+    """The obvious choices. `reluctant` members are chosen last."""
 
     def __init__(self, network: FlowNetwork, reluctant: Sequence[bool]) -> None:
         self.network = network
@@ -136,8 +136,11 @@ class _Chooser:
         return self.network.counts[member] - self.network.shares[member]
 
     def _target(self, room: _Room, item: int, leaving: int | None, *, anywhere: bool) -> tuple[int, int] | None:
-        """The best member with room for the item, if it leaves another for it, and how many of its replicas are in
-        that zone already. Not one that brings all replicas into one zone, unless it may be `anywhere`."""
+        """Return the best member with room for the item, and how many other replicas of the item its zone holds.
+
+        `leaving` is the member that the item would leave, if any. A member that brings all replicas into one zone is
+        considered only with `anywhere`.
+        """
         network = self.network
         placed = network.placed[item]
         zones = [network.zones[member] for member in placed if member != leaving]
@@ -153,8 +156,10 @@ class _Chooser:
         return None if best is None else (best[2], best[0])
 
     def _keep(self) -> None:
-        """Keep what is held. Of more than the replication, let go of what is on the members most above their share,
-        while two zones remain."""
+        """Keep present replicas. Drop those beyond the replication: first on the members most above their share.
+
+        Two zones remain if possible.
+        """
         network = self.network
         for item, held in enumerate(network.held):
             network.placed[item] = list(held)
@@ -183,7 +188,7 @@ class _Chooser:
         return found
 
     def _respect_limits(self) -> None:
-        """Where a member holds more than its limit, let go of items: those first that another member can take."""
+        """Drop items of members above their limit: first those that another member can take."""
         network = self.network
         over = [member for member, limit in enumerate(network.limits) if network.counts[member] > limit]
         for member, items in self._items_on(over).items() if over else ():
@@ -194,7 +199,7 @@ class _Chooser:
                 self._take(item, member)
 
     def _spread(self) -> None:
-        """Bring a second zone to items that live in one, where there is room in another."""
+        """Move one replica of items that live in a single zone to another zone, if that has room."""
         network = self.network
         for item, placed in enumerate(network.placed):
             if not network.single_zoned(item):
@@ -208,8 +213,10 @@ class _Chooser:
                     break
 
     def _relieve(self) -> None:
-        """Move items from members above their share to members below it: those first that this spreads more evenly
-        over zones, and without bringing any into one zone."""
+        """Move items from members above their share to members below it.
+
+        Items that become more evenly spread over zones move first. No item from several zones is brought into one.
+        """
         network = self.network
         over = [member for member in range(len(network.limits)) if self._excess(member) > 0]
         if not over or not self.below_share:
@@ -232,7 +239,7 @@ class _Chooser:
                         self._give(item, found[0])
 
     def _fill(self, room: _Room, anywhere: bool) -> None:
-        """Give items the replicas that they lack, where there is room: to all the first, then the second, and so on."""
+        """Give items the replicas that they lack, where there is room: one to each first, then a second, and so on."""
         network = self.network
         short = [i for i, placed in enumerate(network.placed) if len(placed) < network.replication[i]]
         wanted = 0

@@ -1,4 +1,4 @@
-"""What the allocator's planner takes and gives: values, and no more."""
+"""The value types of the allocator's planner: its input and its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coranto.coordination.layout import MemberId
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """`replication` is the number of members that shall hold the item."""
+    """An item to place. `replication` is the number of members that are to hold it."""
 
     id: str
     replication: int
@@ -17,7 +17,7 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """`limit` is the number of items that it may hold. The older of two exiting members is drained first."""
+    """A member that may hold up to `limit` items. The older of two exiting members is drained first."""
 
     id: MemberId
     limit: int
@@ -53,7 +53,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Give an assignment another slot, with the same value and lease. To slot 0: promote it."""
+    """Give an assignment another slot, with the same value and lease. A move to slot 0 promotes it to primary."""
 
     item: str
     member: MemberId
@@ -66,7 +66,7 @@ Change = Add | Remove | Move
 
 @dataclass(frozen=True, slots=True)
 class ItemChanges:
-    """The changes of one item, to be applied together. `orphaned` when there is no such item (any more)."""
+    """The changes of one item, to be applied together. `orphaned` is true if there is no such item (any more)."""
 
     item: str
     changes: tuple[Change, ...]
@@ -75,7 +75,7 @@ class ItemChanges:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to change, by item, and how many replicas cannot be placed for lack of members or capacity."""
+    """The changes to make, by item, and the number of replicas that lack of members or capacity leaves unplaced."""
 
     items: tuple[ItemChanges, ...]
     unplaced: int = 0

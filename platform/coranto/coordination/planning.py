@@ -1,19 +1,18 @@
-"""Which member shall hold which item: the allocator's planner, pure.
+"""The allocator's planner: which member holds which item. Pure.
 
-`plan` looks at the current assignments and returns the changes to make *now*. Applying them and planning again, as
-members become consistent, leads to a placement at which there is nothing left to change. It works in two steps, each a
-module of its own.
+`plan` looks at the current assignments and returns the changes to make *now*. The caller applies them and plans again
+as assignments become consistent, until nothing is left to change. Planning has two steps, each a module of its own.
 
 `coranto.coordination.placement` decides where every item belongs in the end. In order of weight:
 
 1. no member is above its limit; exiting members give up what the others can take (`coranto.coordination.capacity`);
 2. each item is on as many distinct members as its replication asks for, as far as limits allow;
-3. two zones or more for each replicated item, when there are two;
+3. each replicated item has two zones or more, if there are two;
 4. no member is above its fair share, in proportion to its limit;
-5. what is assigned stays where it is;
-6. what has to be placed spreads evenly over zones, and then over members.
+5. present assignments stay where they are;
+6. new replicas spread evenly over zones, and then over members.
 
-`coranto.coordination.convergence` takes the steps towards it that are safe today.
+`coranto.coordination.convergence` returns the steps towards that placement that are safe now.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ _by_id = attrgetter("id")
 
 
 def plan(items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]) -> Plan:
-    """The changes to make now. The same input in any order gives the same plan."""
+    """Return the changes to make now. The same input in any order gives the same plan."""
     return Planner().plan(items, members, assignments)
 
 
 class Planner:
-    """Plans again and again for one cluster, and chooses a placement only when its items or members changed.
+    """Plans repeatedly for one cluster, and chooses a new placement only when its items or members changed.
 
-    Until then it works towards the placement that it chose, whatever becomes of assignments. What it remembers saves
-    work and nothing else: a planner that starts anew, as with a new leader, keeps the same promises.
+    Until then it works towards the last placement, whatever happens to assignments. Its memory only saves work: a
+    planner that starts without it, as with a new leader, gives the same guarantees.
     """
 
     def __init__(self) -> None:
@@ -73,12 +72,12 @@ class Planner:
         self._members: list[PlanMember] = []
         self._placement: Placement | None = None
         self.placements = 0
-        """How many placements it chose so far."""
+        """The number of placements chosen so far."""
 
     def plan(
         self, items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
     ) -> Plan:
-        """The changes to make now. Of the past only the placement matters, and that only while it is still due."""
+        """Return the changes to make now. The last placement is used while items and members are unchanged."""
         ordered_items = sorted(items, key=_by_id)
         ordered_members = sorted(members, key=_by_id)
         current: dict[str, list[PlanAssignment]] = {}
@@ -106,8 +105,11 @@ def _slot_order(assignment: PlanAssignment) -> tuple[int, str, str]:
 
 
 def can_drain(items: Iterable[PlanItem], members: Iterable[PlanMember], leaving: MemberId) -> bool:
-    """Whether `leaving`, if it exits, will be rid of all its assignments: the others can take them, others do not leave
-    first, and somebody stays. An exiting member that gets no for an answer waits in vain for its assignments to go."""
+    """Return True if `leaving`, when it exits, can hand over all its assignments.
+
+    That is so if the others can take them, no other exiting member takes that room first, and somebody stays. If this
+    is False, an exiting member waits in vain for its assignments to go.
+    """
     found = [replace(member, exiting=True) if member.id == leaving else member for member in members]
     limits = effective_limits(list(items), found)
     stays = any(limit and not member.exiting for member, limit in zip(found, limits, strict=True))

@@ -1,6 +1,6 @@
-"""Helpers for tests of programs that use Coranto, and for Coranto's own.
+"""Helpers for tests of programs that use Coranto, and for Coranto's own tests.
 
-`Cluster` and `SyncCluster` are for every program: brokers in its own process, with everything around them in memory.
+`Cluster` and `SyncCluster` are for every program: brokers in its own process, with their whole environment in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Cluster", "SyncCluster"]
 
 
 def __getattr__(name: str) -> object:
-    # Most of what is below this package needs no cluster, and should not wait for its imports.
+    # Most modules of this package need no cluster, and should not wait for its imports.
     if name == "Cluster":
         from coranto.testing.cluster import Cluster
 

@@ -1,6 +1,6 @@
-"""A cluster's assignments in memory: applies plans as etcd would, and checks the promises that each step makes.
+"""A cluster's assignments in memory. It applies plans as etcd would, and checks the guarantees of each step.
 
-For tests of the planner, and to measure what a change of the cluster's topology costs until it has settled.
+It is for tests of the planner, and for measuring the cost of a change of the cluster's topology until it has settled.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ Planning = Callable[[Iterable[PlanItem], Iterable[PlanMember], Iterable[PlanAssi
 
 @dataclass(slots=True)
 class Effort:
-    """What it took to settle: rounds of planning that changed something, and the changes by kind. `promoted` and
-    `packed` are assignments that only got another slot."""
+    """The effort of settling: rounds of planning that changed something, and the changes by kind.
+
+    `promoted` and `packed` are assignments that only got another slot.
+    """
 
     rounds: int = 0
     added: int = 0
@@ -40,10 +42,10 @@ class Effort:
 
 
 class AllocationWorld:
-    """Items, members and assignments, each of them to be changed at will between plans.
+    """Items, members and assignments, which tests may change freely between plans.
 
     An item synchronizes as journals do: when its members or its primary change, none of its assignments is consistent
-    until `synchronize`, which does nothing for an item that is assigned to a member that is no more.
+    until `synchronize`. That has no effect on an item that is assigned to a member that no longer exists.
     """
 
     def __init__(
@@ -66,15 +68,15 @@ class AllocationWorld:
             yield from found
 
     def put_items(self, *items: PlanItem) -> None:
-        """Create items, or change them."""
+        """Create or replace items."""
         self.items.update((item.id, item) for item in items)
 
     def put_members(self, *members: PlanMember) -> None:
-        """Let members join, or change them."""
+        """Add or replace members."""
         self.members.update((member.id, member) for member in members)
 
     def lose_members(self, *members: MemberId) -> None:
-        """Members' leases expire: they vanish, and their assignments with them."""
+        """Expire members' leases: the members and their assignments vanish."""
         for member in members:
             del self.members[member]
         self.assignments = {
@@ -83,26 +85,29 @@ class AllocationWorld:
         }
 
     def of(self, item: str) -> list[PlanAssignment]:
-        """An item's assignments, in slot order."""
+        """Return an item's assignments, in slot order."""
         return sorted(self.assignments.get(item, ()), key=lambda assignment: (assignment.slot, assignment.member))
 
     def members_of(self, item: str) -> list[MemberId]:
         return [assignment.member for assignment in self.of(item)]
 
     def counts(self) -> Counter[MemberId]:
-        """How many items each member holds."""
+        """Return the number of items that each member holds."""
         return Counter(assignment.member for assignment in self)
 
     def primaries(self) -> Counter[MemberId]:
-        """How many items each member is primary of."""
+        """Return the number of items that each member is primary of."""
         return Counter(assignment.member for assignment in self if assignment.slot == 0)
 
     def plan(self) -> Plan:
         return self.planning(self.items.values(), self.members.values(), self)
 
     def apply(self, changes: Plan, effort: Effort | None = None) -> None:
-        """Make the planned changes. Raises AssertionError for one that breaks a promise: a needed consistent assignment
-        is removed, a member filled above its limit, a slot or a member taken twice, or a stranger assigned."""
+        """Apply the planned changes. Raises AssertionError for a change that breaks a guarantee.
+
+        That is: a needed consistent assignment is removed, a member is filled above its limit, a slot or a member is
+        used twice for an item, or an unknown member is assigned.
+        """
         before = self.counts()
         for item in changes.items:
             assert item.changes, f"{item.item}: no changes"
@@ -156,7 +161,7 @@ class AllocationWorld:
         ]
 
     def synchronize(self, which: Callable[[str], bool] = lambda _: True) -> None:
-        """Let items become consistent."""
+        """Make the items that `which` selects consistent."""
         for item, found in self.assignments.items():
             if which(item) and all(a.member in self.members for a in found) and not all(a.consistent for a in found):
                 self.assignments[item] = [PlanAssignment(a.item, a.member, a.slot, True) for a in found]
@@ -174,9 +179,9 @@ class AllocationWorld:
 
 
 def least_cost(network: FlowNetwork) -> Cost:
-    """What the cheapest placement costs, found by trying all: for networks of a handful of items and members.
+    """Return the cost of the cheapest placement by trying all: for networks of a handful of items and members.
 
-    Goes through the items, and keeps for each state of what members hold by then the cheapest way to it.
+    It goes through the items. For each possible state of the members after an item, it keeps the cheapest way there.
     """
     usable = [member for member, limit in enumerate(network.limits) if limit]
     several = len({network.zones[member] for member in usable}) > 1

@@ -1,4 +1,4 @@
-"""Journals that tests need, whatever becomes of the answers."""
+"""Creation of journals that tests need, even when answers get lost."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _TRIES: Final = 10
 
 
 async def apply_specs(client: JournalClient, specs: Iterable[pb.JournalSpec]) -> pb.Header:
-    """Have journals be as these say, whatever they were before.
+    """Create or overwrite journals with these specs, whatever their state before.
 
-    As it says the same whatever was applied, it is said again where an answer was lost, as it is when a broker ends
-    on a machine that stood still. Raises what `JournalClient.apply` does, ApplyOutcomeUnknown only after several tries.
+    The apply is idempotent, so it is repeated when an answer was lost, for example because a broker ended on a machine
+    that stood still. Raises what `JournalClient.apply` does, ApplyOutcomeUnknown only after several tries.
     """
     changes = [pb.ApplyRequest.Change(upsert=spec, expect_mod_revision=ANY_REVISION) for spec in specs]
     for _ in range(_TRIES - 1):
         try:
             return await client.apply(changes)
         except ApplyOutcomeUnknown:
-            continue  # The next one waits for a connection.
+            continue  # The next try waits for a connection.
     return await client.apply(changes)

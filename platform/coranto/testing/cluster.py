@@ -1,8 +1,8 @@
-"""`Cluster`: real brokers in this process, with everything around them in memory.
+"""`Cluster`: real brokers in this process, with their whole environment in memory.
 
-The brokers are those of production; etcd, network, disks and the fragment store are twins of the outside world
-(`coranto.testing.sim`) in real time, on the event loop that runs already. Nothing is left behind: no process, thread,
-file, and no port unless `grpc` asks for some.
+The brokers run production code. etcd, network, disks and the fragment store are twins of the outside world
+(`coranto.testing.sim`) in real time, on the running event loop. The cluster uses no other process, no thread, no file,
+and no port unless `grpc` asks for ports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from coranto.testing.sim.timeline import Timeline
 from coranto.wire import protocol_pb2 as pb
 
 STORE_URL = "file:///fragments/"
-"""Where journals that `Cluster.create` makes from a name keep their fragments."""
+"""The fragment store of journals that `Cluster.create` makes from a name."""
 
 _FRAGMENT_BYTES = 1 << 26
 _REFRESH_SECONDS = 30
@@ -43,11 +43,11 @@ _EXIT_SECONDS = 10.0
 
 
 class Cluster:
-    """Brokers in this process: `async with Cluster(brokers=3) as cluster:`. On one event loop.
+    """Brokers in this process: `async with Cluster(brokers=3) as cluster:`. Use it on one event loop.
 
     Over several cells of a notebook: `cluster = await Cluster(brokers=3)`, and `await cluster.close()` in the end.
 
-    It starts in some hundredths of a second. A process that imports only the platform needs `coranto[broker]`.
+    It starts in some hundredths of a second. It requires the broker to be installed: `coranto[broker]`.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Cluster:
         grpc: bool = False,
         log_level: str = "warning",
     ) -> None:
-        """`zones` are given to the brokers in turn. Times are seconds.
+        """Prepare a cluster; it starts when entered or awaited. `zones` are given to the brokers in turn.
 
-        `lease_seconds` (at least 2) is how long the end of a broker goes unnoticed by the others, unless `expire` tells
-        them. `delay` is what every message takes on its way. With `grpc` the brokers also listen on free ports of this
+        `lease_seconds` (at least 2) is the time until the others notice the end of a broker, unless `expire` is called.
+        `delay` is the latency of every message, in seconds. With `grpc` the brokers also listen on free ports of this
         machine, for other programs and for `SyncJournalClient`. Unless the program has configured structlog, nothing
-        below `log_level` is logged while the cluster is there.
+        below `log_level` is logged while the cluster runs.
         """
         if brokers < 1:
             raise InvalidInput(f"a cluster cannot have {brokers} brokers; give at least one", field="brokers")
@@ -108,7 +108,7 @@ class Cluster:
         return self.__aenter__().__await__()
 
     async def close(self) -> None:
-        """End the cluster, as leaving its block does. Nothing if it does not run."""
+        """End the cluster, as leaving its block does. No effect if it does not run."""
         await self._exits.aclose()
 
     def __repr__(self) -> str:
@@ -122,18 +122,21 @@ class Cluster:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The brokers' endpoints, of those that are down also. Without `grpc` only this cluster's clients know them."""
+        """The endpoints of all brokers, also of those that are down.
+
+        Without `grpc`, only this cluster's clients can use them.
+        """
         return tuple(machine.endpoint for machine in self._world.machines)
 
     @property
     def endpoint(self) -> str:
-        """All endpoints, as a client takes them."""
+        """All endpoints in one text, in the form that clients accept."""
         return ",".join(self.endpoints)
 
     def client(self, *, name: str = "client", zone: str = "", patience: float = DEFAULT_PATIENCE) -> JournalClient:
-        """A client, ready for use. It is closed with the cluster, unless before.
+        """Return a client, ready for use. It is closed with the cluster, if not earlier.
 
-        `name` is its node of the network, for `cut` and `calls`; clients may share one.
+        `name` is its node of the network, for `cut` and `calls`. Clients may share a name.
         """
         client = self._new_client(name, zone, patience)
         self._world.clients.append(client)
@@ -149,9 +152,10 @@ class Cluster:
     ) -> None:
         """Create a journal, and return once it can be appended to.
 
-        A name stands for a spec with a fragment store, and with one replica less than there are brokers, from 1 to 3,
-        so that the journal outlives the end of a broker. `replication`, unless 0, and `labels` change a spec. Raises
-        what `JournalClient.apply` does, and ClusterError when the journal cannot be served within `timeout` seconds.
+        A name stands for a spec with a fragment store. Its replication is the number of brokers less one, between 1 and
+        3, so that the journal survives the end of a broker. `replication` (unless 0) overrides the spec's, and `labels`
+        are added to the spec's. Raises what `JournalClient.apply` does, and ClusterError when the journal cannot be
+        served within `timeout` seconds. If cancelled, the journal may exist or not.
         """
         spec = pb.JournalSpec()
         if isinstance(journal, str):
@@ -177,7 +181,7 @@ class Cluster:
         await self.ready(spec.name, timeout=timeout)
 
     async def ready(self, *journals: str, timeout: float = 30.0) -> None:
-        """Return once journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
+        """Wait until journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
         for journal in journals:
             try:
                 async with asyncio.timeout(timeout):
@@ -191,9 +195,10 @@ class Cluster:
     # -- Faults ----------------------------------------------------------------------------------------------------
 
     async def kill(self, number: int, *, expire: bool = False) -> None:
-        """End a broker as `kill -9` does. Returns when nothing of it runs any more; nothing if it is down already.
+        """End a broker as `kill -9` does, and return when all its tasks have ended. No effect if it is down already.
 
-        Its disk stays, for `start`. The others go on without it once its lease has run out: at once with `expire`.
+        Its disk stays, for `start`. The others go on without it once its lease has run out; with `expire`, at once. If
+        cancelled, the broker ends all the same, but its lease does not expire at once.
         """
         machine = self._machine(number)
         await machine.kill()
@@ -201,58 +206,64 @@ class Cluster:
             self.expire(number)
 
     def expire(self, number: int) -> None:
-        """Have the lease of a broker that is down run out now."""
+        """Expire the lease of a broker that is down now."""
         machine = self._machine(number)
         if machine.process is not None:
             raise ClusterError(f"broker {number} is running; kill it first")
         self._world.expire(machine.member)
 
     async def stop(self, number: int) -> None:
-        """Have a broker exit gracefully: it hands its journals over and stores what only it has."""
+        """Stop a broker gracefully: it hands its journals over and persists the content that only it has.
+
+        If cancelled, the broker goes on exiting.
+        """
         await self._machine(number).stop()
 
     async def start(self, number: int) -> None:
-        """Start a broker that is down, and return when it serves. Raises ClusterError when it cannot."""
+        """Start a broker that is down, and return when it serves. Raises ClusterError if it cannot start.
+
+        If cancelled, the broker goes on starting.
+        """
         await self._machine(number).start()
 
     def is_up(self, number: int) -> bool:
-        """Whether a broker runs. One that lost its lease, being cut off from etcd for too long, ends by itself."""
+        """Return True if a broker runs. A broker that was cut off from etcd for too long loses its lease and ends."""
         return self._machine(number).process is not None
 
     def cut(self, one: int | str, other: int | str, *, one_way: bool = False) -> None:
-        """Lose what passes between two nodes until `heal`, or only what goes from `one` to `other`.
+        """Cut the link between two nodes until `heal`; with `one_way`, only in the direction from `one` to `other`.
 
-        Nodes are brokers, by number, clients, by name, `etcd`, and `store`. Ends of connections notice within 0.2 s.
-        What goes by gRPC, to other programs, is not cut.
+        Nodes are brokers (by number), clients (by name), `etcd`, and `store`. Ends of connections notice within 0.2 s.
+        Traffic of other programs over gRPC is not cut.
         """
         source, target = self._node(one), self._node(other)
         network = self._world.network
         self._world.cuts.append(network.cut(source, target) if one_way else network.cut_both(source, target))
 
     def heal(self) -> None:
-        """Mend all that was cut. Brokers that ended stay down."""
+        """Restore all links. Brokers that ended stay down."""
         cuts, self._world.cuts = self._world.cuts, []
         for mend in cuts:
             mend()
 
-    # -- What there is ---------------------------------------------------------------------------------------------
+    # -- Observations ----------------------------------------------------------------------------------------------
 
     def calls(self, method: str, *, client: str = "client") -> int:
-        """How many calls of an RPC, such as `Append`, clients of this name have begun."""
+        """Return the number of calls of an RPC, such as `Append`, that clients of this name have begun."""
         return self._world.rpc.calls[client, method]
 
     @property
     def revision(self) -> int:
-        """The revision of etcd, which every change of it raises by one."""
+        """etcd's revision. Every change of etcd raises it by one."""
         return self._world.etcd.revision
 
     def fragments(self, journal: str) -> dict[Fragment, bytes]:
-        """What the fragment store has of a journal: each fragment's file."""
+        """Return a journal's persisted fragments, with the content of their files in the store."""
         stored = self._world.store.objects.values()
         return {each.fragment: each.data for each in stored if each.fragment.journal == journal}
 
     def files(self, number: int) -> dict[Path, bytes]:
-        """The files on a broker's disk."""
+        """Return the files on a broker's disk, with their content."""
         disk = self._machine(number).disk
         return {Path(path): disk.content(Path(path)) or b"" for path in disk.paths()}
 
@@ -309,7 +320,7 @@ class Cluster:
 
 @contextmanager
 def _timeline() -> Iterator[tuple[Timeline, random.Random]]:
-    """The time of the event loop that runs, which may be virtual, and its source of chance."""
+    """Yield the timeline of the running event loop, whose time may be virtual, and its random number generator."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, SimLoop):
         yield loop, loop.rng
@@ -323,7 +334,7 @@ def _timeline() -> Iterator[tuple[Timeline, random.Random]]:
 
 @contextmanager
 def _quiet(level: str) -> Iterator[None]:
-    """Drop what is less than `level`, unless the program has said what it wants of its log."""
+    """Drop log events below `level`, unless the program has configured structlog itself."""
     if structlog.is_configured():
         yield
         return

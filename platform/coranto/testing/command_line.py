@@ -1,4 +1,4 @@
-"""The `coranto` command within the test's own process, and a fake broker for it on a thread of its own."""
+"""The `coranto` command within the test's process, and a fake broker for it on a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coranto.testing.fake_broker import FakeBroker, Point
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command left: its exit code, and what it wrote to standard output and standard error."""
+    """The result of a command: its exit code, standard output and standard error."""
 
     code: int
     output: str
@@ -23,7 +23,7 @@ class Result:
 
 
 class CommandLine:
-    """Runs the command line. `captured` returns what was written since it was last called (out, err)."""
+    """Runs the command line. `captured` returns the output (out, err) since its last call."""
 
     def __init__(self, captured: Callable[[], Any], *prefix: str) -> None:
         self._captured = captured
@@ -37,7 +37,7 @@ class CommandLine:
 
 
 class RemoteBroker:
-    """A fake broker that serves while the test's own thread does something else. `stop` it in the end."""
+    """A fake broker that serves on its own thread, while the test's thread does other work. `stop` it in the end."""
 
     def __init__(self) -> None:
         self._loop = LoopThread("fake-broker")
@@ -47,15 +47,15 @@ class RemoteBroker:
         return await FakeBroker().__aenter__()
 
     def write(self, name: str, content: bytes) -> None:
-        """Commit content as if a client had appended it."""
+        """Commit content, as if a client had appended it."""
         self._loop.run(self.fake.write(name, content))
 
     def reached(self, point: Point, times: int = 1) -> None:
-        """Return once `point` was reached so many times since the start."""
+        """Wait until `point` was reached `times` times since the start."""
         self._loop.run(self.fake.reached(point, times))
 
     def contents(self) -> dict[str, bytes]:
-        """The content of each journal."""
+        """Return the content of each journal."""
         return {name: journal.content for name, journal in self.fake.journals.items()}
 
     def stop(self) -> None:

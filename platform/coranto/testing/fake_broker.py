@@ -1,7 +1,7 @@
 """A broker without a cluster: one process, journals in memory, and faults on request.
 
-It speaks the protocol as a real broker does, so a client that is right against it has the protocol right. What makes
-it useful is `FakeBroker.at`: the next time a call reaches a `Point`, the given `Action` happens there. A *cut* breaks
+It implements the protocol as a real broker does, so a client that works with it handles the protocol correctly.
+`FakeBroker.at` injects faults: the next time a call reaches a `Point`, the given `Action` happens there. A *cut* breaks
 the TCP connection itself, through a small proxy in front of the gRPC server.
 """
 
@@ -36,7 +36,7 @@ _PROCESS = pb.ProcessSpec.ID(zone="local", suffix="fake-broker")
 
 
 class Point(enum.Enum):
-    """Where a call can be met by an action."""
+    """The points of a call at which an action can happen."""
 
     LIST = "before a List is answered"
     SNAPSHOT = "before a watched List sends another snapshot"
@@ -55,7 +55,7 @@ class Point(enum.Enum):
 
 
 class Break(enum.Enum):
-    """Actions other than answering with a status."""
+    """The actions other than an answer with a status."""
 
     CUT = "break all TCP connections"
     END = "end the stream as if all were well"
@@ -63,7 +63,7 @@ class Break(enum.Enum):
 
 
 Action = Break | grpc.StatusCode | int
-"""A break, an RPC error to end the call with, or a protocol status to answer with."""
+"""A break, an RPC error that ends the call, or a protocol status as the answer."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Stored:
 
 @dataclass(slots=True)
 class FakeJournal:
-    """A journal's spec, its completed fragments in order, and the spool that is being written."""
+    """A journal's spec, its completed fragments in order, and its current spool."""
 
     spec: pb.JournalSpec
     revision: int
@@ -85,9 +85,9 @@ class FakeJournal:
     spool_begin: int = 0
     spool: bytearray = field(default_factory=bytearray)
     elsewhere: bool = False
-    """Another broker has it: this one proxies, or refuses when it may not."""
+    """True if another broker serves it. This one proxies calls, or refuses them if it may not proxy."""
     index_end: int = 0
-    """Where the fragment index ends that a lost predecessor left, when that is beyond the head."""
+    """The end of the fragment index that a lost predecessor left, if that is beyond the head."""
 
     @property
     def head(self) -> int:
@@ -95,11 +95,11 @@ class FakeJournal:
 
     @property
     def content(self) -> bytes:
-        """All content that is there, without what was dropped."""
+        """All present content, without dropped fragments."""
         return b"".join(item.content for item in self.stored) + bytes(self.spool)
 
     def roll(self, file_root: Path | None = None, codec: Codec = Codec.NONE) -> Fragment:
-        """Complete the spool. With a `file_root` it is persisted there, and readers are told its URL."""
+        """Complete the spool. With a `file_root` it is persisted there, and readers get its URL."""
         content = bytes(self.spool)
         fragment = Fragment(self.spec.name, self.spool_begin, self.head, sum_of(content), codec)
         url = ""
@@ -116,11 +116,14 @@ class FakeJournal:
         return fragment
 
     def drop_before(self, offset: int) -> None:
-        """Forget completed fragments that end at or before `offset`, as retention does."""
+        """Drop completed fragments that end at or before `offset`, as retention does."""
         self.stored = [item for item in self.stored if item.fragment.end > offset]
 
     def find(self, offset: int) -> tuple[int, _Stored] | None:
-        """Where `offset` resolves to, and what covers it; persisted content behind a gap is jumped to."""
+        """Return the offset that `offset` resolves to, and the fragment that covers it.
+
+        A read jumps over a gap to persisted content behind it.
+        """
         index = bisect.bisect_right(self.stored, offset, key=lambda item: item.fragment.end)
         if index < len(self.stored):
             item = self.stored[index]
@@ -140,17 +143,17 @@ class FakeBroker(pb_grpc.JournalServicer):
     def __init__(self) -> None:
         self.journals: dict[str, FakeJournal] = {}
         self.calls: list[str] = []
-        """Names of the calls that came, in order."""
+        """Names of the received calls, in order."""
         self.requests: list[Any] = []
-        """First message of each call, in order."""
+        """The first message of each call, in order."""
         self.chunk_bytes: Callable[[], int] = lambda: 32736
         self.tamper: Callable[[Any], None] = lambda response: None
-        """Changes responses of Append and Read before they are sent."""
+        """A function that may change responses of Append and Read before they are sent."""
         self.content_sizes: list[int] = []
-        """Bytes in each message of appended content, in order."""
+        """The number of bytes in each message of appended content, in order."""
         self.endpoint = ""
         self.route: pb.Route | None = None
-        """The route that it tells of its journals, instead of one that leads to itself alone."""
+        """The Route that it reports for its journals, instead of one with only itself."""
         self._revision = 1
         self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
         self._reached: Counter[Point] = Counter()
@@ -164,11 +167,11 @@ class FakeBroker(pb_grpc.JournalServicer):
     # -- For tests -------------------------------------------------------------------------------------------------
 
     def at(self, point: Point, *actions: Action | None) -> None:
-        """The next calls that reach `point` meet these actions in turn; None lets one pass."""
+        """Apply these actions, in turn, to the next calls that reach `point`. None lets a call pass."""
         self._actions[point].extend(actions)
 
     async def reached(self, point: Point, times: int = 1) -> None:
-        """Return once `point` was reached so many times since the start."""
+        """Wait until `point` was reached `times` times since the start."""
         async with self._progress:
             await self._progress.wait_for(lambda: self._reached[point] >= times)
 
@@ -181,7 +184,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         return self.journals[name]
 
     async def write(self, name: str, content: bytes) -> None:
-        """Commit content as if a client had appended it."""
+        """Commit content, as if a client had appended it."""
         async with self._written:
             self.journals[name].spool += content
             self._written.notify_all()
@@ -198,7 +201,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         await self._proxy.listen()
 
     def advance(self, revisions: int = 1) -> None:
-        """Let the etcd revision grow that answers name."""
+        """Raise the etcd revision that answers carry."""
         self._revision += revisions
 
     def count(self, call: str) -> int:
@@ -262,7 +265,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             yield pb.ListResponse(journals=entries[begin : begin + 2])
 
     def _tell_watchers(self) -> None:
-        """From any thread: the revision has changed."""
+        """Notify watchers that the revision has changed. Callable from any thread."""
 
         def wake() -> None:
             self._changed.set()
@@ -485,7 +488,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         )
 
     async def _reach(self, point: Point, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
-        """Do what is due here. A status to answer with is returned, `Break.END` as OK."""
+        """Perform the action that is due at this point. Return the status to answer, if any; OK for `Break.END`."""
         async with self._progress:
             self._reached[point] += 1
             self._progress.notify_all()
@@ -495,7 +498,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             await context.abort(action, f"asked for at {point.name}")
         if action is Break.CUT:
             self.cut()
-            # The call cannot be answered any more; its cancellation ends it.
+            # The connection is gone, so no answer is possible. Cancellation ends the call.
             await asyncio.Event().wait()
         if action is Break.HANG:
             await asyncio.Event().wait()
@@ -520,7 +523,7 @@ class _Proxy:
 
     async def listen(self) -> None:
         if self._holder is None:
-            # It is bound and never listens, so that nobody else gets the port while connections are refused.
+            # This socket is bound but never listens, so that nobody else gets the port while connections are refused.
             self._holder = socket.socket()
             self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self._holder.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What an in-process cluster and the broker agree on, so that the platform need not import the broker.
+"""The interface between an in-process cluster and the broker, so that the platform need not import the broker.
 
 The broker is found by the entry point `broker` of the group `coranto.testing`, which is a `RunBroker`.
 """
@@ -25,10 +25,10 @@ GROUP = "coranto.testing"
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:
-    """Who a broker is, and where it is reached. Times are seconds.
+    """A broker's identity and address. Times are seconds.
 
-    With a `port` it also serves gRPC on this machine, 0 choosing a free one, and tells others that endpoint rather
-    than `endpoint`.
+    With a `port` it also serves gRPC on this machine (0 chooses a free port), and announces that address instead of
+    `endpoint`.
     """
 
     zone: str
@@ -43,7 +43,7 @@ class BrokerPlace:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEffects:
-    """The outside world of one broker process. `stub` is of the broker at an endpoint."""
+    """The outside world of one broker process. `stub` returns a stub of the broker at an endpoint."""
 
     clock: Clock
     disk: Disk
@@ -53,11 +53,11 @@ class BrokerEffects:
 
 
 Listen: TypeAlias = Callable[[str, Any], AbstractContextManager[None]]
-"""Has a servicer of `protocol.Journal` serve calls to an endpoint for as long as the block lasts."""
+"""Makes a servicer of `protocol.Journal` serve calls to an endpoint for the duration of the block."""
 
 
 class RunBroker(Protocol):
-    """Runs a broker until `stop` is set, when it exits gracefully, or until it cannot go on."""
+    """Runs a broker until it cannot go on, or until `stop` is set: then it exits gracefully."""
 
     async def __call__(
         self, place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: asyncio.Event
@@ -65,7 +65,7 @@ class RunBroker(Protocol):
 
 
 def find_broker() -> RunBroker:
-    """The broker that is installed here. Raises ClusterError when there is none."""
+    """Return the installed broker. Raises ClusterError if there is none."""
     advice = "an in-process cluster needs the broker; install it: pip install 'coranto[broker]'"
     found = [entry for entry in importlib.metadata.entry_points(group=GROUP) if entry.name == "broker"]
     if not found:

@@ -1,4 +1,4 @@
-"""The inside of an in-process cluster: machines with brokers, and what lies between and around them."""
+"""The inside of an in-process cluster: machines with brokers, and the network, etcd and store around them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SERVICES = frozenset({sim_etcd.NODE, object_store.NODE})
 """Nodes of the network that are neither brokers nor clients."""
 
 _ENTITIES = JournalEntities()
-_GIVE_UP_SECONDS = (0.05, 0.2)  # How long ends of connections wait over a link that is cut.
+_GIVE_UP_SECONDS = (0.05, 0.2)  # Range of the time after which an end gives up a connection over a cut link.
 _UNWIND_SECONDS = 30.0
 
 
 class World:
-    """What a running cluster consists of. Call on its event loop; `close` it in the end."""
+    """The parts of a running cluster. Use it on the cluster's event loop; `close` it in the end."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class World:
         self._changed = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition on etcd's content holds."""
+        """Wait until a condition on etcd's content holds."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
 
     def is_ready(self, journal: str) -> bool:
-        """Whether a journal is there, with as many replicas as it shall have, in agreement."""
+        """Return True if a journal exists, with all replicas that its spec asks for, in agreement."""
         item = self.etcd.kvs.get(LAYOUT.item_key(journal))
         if item is None:
             return False
@@ -81,13 +81,13 @@ class World:
         return len(found) == wanted and primary and all(_ENTITIES.consistent(found))
 
     def expire(self, member: MemberId) -> None:
-        """Have a member's lease run out."""
+        """Expire a member's lease."""
         kv = self.etcd.kvs.get(LAYOUT.member_key(member))
         if kv is not None and kv.lease:
             self.etcd.revoke(kv.lease)
 
     async def close(self) -> None:
-        """End all. Raises TimeoutError when something of a broker does not end."""
+        """End all clients and brokers. Raises TimeoutError when a broker's tasks do not end."""
         await asyncio.gather(*(client.close() for client in self.clients), return_exceptions=True)
         await asyncio.gather(*(machine.kill() for machine in self.machines))
 
@@ -97,7 +97,7 @@ class World:
 
 @dataclass(slots=True)
 class _Life:
-    """One life of a broker."""
+    """One incarnation of a broker."""
 
     process: Process
     serves: asyncio.Event
@@ -141,7 +141,7 @@ class Machine:
 
         @contextmanager
         def listen(endpoint: str, service: Any) -> Iterator[None]:
-            if place.port is not None:  # It listens there again when it is started again.
+            if place.port is not None:  # Listen on the same port again after a restart.
                 self.place = replace(place, port=urlsplit(endpoint).port)
             self.endpoint = endpoint
             world.rpc.endpoints.listen(endpoint, place.id, process, service)
@@ -169,7 +169,7 @@ class Machine:
             raise ClusterError(f"{place.id} could not be started: {error or 'it ended at once'}") from error
 
     async def stop(self) -> None:
-        """Gracefully."""
+        """Stop the broker gracefully."""
         life = self._life
         if life is not None and life.process.alive:
             life.stop.set()
@@ -177,7 +177,7 @@ class Machine:
         await self.kill()
 
     async def kill(self) -> None:
-        """Returns when all tasks have ended, of a broker that ended by itself, too."""
+        """Kill the broker, and return when all its tasks have ended, also if it had ended by itself."""
         life = self._life
         if life is None:
             return

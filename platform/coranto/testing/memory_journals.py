@@ -1,6 +1,6 @@
-"""Journals in memory behind the methods of a `JournalClient`, for tests of what stands on one by the thousand.
+"""Journals in memory behind the methods of a `JournalClient`, for tests by the thousand of code that uses a client.
 
-No network and no processes: an append or a read takes a few turns of the event loop. `FakeBroker` is for tests of
+There is no network and no process: an append or a read takes a few turns of the event loop. Use `FakeBroker` to test
 clients themselves.
 """
 
@@ -20,24 +20,24 @@ from coranto.wire import protocol_pb2 as pb
 
 @dataclass(slots=True)
 class MemoryJournal:
-    """Content, of which that below `begin` is gone, and registers."""
+    """A journal's content and registers. Content below `begin` is gone."""
 
     content: bytearray = field(default_factory=bytearray)
     registers: pb.LabelSet = field(default_factory=pb.LabelSet)
     begin: int = 0
     appends: list[int] = field(default_factory=list)
-    """Offsets where appends with content end."""
+    """The end offsets of appends with content."""
     grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, content: bytes) -> None:
-        """Append as somebody who checks nothing."""
+        """Append without any checks."""
         self.content += content
         self.appends.append(len(self.content))
         self.grown.set()
         self.grown = asyncio.Event()
 
     def lose(self, kept: int) -> None:
-        """All brokers are lost: registers, and content from `kept` on."""
+        """Simulate the loss of all brokers: registers are lost, and content from offset `kept` on."""
         self.registers = pb.LabelSet()
         del self.content[kept:]
         self.appends = [end for end in self.appends if end <= kept]
@@ -46,8 +46,8 @@ class MemoryJournal:
 class MemoryJournals:
     """The methods of a `JournalClient` that appends and reads use, on journals of this process.
 
-    `faulty` is asked at each append with content for what is to happen: "" (nothing), "lost" (it is not applied, and
-    nobody can tell) or "unanswered" (it is applied, and nobody can tell). `piece_bytes` says how long a chunk is.
+    `faulty` chooses a fault for each append with content: "" (none), "lost" (not applied, outcome unknown) or
+    "unanswered" (applied, outcome unknown). `piece_bytes` is the length of a chunk in bytes.
     """
 
     def __init__(self, *names: str) -> None:
@@ -70,7 +70,7 @@ class MemoryJournals:
         retry_unknown: bool = False,
         patience: float | None = None,
     ) -> AppendResult:
-        """As `JournalClient.append`. It is applied some turns of the loop later, and answered some more after that."""
+        """Append as `JournalClient.append` does. It is applied a turn of the loop later, and answered another later."""
         whole = content if isinstance(content, bytes) else b"".join(content)
         while True:
             await asyncio.sleep(0)
@@ -93,14 +93,14 @@ class MemoryJournals:
         return AppendResult(journal, begin, end, digest, registers, pb.Header())
 
     async def head(self, journal: str) -> int:
-        """As `JournalClient.head`."""
+        """Return the write head, as `JournalClient.head` does."""
         await asyncio.sleep(0)
         return len(self._journal(journal).content)
 
     async def read(
         self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
     ) -> AsyncGenerator[Chunk]:
-        """As `JournalClient.read`."""
+        """Read as `JournalClient.read` does."""
         while not end_offset or offset < end_offset:
             await asyncio.sleep(0)
             state = self._journal(journal)

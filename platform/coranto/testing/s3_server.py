@@ -1,7 +1,7 @@
-"""An S3 server for tests: moto's, as a process of its own that is spoken to over HTTP.
+"""An S3 server for tests: moto's, in a process of its own, reached over HTTP.
 
-What it holds is in its memory, and gone when it ends. It answers anybody who signs with any key, until `add_user` has
-made users and `require_signatures` has it verify every request against their keys and policies.
+It holds its objects in memory and loses them when it ends. It accepts a signature with any key, until `add_user` has
+created users and `require_signatures` makes it verify every request against their keys and policies.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NOBODY = "AWS4-HMAC-SHA256 Credential=nobody/20200101/us-east-1/{}/aws4_request
 
 @dataclass(frozen=True, slots=True)
 class AwsKey:
-    """What a client signs with."""
+    """The key with which a client signs requests."""
 
     id: str
     secret: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that have this process's stores, or those of a child, sign with the key."""
+        """Environment variables that make stores of this process, or of a child, sign with the key."""
         return {"AWS_ACCESS_KEY_ID": self.id, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_REGION": REGION}
 
 
@@ -46,7 +46,7 @@ ANY_KEY = AwsKey("anybody", "anything")
 class S3Server:
     """The server, with its log in `folder`; a context manager.
 
-    `page_size` is how many keys a listing tells at a time. Start it on a thread that outlives it (see `ChildProcess`).
+    `page_size` is the number of keys per page of a listing. Start it on a thread that outlives it (see `ChildProcess`).
     """
 
     def __init__(self, folder: Path, *, page_size: int = 1000) -> None:
@@ -57,7 +57,7 @@ class S3Server:
         """`http://host:port`, which stays the same when the server is started again."""
 
     def start(self) -> None:
-        """Start it, and return when it serves."""
+        """Start the server, and return when it serves."""
         port = free_port(int(self.endpoint.rpartition(":")[2] or 0))
         self.endpoint = f"http://127.0.0.1:{port}"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class S3Server:
         wait_ready(self._process, self._serves, timeout_seconds=_READY_SECONDS, cancelled=lambda: False)
 
     def stop(self) -> None:
-        """End it, and forget all that it held."""
+        """End the server. All its objects are lost."""
         if self._process is not None:
             self._process.stop(_STOP_SECONDS)
 
@@ -86,7 +86,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that allow this process, or a child, to use stores whose URLs name the server."""
+        """Environment variables that allow this process, or a child, to use stores whose URLs name the server."""
         return {VARIABLE: self.endpoint}
 
     @property
@@ -98,7 +98,7 @@ class S3Server:
         self._call("PUT", f"/{name}", service="s3")
 
     def store_url(self, bucket: str, prefix: str = "", **arguments: str) -> str:
-        """The URL of a fragment store in a bucket; `prefix` is empty or ends in `/`."""
+        """Return the URL of a fragment store in a bucket; `prefix` is empty or ends in `/`."""
         arguments = {"region": REGION, "endpoint": self.endpoint, **arguments}
         return f"s3://{bucket}/{prefix}?{urlencode(arguments)}"
 
@@ -106,15 +106,15 @@ class S3Server:
         self._call("PUT", f"/{bucket}/{quote(key)}", content, service="s3")
 
     def headers(self, bucket: str, key: str) -> Mapping[str, str]:
-        """The headers that an object is served with."""
+        """Return the HTTP headers of an object."""
         return self._call("HEAD", f"/{bucket}/{quote(key)}", service="s3")[0]
 
     def acl(self, bucket: str, key: str) -> str:
-        """An object's access control list, as XML."""
+        """Return an object's access control list, as XML."""
         return self._call("GET", f"/{bucket}/{quote(key)}?acl", service="s3")[1].decode()
 
     def add_user(self, name: str, *actions: str) -> AwsKey:
-        """A user who may do the given actions (such as `s3:GetObject`) to everything."""
+        """Add a user who may do the given actions (such as `s3:GetObject`) on every resource, and return its key."""
         policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
         self._iam(Action="CreateUser", UserName=name)
         self._iam(Action="PutUserPolicy", UserName=name, PolicyName="only", PolicyDocument=json.dumps(policy))
@@ -123,7 +123,7 @@ class S3Server:
         return AwsKey(found["AccessKeyId"], found["SecretAccessKey"])
 
     def require_signatures(self, required: bool = True) -> None:
-        """Verify requests from now on, or no more."""
+        """Turn the verification of requests on or off."""
         self._call("POST", "/moto-api/reset-auth", b"0" if required else b"inf")
 
     def _iam(self, **parameters: str) -> bytes:
@@ -132,7 +132,7 @@ class S3Server:
     def _call(
         self, method: str, path: str, body: bytes | None = None, *, service: str = ""
     ) -> tuple[Mapping[str, str], bytes]:
-        # Without a service it is moto that is spoken to, and plain text.
+        # Without a service, the request is for moto's own interface, in plain text.
         headers = {"Authorization": _NOBODY.format(service)} if service else {"Content-Type": "text/plain"}
         request = urllib.request.Request(self.endpoint + path, body, headers, method=method)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

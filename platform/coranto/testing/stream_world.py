@@ -1,7 +1,7 @@
-"""For tests of streams: a cluster in this process with a stream, a clock moved by hand, and connections that break.
+"""Tools for tests of streams: an in-process cluster with a stream, a manual clock, and connections that break.
 
-`Wire.cut` loses a chosen message of the next append with content, and its connection with it, so a test can place a
-cut exactly: before, within or behind the content, before the commit, or between the commit and its answer.
+`Wire.cut` drops a chosen message of the next append with content, and breaks its connection. So a test can place a cut
+exactly: before, within or after the content, before the commit, or between the commit and its answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STREAM = "shop/orders"
 
 
 def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None:
-    """Have etcd lose what brokers noted there of a journal: who was in sync, and the registers.
+    """Make etcd lose what brokers recorded there about a journal, including the in-sync record and the registers.
 
-    With `specs` it loses all that it has.
+    With `specs` it loses all its keys.
     """
     etcd = cluster._world.etcd
     lost = [kv.key for kv in etcd.kvs.values() if specs or (journal in kv.key and "/items/" not in kv.key)]
@@ -38,7 +38,7 @@ def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None
 
 
 class VirtualClock:
-    """A clock that stands still until `advance`, which also ends waits."""
+    """A clock that stands still until `advance`, which also ends waits that are due."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -56,7 +56,7 @@ class VirtualClock:
         await wait
 
     async def advance(self, seconds: float) -> None:
-        """Move on, and let those whose waits are over do what they wanted to."""
+        """Advance the time, and let tasks whose waits are over run."""
         self.seconds += seconds
         while self._waits and self._waits[0][0] <= self.seconds:
             _, _, wait = heapq.heappop(self._waits)
@@ -67,7 +67,7 @@ class VirtualClock:
 
 
 class Point(enum.Enum):
-    """A message of an append with content, that can be lost, and its connection with it."""
+    """A message of an append with content at which the connection can be cut."""
 
     PARAMETERS = "the parameters"
     CONTENT = "content"
@@ -80,31 +80,31 @@ class Point(enum.Enum):
 
 @dataclass(slots=True)
 class HeardAppend:
-    """What was heard of an append."""
+    """The observed messages of an append."""
 
     journal: str = ""
     has_content: bool = False
     pieces: int = 0
-    """Messages of content."""
+    """The number of messages with content."""
     committing: bool = False
     messages: int = 0
 
 
 @dataclass
 class Wire:
-    """What passes between a cluster's clients and its brokers."""
+    """The traffic between a cluster's clients and its brokers: observed, and cut on request."""
 
     cuts: list[tuple[Point, Callable[[], None] | None]] = field(default_factory=list)
-    """Where appends with content are to be cut next, in order, and what else is to happen then."""
+    """The points of the next cuts of appends with content, in order, each with an action to run then (or None)."""
     appends: list[HeardAppend] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
-    """Appends with content that came to the broker when all before them were answered: what latency multiplies."""
+    """Appends with content that reached the broker when all earlier ones were answered: the number of round trips."""
     _unanswered: set[Any] = field(default_factory=set)
     _live: dict[Any, HeardAppend] = field(default_factory=dict)
 
     def cut(self, *points: Point, then: Callable[[], None] | None = None) -> None:
-        """Lose these messages of the next appends with content, one after the other."""
+        """Drop these messages of the next appends with content, one after the other, and break their connections."""
         self.cuts += [(point, then) for point in points]
 
     @property
@@ -159,7 +159,7 @@ class Wire:
 
 @dataclass
 class StreamWorld:
-    """A cluster with a stream, and what is looked at from outside."""
+    """A cluster with a stream, and access to its content."""
 
     cluster: Cluster
     client: JournalClient
@@ -168,12 +168,12 @@ class StreamWorld:
     stream: str = STREAM
 
     async def content(self, segment: int = 0) -> bytes:
-        """All bytes of a segment."""
+        """Return all bytes of a segment."""
         journal = segment_journal(self.stream, segment)
         return await self.client.read_all(journal, 0, await self.client.head(journal))
 
     async def messages(self, segment: int = 0, events: JsonEvents | BytesEvents | None = None) -> list[Envelope[Any]]:
-        """All messages of a segment, committed or not."""
+        """Return all messages of a segment, committed or not."""
         framing: Any = events or JsonEvents()
         return list(iter_messages(framing, segment_journal(self.stream, segment), [await self.content(segment)], 0))
 
@@ -191,9 +191,9 @@ async def stream_world(
     heard: bool = True,
     **create: Any,
 ) -> AsyncIterator[StreamWorld]:
-    """A cluster of so many brokers, and a stream; `create` are more options of that.
+    """Yield a cluster of `brokers` brokers with a stream. `create` are further options of the stream.
 
-    What was heard is kept, call by call: not so without `heard`.
+    With `heard`, the traffic is observed and recorded, call by call.
     """
     async with Cluster(brokers, delay=delay, zones=zones, grpc=grpc, log_level=log_level) as cluster:
         client = cluster.client()

@@ -1,4 +1,4 @@
-"""Streams made by random splits and merges, for tests of what reads them."""
+"""Streams made by random splits and merges, for tests of readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def segment(number: int, keys: KeyRange, predecessors: frozenset[int] = frozense
 
 
 def random_stream(rng: random.Random, *, scalings: int = 4, longest: int = 4) -> Stream:
-    """A stream that was scaled so often and then sealed; each segment has at most so many events of one byte."""
+    """Return a stream that was scaled `scalings` times and then sealed.
+
+    Each segment has at most `longest` events of one byte.
+    """
     segments = {n: segment(n, keys) for n, keys in enumerate(KeyRange.FULL.split(rng.randint(1, 3)))}
     for epoch in range(1, scalings + 1):
         active = sorted((each for each in segments.values() if not each.sealing), key=lambda each: each.range)

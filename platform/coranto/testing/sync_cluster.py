@@ -1,4 +1,4 @@
-"""`SyncCluster`: a `Cluster` for programs that block, on the event loop that all blocking clients share."""
+"""`SyncCluster`: a `Cluster` for blocking programs, on the event loop that all blocking clients share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.testing.generated.faces import ClusterFace
 
 
 class SyncCluster(ClusterFace, Blocking):
-    """Brokers in this process: `with SyncCluster(brokers=3) as cluster:`. See `Cluster` for what all of it means.
+    """Brokers in this process: `with SyncCluster(brokers=3) as cluster:`. See `Cluster` for parameters and methods.
 
     The brokers listen on free ports of this machine, so that clients may be pickled and sent to other processes.
     """
@@ -33,7 +33,7 @@ class SyncCluster(ClusterFace, Blocking):
         return self
 
     def close(self) -> None:
-        """End the cluster, as leaving its block does. Nothing if it does not run."""
+        """End the cluster, as leaving its block does. No effect if it does not run."""
         for client in self._clients:
             client.close()
         run_blocking(self._cluster.close())
@@ -46,7 +46,7 @@ class SyncCluster(ClusterFace, Blocking):
         return self._cluster
 
     def client(self, *, zone: str = "", patience: float = DEFAULT_PATIENCE) -> SyncJournalClient:
-        """A blocking client, ready for use. It is closed with the cluster, unless before."""
+        """Return a blocking client, ready for use. It is closed with the cluster, if not earlier."""
         client = SyncJournalClient(self.endpoint, zone=zone, patience=patience)
         self._clients.append(client)
         return client

@@ -1,4 +1,4 @@
-"""`coranto journals …`: journals, their specs, their content, and their upkeep."""
+"""`coranto journals …`: commands for journals, their specs, their content, and their maintenance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coranto journals append`: an input as one append, or each of its records to the journal that it belongs to."""
+"""`coranto journals append`: appends an input as a whole, or each of its records to a journal chosen by a mapping."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class KeyMapping(enum.StrEnum):
-    """Which of the selected journals a record goes to."""
+    """The rule that chooses one of the selected journals for a record."""
 
     RANDOM = "random"
     MODULO = "modulo"
@@ -62,7 +62,7 @@ def append(
 ) -> None:
     """Append a file or standard input: wholly or not at all, or record by record.
 
-    Records keep their order within each journal. The journals are those that are there at the start.
+    Records keep their order within each journal. The journals are selected once, at the start.
     """
     named = [each for each in (name, journal) if each]
     if len(named) + (selector is not None) != 1:
@@ -72,7 +72,7 @@ def append(
     if is_base64 and (framing is not RecordFraming.LINES or mapping is KeyMapping.RANDOM):
         raise InvalidInput("only keys that are lines can be in base64", field="--base64")
     with connect(endpoint) as client, _opened(file) as (source, size):
-        # A journal that is named need not be listed.
+        # A named journal needs no listing.
         journals = named or [info.name for info in select_now(client, Selection((), selector or ""))]
         if framing is RecordFraming.NONE:
             _append(client, random.choice(journals), source, size)
@@ -83,7 +83,7 @@ def append(
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[tuple[BinaryIO, int | None]]:
-    """The input, and its size where that is known."""
+    """Yield the input, and its size if known."""
     if file == "-":
         yield sys.stdin.buffer, None
     else:
@@ -95,10 +95,10 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, int | None]]:
 def _append(client: SyncJournalClient, journal: str, source: BinaryIO, size: int | None) -> None:
     first = source.read(_PIECE_BYTES)
     if len(first) < _PIECE_BYTES:
-        # A small append can be given again, so it sits out a broker's absence.
+        # A small append can be repeated, so it survives the absence of a broker.
         result = client.append(journal, first)
     else:
-        # A barrier is repeated until the journal can be appended to; a stream cannot be.
+        # A barrier is retried until the journal accepts appends; a streamed append cannot be retried.
         client.append(journal, b"")
         with client.appender(journal) as append, progress(f"Appending to {journal}", size, unit="bytes") as report:
             piece = first
@@ -138,12 +138,12 @@ def _mapping(mapping: KeyMapping, journals: list[str]) -> Mapping:
 
 
 def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, bytes]], mapping: Mapping) -> None:
-    """Append each record to its journal, batched. Stops at the first failure: content never follows a gap."""
+    """Append each record to its journal, in batches. Stop at the first failure: no record follows a missing one."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     last: dict[str, Future[Appended]] = {}
     try:
-        # An append whose outcome is unknown is not repeated: these records may have no UUIDs to be told apart by.
+        # An append whose outcome is unknown is not repeated: records may have no UUIDs that would reveal duplicates.
         with (
             progress("Appending records", unit="records") as report,
             client.append_service(retry_unknown=False, patience=DEFAULT_PATIENCE) as service,
@@ -159,7 +159,7 @@ def _append_records(client: SyncJournalClient, pairs: Iterator[tuple[bytes, byte
                     sizes[journal] += len(record)
                     report.advance()
             except InvalidInput:
-                # What came before a malformed record was accepted, and is not held back for it.
+                # Records before a malformed one were accepted, so append them.
                 service.flush()
                 raise
     finally:

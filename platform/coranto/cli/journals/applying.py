@@ -1,4 +1,4 @@
-"""`coranto journals apply`: a tree of specs becomes what the journals are."""
+"""`coranto journals apply`: makes journals match a tree of specs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coranto.telemetry import progress
 from coranto.wire import protocol_pb2 as pb
 
 _USUAL_TXN_SIZE = 128
-"""How many changes one transaction of etcd takes, unless it is told otherwise."""
+"""etcd's default limit on the changes of one transaction."""
 
 MaxTxnSize = Annotated[
     int,
@@ -37,7 +37,7 @@ def apply(
 ) -> None:
     """Create, update and delete journals as a YAML tree says, all or none of them.
 
-    A journal's `revision` in the tree is the one that it must be at: 0 or none creates it, -1 takes it as it is. A
+    A journal must be at the `revision` that the tree gives: 0 or none creates the journal, -1 accepts any revision. A
     suspended journal stays suspended, and keeps the offset at which it goes on, unless the tree gives its `suspend`.
     """
     content = sys.stdin.buffer.read() if specs == "-" else Path(specs).read_bytes()
@@ -62,9 +62,10 @@ def apply_changes(
     max_txn_size: int = 0,
     quiet_if_unchanged: bool = False,
 ) -> None:
-    """Apply the changes of `source`, but for those that would change nothing, and print what was done.
+    """Apply the changes of `source`, except those without effect, and print the result.
 
-    Raises EtcdTransactionFailed for a conflict with what is there, before anything is applied where it is seen then.
+    Raises EtcdTransactionFailed for a conflict with present journals. A conflict that is visible at the start is raised
+    before anything is applied.
     """
     present = {info.name: info for info in client.list().journals}
     changes = [_keeping_suspension(change, present) for change in changes]
@@ -105,9 +106,10 @@ def _name(change: pb.ApplyRequest.Change) -> str:
 
 
 def _keeping_suspension(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> pb.ApplyRequest.Change:
-    """The change, with the journal's suspension where it says nothing of it.
+    """Return the change, with the journal's present `suspend` if the change gives none.
 
-    Brokers keep there where the journal goes on: without it, one that is empty would begin at offset 0 once more.
+    Brokers keep the offset there at which the journal continues. Without it, an empty journal would begin at offset 0
+    again.
     """
     info = present.get(change.upsert.name)
     if change.delete or info is None or change.upsert.HasField("suspend") or not info.spec.HasField("suspend"):
@@ -124,7 +126,7 @@ def _is_done(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) ->
 
 
 def _conflict(change: pb.ApplyRequest.Change, present: dict[str, JournalInfo]) -> str:
-    """What speaks against a change, or ""."""
+    """Return the reason why a change cannot be applied, or ""."""
     info = present.get(_name(change))
     actual = info.mod_revision if info else 0
     expected = change.expect_mod_revision

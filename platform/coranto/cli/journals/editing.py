@@ -1,4 +1,4 @@
-"""`coranto journals edit`: the specs of journals in an editor, again and again until they can be applied."""
+"""`coranto journals edit`: opens the specs of journals in an editor, repeatedly until they can be applied."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def edit(
 ) -> None:
     """Edit the specs of journals in $CORANTO_EDITOR, $EDITOR or vi, and apply what was saved.
 
-    What cannot be applied is opened again with the reason on top. Nothing happens when nothing was changed, or when
-    everything was removed.
+    If the saved text cannot be applied, the editor opens again with the reason on top. Nothing happens if the text is
+    unchanged or empty.
     """
     selection = chosen(names, selector)
     with connect(endpoint) as client:
@@ -41,9 +41,9 @@ def edit(
 
 
 def edit_until_applied(opened: str, apply_saved: Callable[[str], None], prefix: str) -> None:
-    """Open a text in an editor, and again with what `apply_saved` raises on top, until that does not raise.
+    """Open a text in an editor and apply it; after a failure, open it again with the error on top, until it succeeds.
 
-    `prefix` begins the name of the file. Raises InvalidInput when what was written could not be applied in the end.
+    `prefix` begins the name of the file. Raises InvalidInput if the saved text could not be applied in the end.
     """
     path = _create(opened, prefix)
     keep = False

@@ -1,4 +1,4 @@
-"""`coranto journals fragments`: what of journals is persisted where, and what only brokers hold."""
+"""`coranto journals fragments`: lists persisted fragments with their places, and fragments that only brokers hold."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def fragments(
 async def _journals(client: JournalClient, selection: Selection) -> list[str]:
     if len(selection.names) == 1:
         return list(selection.names)
-    # A journal that is fully suspended has no fragments, and no broker to ask.
+    # No broker serves a fully suspended journal, so none could answer.
     return [info.name for info in await select(client, selection) if not is_asleep(info)]
 
 

@@ -1,4 +1,4 @@
-"""`coranto journals list`: journals as a table, a tree of specs, or JSON; once, or whenever something changes."""
+"""`coranto journals list`: prints journals as a table, a tree of specs, or JSON; once, or after every change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coranto.telemetry import amount
 from coranto.wire import protocol_pb2 as pb
 
 _ROUTES_SECONDS = 2.0
-"""Brokers tell changes of specs at once, but not who serves a journal: that is asked for this often."""
+"""Seconds between queries for Routes. Brokers announce changes of specs at once, but not changes of Routes."""
 
 _HEADS_AT_ONCE = 16
 
@@ -96,7 +96,7 @@ async def _heads(client: JournalClient, listing: Listing) -> list[str]:
 
 
 def _print(listing: Listing, output: Format, heads: list[str] | None, *, again: bool) -> None:
-    """Print a listing; one of several takes the place of the last on a terminal, and is told apart from it anywhere."""
+    """Print a listing. With `again`, it replaces the last one on a terminal, and is separated from it elsewhere."""
     console = Console()
     if again and console.is_terminal:
         console.clear()

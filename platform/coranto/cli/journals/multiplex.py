@@ -1,8 +1,8 @@
-"""Several journals read at once into one output, one whole append, or at least one whole line, at a time.
+"""Concurrent reads of several journals into one output, by whole appends or at least whole lines.
 
-Appends of different journals must not end up within each other. Where an append ends is known for those that end at a
-write head that a broker told; in journals of lines every newline will do. A journal that has begun to write somewhere
-else keeps the *turn* until it comes to such a place, and others wait for it meanwhile.
+Appends of different journals must not be mixed. An append is known to end at a write head that a broker reported; in
+journals of lines every newline is a boundary too. A journal that has written up to another place keeps the *turn* until
+it reaches a boundary, and others wait for it meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE_TYPES = frozenset({labels.JSON_LINES, "text/csv", "text/plain"})
 
 
 class Output(Protocol):
-    """Where content goes."""
+    """The destination of content."""
 
     def write(self, content: bytes, /) -> object: ...
 
@@ -35,7 +35,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read. `start` is where journals that have no offset begin (-1: their write heads)."""
+    """Options of reads. `start` is the first offset for journals without a known offset (-1: their write heads)."""
 
     start: int = 0
     end: int = 0
@@ -47,8 +47,8 @@ class Reading:
 class Multiplexer:
     """Reads journals into `output`.
 
-    `offsets` holds where each begins and is kept at how far each was written; `save` is called with them from time to
-    time, after a flush, and by `finish`. `warn` is told of content that is gone.
+    `offsets` holds the offset at which each journal begins, and advances to the end of its written content. `save` is
+    called with it from time to time, after a flush, and by `finish`. `warn` is called when content is missing.
     """
 
     client: JournalClient
@@ -61,7 +61,7 @@ class Multiplexer:
     _saved_at: float = 0.0
 
     async def read_one(self, journal: str) -> None:
-        """Read one journal, and raise what its read raises."""
+        """Read one journal. Raises what its read raises."""
         await _Pump(self, journal, by_line=False, alone=True).run(self.reading.start)
 
     async def read_present(self, journals: Iterable[JournalInfo]) -> None:
@@ -79,7 +79,7 @@ class Multiplexer:
             await _cancel(tasks)
 
     async def follow(self, selector: pb.LabelSelector) -> None:
-        """Read the journals that match, from now on, as they come and go. Ends only by a failure."""
+        """Follow the matching journals, including those that appear later. Ends only by a failure."""
         tasks: dict[str, asyncio.Task[None]] = {}
         start = self.reading.start
         async with contextlib.aclosing(self.client.watch(selector)) as snapshots:
@@ -98,19 +98,19 @@ class Multiplexer:
                     for name, info in awake.items():
                         if name not in tasks:
                             tasks[name] = asyncio.create_task(self._read(info, start))
-                    # Journals that come later are new, and read from their beginning.
+                    # Journals that appear later are new; read them from their beginning.
                     start = max(start, 0)
             finally:
                 await _cancel([coming, *tasks.values()])
 
     def finish(self) -> None:
-        """Flush the output and save the offsets for good."""
+        """Flush the output and save the final offsets."""
         self.output.flush()
         self.save(self.offsets)
 
     async def _read(self, info: JournalInfo, start: int) -> None:
         by_line = labels.value_of(info.spec.labels, labels.CONTENT_TYPE) in _LINE_TYPES
-        # A journal may be deleted or suspended after it was listed; then there is nothing (more) to read.
+        # A journal that was deleted or suspended after the listing has nothing (more) to read.
         with contextlib.suppress(JournalNotFound, JournalSuspended):
             await _Pump(self, info.name, by_line=by_line, alone=False).run(start)
 

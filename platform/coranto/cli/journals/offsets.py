@@ -1,4 +1,4 @@
-"""Files of offsets: how far journals were read, as a JSON object of journal names and offsets."""
+"""Files of offsets: the progress of reads, as a JSON object of journal names and offsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.errors import InvalidInput
 
 
 def load_offsets(path: Path) -> dict[str, int]:
-    """The offsets in a file. Raises InvalidInput for one that is not such a file, or is not there."""
+    """Return the offsets in a file. Raises InvalidInput if the file is missing or of another format."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -31,7 +31,7 @@ def load_offsets(path: Path) -> dict[str, int]:
 
 
 class OffsetsFile:
-    """Writes offsets to `path`, atomically. What was there before the first write is kept as `path` + `.previous`."""
+    """Writes offsets to `path`, atomically. The file from before the first write is kept as `path` + `.previous`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

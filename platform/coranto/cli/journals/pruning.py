@@ -1,7 +1,7 @@
 """`coranto journals prune`: remove persisted fragments that are older than their journal's retention.
 
-Brokers do it by themselves, unless they are told not to; this looks what they would do, or does it at once. It works
-from here, with the stores' credentials of this process. Brokers notice at their next listing of the store.
+Brokers prune automatically, unless configured not to. This command shows what they would remove, or removes it at once.
+It accesses stores from this process, with its credentials. Brokers notice at their next listing of the store.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def prune(
 ) -> None:
     """Remove persisted fragments that were stored longer ago than their journal's retention.
 
-    Journals with no retention (0 or less) keep everything, and every journal keeps what tells its head. Only the
-    beginning of a journal is removed: nothing that lies behind a younger fragment. Of fragments that overlap, brokers
-    tell the largest only: prune again later for those that they hide.
+    Journals without a retention (0 or less) keep everything, and every journal keeps the fragment that tells its head.
+    Only the beginning of a journal is removed: no fragment behind a younger one. Of fragments that overlap, brokers
+    list only the largest: prune again later for the others.
     """
     selection = chosen(names, selector)
 
@@ -68,7 +68,7 @@ async def _old_fragments(client: JournalClient, info: JournalInfo, now: float) -
 
 
 async def _remove(client: JournalClient, old: list[Fragment]) -> None:
-    """Remove all, one after the other: wherever that is broken off, no journal has a gap."""
+    """Remove all, one after the other, so that no journal has a gap if this is interrupted."""
     root = client.config.file_root
     for fragment in old:
         if root is None and fragment.backing_store.startswith("file:"):

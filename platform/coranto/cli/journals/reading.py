@@ -1,4 +1,4 @@
-"""`coranto journals read`: the content of one journal or of several, up to now or for as long as it comes."""
+"""`coranto journals read`: prints the content of one or several journals, up to now or continuously."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def read(
 ) -> None:
     """Write the content of journals to standard output or a file.
 
-    Several are read at once, one whole append or line at a time. With --selector and --block, journals that appear
-    later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and SIGTERM. It
-    never says more than what was written: reading on from it repeats nothing, unless this process was killed.
+    Several journals are read at once, one whole append or line at a time. With --selector and --block, journals that
+    appear later are read as well. --offsets-out is written about once a second and at the end, also on Ctrl-C and
+    SIGTERM. Its offsets are never beyond the written output. Reading on from it repeats nothing, unless this process
+    was killed.
     """
     selection = chosen(names, selector)
     is_one = len(selection.names) == 1

@@ -1,4 +1,4 @@
-"""Records of an input: its lines, or its fixed frames, and the keys that may precede them."""
+"""Records of an input: lines or fixed frames, and optional keys before them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADER_BYTES: Final = len(MAGIC) + 4
 
 
 class RecordFraming(enum.StrEnum):
-    """How records stand in the input."""
+    """The framing of records in the input."""
 
     NONE = "none"
     LINES = "lines"
@@ -24,9 +24,9 @@ class RecordFraming(enum.StrEnum):
 
 
 def read_records(source: BinaryIO, framing: RecordFraming) -> Iterator[bytes]:
-    """The records of the input, each with its framing (newline or header), as journals hold them.
+    """Yield the records of the input, each with its framing (newline or header), as journals hold them.
 
-    Raises InvalidInput where the input ends within a record, or a record is no frame or longer than 64 MiB.
+    Raises InvalidInput if the input ends within a record, if a record is not a frame, or if it is longer than 64 MiB.
     """
     number = 0
     while record := _read_line(source, number) if framing is RecordFraming.LINES else _read_frame(source, number):
@@ -59,7 +59,7 @@ def _read_frame(source: BinaryIO, number: int) -> bytes:
 
 
 def with_keys(records: Iterator[bytes], framing: RecordFraming, *, is_base64: bool) -> Iterator[tuple[bytes, bytes]]:
-    """Pairs of a key and its record, from an input in which each record follows its key. Raises InvalidInput."""
+    """Yield pairs of key and record, from an input in which each record follows its key. Raises InvalidInput."""
     for number, raw in enumerate(records):
         key = raw.rstrip(b"\r\n") if framing is RecordFraming.LINES else raw[_HEADER_BYTES:]
         if is_base64:

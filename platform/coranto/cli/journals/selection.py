@@ -1,4 +1,4 @@
-"""Which journals a command is about: named one by one, or selected by their labels."""
+"""The choice of a command's journals: by name, or by labels."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Selection:
             return (label_selector(include=[("name", name) for name in self.names]),)
         parsed = parse_selector(self.selector)
         if "/" in self.selector and [label.name for label in parsed.include.labels] == [self.selector]:
-            # As a selector this asks for a label of that name, which few mean who write a path.
+            # As a selector, a path asks for a label of that name. Most users mean the journal's name instead.
             return parsed, label_selector(include={"name": self.selector})
         return (parsed,)
 
     def checked(self, listing: Listing) -> tuple[JournalInfo, ...]:
-        """The listed journals. Raises JournalNotFound where a named one is missing, or none matches."""
+        """Return the listed journals. Raises JournalNotFound if a named one is missing, or none matches."""
         missing = sorted(set(self.names) - set(listing.names))
         if missing:
             raise JournalNotFound(", ".join(missing))
@@ -57,7 +57,7 @@ class Selection:
 
 
 def chosen(names: list[str] | None, selector: str | None) -> Selection:
-    """What the command line says. Raises typer.BadParameter unless it says either names or a selector."""
+    """Return the selection given on the command line. Raises typer.BadParameter unless names or a selector is given."""
     if bool(names) == (selector is not None):
         raise typer.BadParameter("name journals, or select some with --selector", param_hint="JOURNAL")
     for name in names or ():
@@ -66,7 +66,7 @@ def chosen(names: list[str] | None, selector: str | None) -> Selection:
 
 
 async def select(client: JournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
-    """The chosen journals as they are now. Raises JournalNotFound or InvalidInput when there are none."""
+    """Return the chosen journals as they are now. Raises JournalNotFound or InvalidInput if there are none."""
     for attempt in selection.attempts:
         listing = await client.list(attempt)
         if listing.journals:
@@ -75,7 +75,7 @@ async def select(client: JournalClient, selection: Selection) -> tuple[JournalIn
 
 
 def select_now(client: SyncJournalClient, selection: Selection) -> tuple[JournalInfo, ...]:
-    """As `select`, blocking."""
+    """Return what `select` does, for a blocking client."""
     for attempt in selection.attempts:
         listing = client.list(attempt)
         if listing.journals:
@@ -84,5 +84,5 @@ def select_now(client: SyncJournalClient, selection: Selection) -> tuple[Journal
 
 
 def is_asleep(info: JournalInfo) -> bool:
-    """Whether no broker serves the journal, because it is suspended fully."""
+    """Return True if no broker serves the journal because it is fully suspended."""
     return info.spec.suspend.level == pb.JournalSpec.Suspend.FULL

@@ -10,9 +10,9 @@ from coranto.specs.durations import parse_duration
 
 
 def parse_time(text: str, now: float, option: str) -> int:
-    """Unix seconds of a time: themselves, an ISO 8601 time (in UTC unless it says otherwise), or so long ago (`24h`).
+    """Parse a time into Unix seconds: Unix seconds, an ISO 8601 time (UTC by default), or an age such as `24h`.
 
-    Empty is 0, no bound. Raises InvalidInput, which names the option.
+    An empty text gives 0, no bound. Raises InvalidInput, which names the option.
     """
     if not text:
         return 0
@@ -29,7 +29,7 @@ def parse_time(text: str, now: float, option: str) -> int:
 
 
 def parse_ttl(text: str, option: str) -> int:
-    """Whole seconds of a duration such as `15m`; empty is 0. Raises InvalidInput, which names the option."""
+    """Parse a duration such as `15m` into whole seconds; empty is 0. Raises InvalidInput, which names the option."""
     if not text:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""`coranto journals suspend`, `reset-head` and `store-health`: what operators do when a journal idles or is stuck."""
+"""`coranto journals suspend`, `reset-head` and `store-health`: operators' commands for idle and stuck journals."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def suspend(
 ) -> None:
     """Suspend idle journals, so that one broker holds them, or none when they have no content.
 
-    A journal is idle when all of its content is in its store, for its flush interval (or a day) by now. The next
-    append wakes it. Specs that are applied to a suspended journal must keep its `suspend`, as `edit` does.
+    A journal is idle when all of its content has been in its store for its flush interval (or a day). The next append
+    wakes it. Specs that are applied to a suspended journal must keep its `suspend`, as `edit` does.
     """
     selection = chosen(names, selector)
     mode = Suspend.NOW if force else Suspend.IF_FLUSHED
@@ -62,8 +62,8 @@ def suspend(
 def reset_head(names: Names = None, selector: Selector = None, endpoint: Endpoint = None) -> None:
     """Let journals go on behind content of their store that their brokers do not know (INDEX_HAS_GREATER_OFFSET).
 
-    Do this when every broker that may hold content beyond the store is gone for good. Registers that only those
-    brokers held stay lost. Journals that are well are left as they are.
+    Do this only when every broker that may hold content beyond the store is gone for good. Registers that only those
+    brokers held stay lost. Healthy journals are left as they are.
     """
     selection = chosen(names, selector)
 
@@ -79,7 +79,7 @@ async def _reset(client: JournalClient, info: JournalInfo) -> str:
         return "suspended; left as it is"
     for attempt in range(_RESET_ATTEMPTS):
         if attempt:
-            # Another append came in between, or a broker whose index is not as fresh was asked for the head.
+            # Another append came in between, or the head came from a broker with an outdated index.
             await asyncio.sleep(_RACE_SECONDS * attempt)
         try:
             head = (await client.append(info.name, b"", suspend=Suspend.KEEP)).end
@@ -138,7 +138,10 @@ async def _for_each(
     title: str,
     work: Callable[[JournalClient, JournalInfo], Awaitable[str]],
 ) -> list[tuple[str, str]]:
-    """What `work` says of each journal, several at once. Raises the first failure, after all were tried."""
+    """Run `work` for each journal, several at once, and return names and results.
+
+    Raises the first failure, after all were tried and the results of the others were printed.
+    """
     limit = asyncio.Semaphore(_AT_ONCE)
     with progress(title, len(journals), unit="journals") as report:
 

@@ -1,4 +1,4 @@
-"""`coranto streams …`: streams, their segments, and their events."""
+"""`coranto streams …`: commands for streams, their segments, and their events."""
 
 from __future__ import annotations
 

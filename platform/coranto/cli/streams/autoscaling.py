@@ -1,4 +1,4 @@
-"""`coranto streams autoscale`: splits and merges segments as streams' policies say."""
+"""`coranto streams autoscale`: splits and merges segments according to streams' policies."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def autoscale(
     interval: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = DEFAULT_INTERVAL,
     endpoint: Endpoint = None,
 ) -> None:
-    """Measure what segments take in, and split and merge them by that, until Ctrl-C.
+    """Measure the load of segments, and split and merge them accordingly, until Ctrl-C.
 
-    A segment is split once it took in more than 5, 2 or 1 times the policy's rate for 2, 5 or 10 minutes, and merged
-    with its neighbour once both were well below it for 20. Nothing is changed in the first 10 minutes.
+    A segment is split when its load was more than 5, 2 or 1 times the policy's rate for 2, 5 or 10 minutes. It is
+    merged with its neighbour when both were well below that rate for 20 minutes. Nothing is changed in the first 10
+    minutes.
     """
     if not interval > 0:
         raise InvalidInput(f"{interval:g} seconds is no interval", field="--interval")

@@ -1,6 +1,7 @@
-"""Feed events from a command's own thread, which waits for input, to a stream's writer on the event loop.
+"""A feed of events from a command's own thread, which waits for input, to a stream's writer on the event loop.
 
-An event costs a place in a queue, not a future that threads share: bulk input is written at nearly the writer's speed.
+An event costs one queue entry instead of a future shared between threads, so bulk input is written at nearly the
+writer's speed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.units import EventPosition
 
 TOGETHER: Final = 4096
-"""Events that are under way at once."""
+"""The maximum number of events in flight."""
 
 
 class EventFeed:
-    """Feeds events to a writer, and counts those that become durable. `add` and `finish` are for one thread.
+    """Feeds events to a writer, and counts those that become durable. Call `add` and `finish` from one thread.
 
-    `late` is called, once for each wait, when for `patience` seconds no event became durable that is waited for.
+    `late` is called, at most once per wait, when no event has become durable for `patience` seconds.
     """
 
     def __init__(self, writer: StreamWriter[Any], *, patience: float, late: Callable[[], None]) -> None:
@@ -40,7 +41,7 @@ class EventFeed:
         self._awaited = False
 
     def add(self, key: str, event: Any, sequence: int | None) -> None:
-        """Feed an event, once there is room. Raises what an earlier one failed with."""
+        """Feed an event; wait for room first. Raises the failure of an earlier event."""
         self._check()
         self.given += 1
         self._calls.put(functools.partial(self._write, self.given, key, event, sequence))
@@ -48,7 +49,7 @@ class EventFeed:
             self._await(TOGETHER // 2)
 
     def finish(self) -> None:
-        """Return once all is durable. Raises the first failure."""
+        """Wait until all events are durable. Raises the first failure."""
         self._await(0)
         self._check()
 
@@ -60,7 +61,7 @@ class EventFeed:
             raise error
 
     def _await(self, left: int) -> None:
-        """Wait until no more than `left` events are under way, or one has failed."""
+        """Wait until at most `left` events are in flight, or one has failed."""
         with self._change:
             self._awaited = True
             told = False
@@ -76,7 +77,7 @@ class EventFeed:
     def _write(self, number: int, key: str, event: Any, sequence: int | None) -> None:
         try:
             done = self._writer.write_event(key, event, sequence=sequence)
-        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+        except Exception as error:  # noqa: BLE001 - raised again in the other thread
             self._fail(number, error)
         else:
             done.add_done_callback(functools.partial(self._settle, number))

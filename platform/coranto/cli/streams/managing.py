@@ -30,21 +30,21 @@ Name = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.
 
 
 class EventFormatName(enum.StrEnum):
-    """What events are."""
+    """The format of events."""
 
     JSON = "json"
     BYTES = "bytes"
 
 
 class Output(enum.StrEnum):
-    """What a command prints."""
+    """The output format of a command."""
 
     TABLE = "table"
     JSON = "json"
 
 
 class Picture(enum.StrEnum):
-    """What `describe` prints."""
+    """The output format of `describe`."""
 
     TABLE = "table"
     JSON = "json"
@@ -177,12 +177,12 @@ def scale(
 
 
 def seal(name: Name, endpoint: Endpoint = None) -> None:
-    """Let a stream take no more events, for good."""
+    """Seal a stream: it never takes an event again."""
     _change(name, endpoint, lambda streams: streams.seal(name))
 
 
 def resume(name: Name, endpoint: Endpoint = None) -> None:
-    """Finish what a process began that died while it was scaling or sealing the stream."""
+    """Finish the work of a process that died while it was scaling or sealing the stream."""
     _change(name, endpoint, lambda streams: streams.resume(name))
 
 
@@ -200,7 +200,7 @@ def truncate(
     to_end: Annotated[bool, typer.Option("--to-end", help="Readers begin with what is written from now on.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Let readers begin later. Segments that are wholly before that are deleted."""
+    """Truncate a stream: readers begin at later offsets. Segments that are wholly before them are deleted."""
     if bool(at) == to_end:
         raise InvalidInput("say where: with --at for each segment, or with --to-end", field="--at")
 
@@ -220,7 +220,7 @@ def truncate(
 
 
 async def _check_offsets(client: JournalClient, streams: Streams, stream: Stream, cut: Mapping[int, int]) -> None:
-    """Refuse offsets at which no event begins: readers could make nothing of what follows."""
+    """Refuse offsets at which no event begins: readers could not decode the content from there on."""
     segments = [stream.segments[number] for number in cut if number in stream.segments]
     for number, head in (await streams.heads(stream, segments)).items():
         segment, offset = stream.segments[number], cut[number]
@@ -243,7 +243,7 @@ def delete(
     sure: Annotated[bool, typer.Option("--yes", help="Yes, delete the stream and all its events.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Delete a stream's journals. What they have in fragment stores stays there."""
+    """Delete a stream's journals. Their fragments in fragment stores stay there."""
     if not sure:
         raise InvalidInput(f"this deletes the stream {name} with all its events; say so with --yes", field="--yes")
 
@@ -276,7 +276,7 @@ _OPTIONS = {"fragment.stores": "--store", "fragment.length": "--fragment-bytes",
 
 
 def _check(template: pb.JournalSpec) -> None:
-    """Refuse what brokers would refuse, in the terms of the command's options."""
+    """Refuse specs that brokers would refuse, with errors in terms of the command's options."""
     try:
         validate_journal_spec(template)
     except InvalidInput as error:

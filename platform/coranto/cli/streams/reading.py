@@ -1,4 +1,4 @@
-"""`coranto streams read`: a stream's events, one a line."""
+"""`coranto streams read`: prints a stream's events, one per line."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def read(
     output: Annotated[str, typer.Option("--output", "-o", help="File to write to, or - for standard output.")] = "-",
     endpoint: Endpoint = None,
 ) -> None:
-    """Write the committed events of a stream, each with a newline, those of a routing key in their order.
+    """Write the committed events of a stream, each with a newline. Events of a routing key keep their order.
 
-    Ctrl-C and SIGTERM end it in order: reading on from the position, or with the group, repeats nothing.
+    After Ctrl-C and SIGTERM, reading on from the position, or with the group, repeats nothing.
     """
     if tail and position is not None:
         raise InvalidInput("reads from now on, so there is no position to go on from", field="--tail")
@@ -95,7 +95,7 @@ def read(
 
 
 class _Kept:
-    """A file that holds how far a reader has come, never farther than what was written."""
+    """A file with a reader's position, which is never ahead of the written output."""
 
     def __init__(self, file: Path, reader: StreamReader[Any]) -> None:
         self._file = file
@@ -116,7 +116,7 @@ async def _pour(
     events: AsyncIterator[Event[Any]], sink: Sink, limit: int, *, is_json: bool, at_once: bool, position: _Kept | None
 ) -> None:
     count = 0
-    is_whole = True  # Whether all that was handed out is written or gathered.
+    is_whole = True  # True if all events handed out are written or buffered.
     try:
         while limit == 0 or count < limit:
             event = await anext(events, None)
@@ -133,7 +133,7 @@ async def _pour(
                 position.keep()
         await sink.flush()
     except BaseException:
-        # What was gathered is as good as written if there is room for it; if not, the last position stands.
+        # Buffered events count as written if the output has room for them. If not, the last saved position stays.
         if is_whole:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KEEP_SECONDS):
@@ -146,7 +146,7 @@ async def _pour(
 
 
 def _kept(file: Path) -> StreamPosition | None:
-    """The position in a file; None when there is no file yet. Raises InvalidInput where none can be kept."""
+    """Return the position in a file; None if there is no file yet. Raises InvalidInput if none can be kept there."""
     if not file.parent.is_dir():
         raise InvalidInput(f"there is no folder {file.parent} to keep the position in; make it", field="--position")
     if not file.exists():

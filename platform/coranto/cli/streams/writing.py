@@ -1,4 +1,4 @@
-"""`coranto streams write`: lines of an input as events."""
+"""`coranto streams write`: writes lines of an input as events."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def write(
     ] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write each line as an event: a JSON object, or bytes, as the stream has it. Returns when all are durable.
+    """Write each line as an event: a JSON object or bytes, as the stream's format is. Return when all are durable.
 
-    Events are appended as they come, and those of a routing key keep their order. When the input has an error, or the
-    command is interrupted, what came before is written, and how much of it is durable is said.
+    Events are appended as they come, and those of a routing key keep their order. If the input has an error, or the
+    command is interrupted, the events before that are written, and the command says how many of them are durable.
     """
     if (key is not None) + (key_field is not None) + tabs != 1:
         raise InvalidInput("say what routing keys are: with one of --key, --key-field and --tabs", field="--key")
@@ -109,7 +109,7 @@ def write(
 
 @contextlib.contextmanager
 def _advised() -> Iterator[None]:
-    """Say what to do next in the terms of the command's options."""
+    """Add advice to errors, in terms of the command's options."""
     try:
         yield
     except WriterExpired as error:
@@ -132,11 +132,11 @@ def _commit(
     expected_offset: int | None,
     report: ProgressReport,
 ) -> str:
-    """Write events as one transaction, and return what came of it."""
+    """Write events as one transaction, and return the result."""
     if not events:
         return "the input is empty, so there is nothing to commit"
     if not structlog.get_logger().is_enabled_for(logging.DEBUG):
-        configure_logging("error")  # The error that is shown says it all.
+        configure_logging("error")  # The error that the command shows is enough.
     committing = writer.write_events(key, events, sequence=sequence, expected_offset=expected_offset)
     if not wait([committing], PATIENCE).done:
         _say_late(name, report)
@@ -155,7 +155,7 @@ def _write(
     *,
     numbered: bool,
 ) -> str:
-    """Write events one by one, and return what came of it."""
+    """Write events one by one, and return the result."""
     loop, deadline = shared_loop(), CLOSE_SECONDS
     try:
         loop.run(writer.open())
@@ -174,12 +174,12 @@ def _write(
 
 
 def _say_late(stream: str, report: ProgressReport) -> None:
-    say = report.note if sys.stderr.isatty() else note  # On a terminal the bar has a place for it.
+    say = report.note if sys.stderr.isatty() else note  # On a terminal, the progress bar shows it.
     say(f"{stream} takes no events at the moment; trying for {DEFAULT_PATIENCE:g} s, unless interrupted")
 
 
 def _parser(key: str | None, key_field: str | None, *, is_json: bool) -> Callable[[bytes, int], tuple[str, Any]]:
-    """What turns a line and its number into a routing key and an event."""
+    """Return a function that turns a line and its number into a routing key and an event."""
     if key_field is not None and not is_json:
         raise InvalidInput("the stream's events are bytes, which have no members", field="--key-field")
 

@@ -1,10 +1,10 @@
-"""A cluster of real processes that faults happen to, and what is checked of it afterwards.
+"""Fault injection on a cluster of real processes, and the checks of it afterwards.
 
-* `links`: TCP proxies between brokers, and between brokers and etcd, that cut, hold up or delay what passes.
+* `links`: TCP proxies between brokers, and between brokers and etcd, that cut, hold up or delay traffic.
 * `cluster`: etcd and brokers in zones, each of which can be killed, paused, stopped and started.
-* `workload`: writers and readers that run all the while, and write down what they did and saw.
+* `workload`: writers and readers that run all the time, and record their calls and observations.
 * `verdict`: proof of life after healing, and the check of history, replicas and stores.
-* `nemesis`: the faults, one by one; `python -m coranto.testing.faults` lets chance choose among them for minutes.
+* `nemesis`: the faults, one by one; `python -m coranto.testing.faults` runs randomly chosen ones for minutes.
 
-It is for Linux, whose unix sockets tell which process dials.
+It requires Linux, whose unix sockets tell the process at the other end.
 """

@@ -1,4 +1,4 @@
-"""`python -m coranto.testing.faults`: faults of all kinds, chosen by chance, for as long as is wanted."""
+"""`python -m coranto.testing.faults`: faults of all kinds, chosen at random, for a given time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def main(
 
 
 async def _run(options: RunOptions, folder: Path, faults: list[nemesis.Fault], seconds: float) -> list[str]:
-    """Rounds of a few faults each, every one with a new cluster, until the time is over. Returns what was wrong."""
+    """Run rounds of a few faults, each with a new cluster, until the time is over. Return the problems found."""
     chance = random.Random(options.seed)
     end, number, problems = time.monotonic() + seconds, 0, list[str]()
     with S3Server(folder / "s3") as server:

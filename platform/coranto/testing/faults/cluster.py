@@ -1,4 +1,4 @@
-"""etcd and brokers as processes, with a proxy before each of them, so that every link can be harmed."""
+"""etcd and brokers as processes, with proxies in front, so that faults can hit every single link."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Broker:
         self.zone = zone
         self.member = MemberId(zone, self.name)
         self.is_wanted = True
-        """Whether it is to run when all is well."""
+        """True if it should run when no fault is in progress."""
         self.is_harmed = False
-        """Whether a fault has it, so that it is not started again when it ends."""
+        """True while a fault holds it, so that it is not restarted when it ends."""
         self._changing = asyncio.Lock()
         self._cluster = cluster
         self._folder = cluster.folder / self.name
@@ -56,12 +56,12 @@ class Broker:
 
     @property
     def endpoint(self) -> str:
-        """Where everybody else finds it: its proxy."""
+        """The address that others use: that of its proxy."""
         return self._to_me.endpoint
 
     @property
     def own_endpoint(self) -> str:
-        """The broker itself, beside its proxy."""
+        """The address of the broker itself, bypassing its proxy."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -74,11 +74,11 @@ class Broker:
 
     @property
     def is_member(self) -> bool:
-        """Whether etcd has it as a member, which ends with its lease."""
+        """True while etcd has it as a member, that is, until its lease ends."""
         return self._cluster.keyspace.state.member(self.member) is not None
 
     async def start(self) -> None:
-        """Start a process, and return once it serves."""
+        """Start a process, and return once it serves and is a member."""
         async with self._changing:
             await self._start()
             self.is_wanted, self.is_harmed = True, False
@@ -94,41 +94,41 @@ class Broker:
             await until(lambda: self.is_member or not self.is_running, f"{self.name} is a member")
             if self.is_running:
                 return
-            # On a machine that stands still its lease may run out as it starts.
+            # If the machine stands still, the lease may run out during the start.
         raise ClusterError(f"{self.name} ended {_STARTS} times before it was a member:\n{self.last_words()}")
 
     async def seize(self) -> None:
-        """Nobody starts it again from now on, and nobody is about to."""
+        """Wait for a start in progress, and prevent automatic restarts from now on."""
         async with self._changing:
             self.is_harmed = True
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL, and return when the process is gone."""
         await self.seize()
         async with self._changing:
             await self._slot.kill()
 
     async def stop(self) -> None:
-        """SIGTERM, and return once it has left. It stays away."""
+        """Send SIGTERM, and return once it has ended. It is not restarted."""
         async with self._changing:
             self.is_wanted = False
             await self._slot.stop()
 
     async def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         await self.seize()
         self._slot.pause()
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._slot.resume()
 
     async def ended(self) -> None:
-        """Return once its process has ended by itself."""
+        """Wait until its process has ended by itself."""
         await until(lambda: not self.is_running, f"{self.name} has ended")
 
     async def gone(self) -> None:
-        """Return once its lease has run out."""
+        """Wait until its lease has run out."""
         await until(lambda: not self.is_member, f"etcd has given {self.name} up")
 
     async def close(self) -> None:
@@ -137,7 +137,7 @@ class Broker:
         await self._etcd.close()
 
     async def restart(self) -> None:
-        """Start it again if it ended by itself and is to run."""
+        """Restart it if it ended by itself and should run."""
         async with self._changing:
             if self.is_wanted and not self.is_harmed and self.pid and not self.is_running:
                 await self._start()
@@ -160,9 +160,9 @@ class Broker:
 
 
 class FaultyCluster:
-    """etcd and brokers, the zones given to brokers in turn. Use as `async with`, in the main thread.
+    """etcd and brokers; `zones` are given to brokers in turn. Use as `async with`, in the main thread.
 
-    `keyspace` mirrors etcd, past all proxies.
+    `keyspace` mirrors etcd directly, without a proxy.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class FaultyCluster:
         self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "60", **(environment or {})}
         self.brokers: list[Broker] = []
         self.sockets = Path()
-        """Where proxies listen: a folder with a short name, since paths of sockets are bounded."""
+        """The folder of proxies' sockets. Its name is short, because the length of a socket's path is limited."""
         self.ports: set[int] = set()
         self._zones = zones
         self._count = brokers
@@ -199,7 +199,7 @@ class FaultyCluster:
 
     @property
     def endpoint(self) -> str:
-        """All brokers that run, as seeds of a client."""
+        """The endpoints of all running brokers, as a client's seeds."""
         return ",".join(broker.endpoint for broker in self.brokers if broker.is_running)
 
     async def __aenter__(self) -> FaultyCluster:
@@ -231,18 +231,18 @@ class FaultyCluster:
         await asyncio.to_thread(shutil.rmtree, self.sockets)
 
     def add(self) -> Broker:
-        """Another broker, which is yet to be started."""
+        """Add another broker, not started yet."""
         number = len(self.brokers)
         broker = Broker(self, number, self._zones[number % len(self._zones)])
         self.brokers.append(broker)
         return broker
 
     def link(self, source: str, target: str) -> Link:
-        """What is between two brokers, by name, where the first one dials; CLIENTS are all clients."""
+        """Return the link of connections from `source` to `target`, both by name. CLIENTS stands for all clients."""
         return self._links.setdefault((source, target), Link())
 
     def between(self, one: Broker, other: Broker) -> tuple[Link, Link]:
-        """Both directions."""
+        """Return the links of both directions."""
         return self.link(one.name, other.name), self.link(other.name, one.name)
 
     def link_to(self, target: str) -> Callable[[int], Link]:
@@ -253,13 +253,13 @@ class FaultyCluster:
         return link_of
 
     async def supervise(self) -> None:
-        """Start brokers again that end by themselves, as those do whose lease runs out on a busy machine."""
+        """Restart brokers that end by themselves, for example because their lease ran out on a busy machine."""
         while True:
             await asyncio.gather(*(broker.restart() for broker in self.brokers))
             await asyncio.sleep(0.2)
 
     def heal(self) -> None:
-        """Let everything pass, and everything that is paused go on."""
+        """Heal all links, and resume all paused processes."""
         for link in (*self._links.values(), *(broker.to_etcd for broker in self.brokers)):
             link.heal()
         for broker in self.brokers:
@@ -267,7 +267,7 @@ class FaultyCluster:
                 broker.resume()
 
     def is_whole(self, journal: str) -> bool:
-        """Whether a journal has all its replicas, and they are in sync."""
+        """Return True if a journal has all its replicas, and they are in sync."""
         state = self.keyspace.state
         item = state.item(journal)
         if item is None:
@@ -276,17 +276,17 @@ class FaultyCluster:
         return len(state.assignments(journal)) == wanted and state.consistent(journal)
 
     def members_of(self, journal: str) -> list[Broker]:
-        """The brokers that have a replica of a journal, the primary first."""
+        """Return the brokers that have a replica of a journal, the primary first."""
         members = [assignment.member for assignment in self.keyspace.state.assignments(journal)]
         by_member = {broker.member: broker for broker in self.brokers}
         return [by_member[member] for member in members if member in by_member]
 
     def standing(self, journal: str) -> tuple[tuple[str, int, bool], ...]:
-        """Which processes have a journal, the primary's first: another one when any of them came or went."""
+        """Identify the processes that serve a journal, the primary's first. The value changes when one of them does."""
         return tuple((broker.name, broker.pid, broker.is_running) for broker in self.members_of(journal))
 
     def state_of(self, journals: Sequence[str]) -> str:
-        """For messages: who runs, and who has what."""
+        """Describe for messages which brokers run, and which journals they hold."""
         running = ", ".join(f"{b.name}{'' if b.is_running else ' (down)'}" for b in self.brokers)
         held = "; ".join(
             f"{journal}: {[b.name for b in self.members_of(journal)]}{'' if self.is_whole(journal) else ' (not whole)'}"

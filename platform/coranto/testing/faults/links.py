@@ -1,7 +1,7 @@
-"""Proxies that break connections: who dials whom is a *link*, and each link can be harmed on its own.
+"""Proxies that break connections. A fault applies to a *link*: all connections from one process to another.
 
-All brokers tell one address of theirs to everybody, so a proxy in front of a broker has to find out who dials. It
-listens at a unix socket, of which the kernel says which process is at the other end.
+A broker announces one address to everybody, so the proxy in front of it has to find out who connects. It listens on a
+unix socket, for which the kernel tells the process at the other end.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ _BLOCK = 1 << 16
 
 
 class Link:
-    """What happens to connections from one process to another, now and from now on."""
+    """The connections from one process to another, present and future, and their fault."""
 
     def __init__(self) -> None:
         self.is_cut = False
         self.delay_seconds = 0.0
         self.refused = 0
-        """Connections that were broken or not let through."""
+        """The number of connections that were broken or refused."""
         self.held = 0
-        """Blocks of content that were held up."""
+        """The number of blocks of content that were held up."""
         self._passing = asyncio.Event()
         self._passing.set()
         self._pipes: set[_Pipe] = set()
 
     def cut(self) -> None:
-        """Break all connections, and let no new one through, until `heal`."""
+        """Break all connections, and refuse new ones until `heal`."""
         self.is_cut = True
         for pipe in list(self._pipes):
             self.refused += 1
             pipe.abort()
 
     def hold(self) -> None:
-        """Let connections stand, and nothing pass through them, until `heal`."""
+        """Keep connections open, but hold up all traffic until `heal`."""
         self._passing.clear()
 
     def delay(self, seconds: float) -> None:
-        """Pass everything on this much later."""
+        """Delay all traffic by `seconds`."""
         self.delay_seconds = seconds
 
     def heal(self) -> None:
-        """Let all pass again, also what was held up."""
+        """End all faults. Traffic that was held up passes now."""
         self.is_cut = False
         self.delay_seconds = 0.0
         self._passing.set()
@@ -57,7 +57,7 @@ class Link:
         self._pipes.discard(pipe)
 
     async def passage(self) -> None:
-        """Return when a block may pass."""
+        """Wait until a block may pass."""
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
         if not self._passing.is_set():
@@ -66,9 +66,9 @@ class Link:
 
 
 class Proxy:
-    """Passes connections on to a port. `link_of` tells the link of the process, by its id, that dials.
+    """Forwards connections to a port. `link_of` returns the link for the id of the connecting process.
 
-    It listens at a unix socket if there is a `path` for one. Otherwise at a free port, and the process is 0.
+    It listens on a unix socket at `path`, if given. Otherwise it listens on a free port, and the process id is 0.
     """
 
     def __init__(self, upstream: int, link_of: Callable[[int], Link], path: Path | None = None) -> None:
@@ -89,7 +89,7 @@ class Proxy:
             self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Stop listening, and break what is connected."""
+        """Stop listening, and break all connections."""
         if self._server is not None:
             self._server.close()
         pipes = list(self._pipes)
@@ -135,7 +135,7 @@ class _Pipe:
     async def run(self) -> None:
         self._link.join(self)
         try:
-            # When one side goes, so does the other.
+            # When one side closes, break both.
             await asyncio.gather(self._forward(self._near[0], self._far[1]), self._forward(self._far[0], self._near[1]))
         except OSError:
             return
@@ -153,7 +153,7 @@ class _Pipe:
 
 
 def _process_of(connected: socket.socket) -> int:
-    """The process at the other end of a unix socket; 0 for other sockets."""
+    """Return the id of the process at the other end of a unix socket; 0 for other sockets."""
     if connected.family != socket.AF_UNIX:
         return 0
     size = struct.calcsize("3i")

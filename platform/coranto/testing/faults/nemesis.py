@@ -1,4 +1,4 @@
-"""The faults. Each happens to a run under load, is seen to have its effect, and is made good again."""
+"""The faults. Each is applied to a run under load, waits until its effect shows, and is undone again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DELAY_SECONDS = 0.03
 
 
 async def victim_of(run: FaultRun) -> Broker:
-    """The primary of a journal, so that it is missed."""
+    """Return the primary of a journal, so that the fault has an effect."""
     await run.whole()
     primary, *_ = run.cluster.members_of(run.rng.choice(run.journals))
     return primary
 
 
 async def kill_and_restart(run: FaultRun) -> None:
-    """SIGKILL, and a new process at once, which takes up its lease and its spools."""
+    """Kill a broker (SIGKILL) and restart it at once: it resumes its lease and its spools."""
     broker = await victim_of(run)
     await broker.kill()
     await broker.start()
@@ -34,7 +34,7 @@ async def kill_and_restart(run: FaultRun) -> None:
 
 
 async def kill_for_long(run: FaultRun) -> None:
-    """SIGKILL, and a new process when others have long taken over."""
+    """Kill a broker (SIGKILL) and restart it when others have taken over."""
     broker = await victim_of(run)
     await broker.kill()
     await broker.gone()
@@ -45,7 +45,7 @@ async def kill_for_long(run: FaultRun) -> None:
 
 
 async def pause_briefly(run: FaultRun) -> None:
-    """SIGSTOP, and SIGCONT within the lease."""
+    """Pause a broker (SIGSTOP) and resume it (SIGCONT) within its lease."""
     broker = await victim_of(run)
     await broker.pause()
     await asyncio.sleep(min(1.0, run.options.lease_seconds / 4))
@@ -55,7 +55,7 @@ async def pause_briefly(run: FaultRun) -> None:
 
 
 async def pause_beyond_lease(run: FaultRun) -> None:
-    """SIGSTOP, and SIGCONT when others have taken over and gone on: a zombie, which has to end by itself."""
+    """Pause a broker (SIGSTOP) and resume it when others have taken over: a zombie, which has to end by itself."""
     broker = await victim_of(run)
     await broker.pause()
     await broker.gone()
@@ -68,7 +68,7 @@ async def pause_beyond_lease(run: FaultRun) -> None:
 
 
 async def cut_brokers(run: FaultRun) -> None:
-    """Two brokers cannot reach one another: what both have a replica of waits, and goes on afterwards."""
+    """Cut two brokers off from each other: their common journals stall, and continue afterwards."""
 
     def cut(there: Link, back: Link) -> None:
         there.cut()
@@ -78,12 +78,12 @@ async def cut_brokers(run: FaultRun) -> None:
 
 
 async def hold_brokers(run: FaultRun) -> None:
-    """What the primary sends to a replica does not arrive, for a while."""
+    """Hold up traffic from the primary to a replica for a while."""
     await _between_replicas(run, lambda there, _: there.hold(), lambda link: link.held, 1, "something is held up")
 
 
 async def delay_brokers(run: FaultRun) -> None:
-    """All that brokers send one another takes its time."""
+    """Delay all traffic between brokers."""
     links = [
         link
         for one in run.cluster.brokers
@@ -100,17 +100,17 @@ async def delay_brokers(run: FaultRun) -> None:
 
 
 async def cut_etcd(run: FaultRun) -> None:
-    """A broker loses etcd beyond its lease: it has to end by itself, and others take over."""
+    """Cut a broker off from etcd until its lease has run out: it has to end by itself, and others take over."""
     await _without_etcd(run, lambda broker: broker.to_etcd.cut())
 
 
 async def hold_etcd(run: FaultRun) -> None:
-    """As `cut_etcd`, but its connections stand and say nothing."""
+    """Do what `cut_etcd` does, but keep the connections to etcd open and silent."""
     await _without_etcd(run, lambda broker: broker.to_etcd.hold())
 
 
 async def roll(run: FaultRun) -> None:
-    """Every broker is stopped politely and started anew, one after the other."""
+    """Stop every broker gracefully and restart it, one after the other."""
     for broker in run.cluster.brokers:
         if broker.is_wanted:
             await broker.stop()
@@ -120,7 +120,7 @@ async def roll(run: FaultRun) -> None:
 
 
 async def scale(run: FaultRun, up_to: int = 5) -> None:
-    """Brokers join until there are `up_to`, journals get more replicas; then all of it back."""
+    """Add brokers until there are `up_to`, and replicas to journals; then undo both."""
     before = sum(broker.is_wanted for broker in run.cluster.brokers)
     replications = dict(zip(run.journals, run.options.replications, strict=True))
     joined = [run.cluster.add() for _ in range(up_to - before)]
@@ -149,7 +149,10 @@ async def _without_etcd(run: FaultRun, harm: Callable[[Broker], None]) -> None:
 async def _between_replicas(
     run: FaultRun, harm: Callable[[Link, Link], None], felt: Callable[[Link], int], times: int, what: str
 ) -> None:
-    """Harm the links from a primary to a replica and back, until that was felt so often by what the primary sends."""
+    """Harm the links from a primary to a replica and back, until the fault hit the primary's traffic `times` times.
+
+    `felt` counts the hits of a link.
+    """
     journal, has_happened = run.journals[-1], False
     while not has_happened:
         await run.whole()
@@ -157,7 +160,7 @@ async def _between_replicas(
         there, back = run.cluster.between(primary, replica)
         harm(there, back)
         goal = felt(there) + times
-        # One that ends by itself, on a machine that stands still, leaves another pair.
+        # If a broker ends by itself, because the machine stood still, try again with the new members.
         await until(lambda: felt(there) >= goal or run.cluster.members_of(journal) != members, what)  # noqa: B023
         has_happened = felt(there) >= goal
         there.heal()
@@ -166,7 +169,7 @@ async def _between_replicas(
 
 
 async def _taken_over(run: FaultRun, lost: Broker) -> None:
-    """Return once every journal took an append without the broker that was lost. Old clients may still wait for it."""
+    """Wait until every journal accepts an append without the lost broker. Old clients may still wait for it."""
     others = [broker for broker in run.cluster.brokers if broker.is_wanted and broker is not lost]
     endpoint = ",".join(broker.own_endpoint for broker in others)
     async with JournalClient.of(ClientConfig(endpoint)) as client:
@@ -191,10 +194,10 @@ FAULTS: tuple[Fault, ...] = (
     hold_etcd,
     roll,
 )
-"""Faults that leave as many brokers as there were."""
+"""The faults that leave the number of brokers as it was."""
 
 EXPIRING = (kill_for_long, pause_beyond_lease, cut_etcd, hold_etcd)
-"""Those that wait for a lease to run out."""
+"""The faults that wait for a lease to run out."""
 
 LASTING = (*EXPIRING, roll)
-"""Those in which journals go on while a broker is gone, so that none may need all of them."""
+"""The faults during which journals go on without one broker, so that no journal may need all brokers."""

@@ -24,20 +24,20 @@ from coranto.wire import protocol_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run is made of: so many brokers, in these zones in turn, and a journal of each replication."""
+    """The options of a run. `zones` are given to the brokers in turn; there is one journal per replication."""
 
     seed: int = 0
     brokers: int = 3
     zones: tuple[str, ...] = ("a", "b")
     replications: tuple[int, ...] = (2, 2)
-    """Of each journal. One of as many as there are brokers takes no appends while a broker is gone."""
+    """The replication of each journal. If it is the number of brokers, a lost broker stops the journal's appends."""
     lease_seconds: float = 4.0
     pace: float = 0.05
-    """Seconds that a writer waits between appends, on average."""
+    """The seconds that a writer waits between appends, on average."""
 
 
 class FaultRun:
-    """Use as `async with FaultRun(…) as run:`, do harm, and ask for the verdict: `await run.conclude()`."""
+    """One run. Use as `async with FaultRun(…) as run:`, apply faults, and get the verdict: `await run.conclude()`."""
 
     def __init__(self, folder: Path, server: S3Server, options: RunOptions) -> None:
         self.options = options
@@ -82,20 +82,20 @@ class FaultRun:
         await self._exits.aclose()
 
     async def replicate(self, replications: dict[str, int]) -> None:
-        """Give journals so many replicas each, creating those that are not there, and return once they have them."""
+        """Set the replication of journals, create missing ones, and return once all have their replicas."""
         async with JournalClient(self.cluster.endpoint) as client:
             await apply_specs(client, [self._spec(journal, count) for journal, count in replications.items()])
         await self.whole()
 
     async def whole(self) -> None:
-        """Return once all journals have all their replicas, in sync."""
+        """Wait until all journals have all their replicas, in sync."""
         await until(
             lambda: all(map(self.cluster.is_whole, self.journals)),
             f"journals are whole; {self.cluster.state_of(self.journals)}",
         )
 
     async def conclude(self) -> Verdict:
-        """Heal, see all work again, and judge. The workload has ended then."""
+        """Heal the cluster, prove that it works again, end the workload, and return the verdict."""
         verdict = await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
         if self._supervisor is not None and self._supervisor.done():
             verdict.problems.append(f"brokers were not started again: {self._supervisor.exception()}")

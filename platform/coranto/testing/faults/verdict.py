@@ -1,4 +1,4 @@
-"""After the faults: proof that all works again, and the check of what was seen and of what is left."""
+"""The verdict after faults: proof that the cluster works again, and the check of observations and final content."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TRIES = 5
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a run. `problems` is empty when nothing was wrong."""
+    """The result of a run. `problems` is empty if all was well."""
 
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
-    """The length of each journal in the end."""
+    """The final length of each journal."""
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
@@ -38,7 +38,10 @@ class Verdict:
 async def conclude(
     cluster: FaultyCluster, workload: Workload, journals: Sequence[str], stores: StoreRegistry, store: str
 ) -> Verdict:
-    """Heal the cluster, see it work, end the workload, and judge. The journals are in the store at the URL `store`."""
+    """Heal the cluster, prove that it works, end the workload, and return the verdict.
+
+    The journals are in the store at the URL `store`.
+    """
     verdict = Verdict()
     try:
         await _heal(cluster, journals)
@@ -71,7 +74,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
     end = loop.time() + PATIENCE_SECONDS
     while True:
         for broker in cluster.brokers:
-            # One whose lease is gone ends by itself; one that was just started is about to join.
+            # A broker without its lease ends by itself; a broker that was just started joins soon.
             if broker.is_wanted and broker.is_running and not broker.is_member:
                 await until(lambda: broker.is_member or not broker.is_running, f"{broker.name} ends or joins")  # noqa: B023
             if broker.is_wanted and not broker.is_running:
@@ -84,7 +87,7 @@ async def _heal(cluster: FaultyCluster, journals: Sequence[str]) -> None:
 
 
 async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
-    """Every journal takes appends through every broker, asked alone."""
+    """Prove that every journal accepts appends through every single broker. Raises ClusterError if one does not."""
     for broker in cluster.brokers:
         if not broker.is_wanted:
             continue
@@ -94,13 +97,13 @@ async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Seq
                 for _ in range(_TRIES):
                     operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
                     if operation.outcome is not Outcome.INFO:
-                        break  # The broker that was asked, or the primary, ended by itself with it.
+                        break  # INFO: the asked broker or the primary ended by itself meanwhile, so try again.
                 if operation.outcome is not Outcome.OK:
                     raise ClusterError(f"{broker.name} takes no appends: {operation}")
 
 
 async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequence[str]) -> None:
-    """Every reader comes to the end."""
+    """Wait until every reader has reached the write heads."""
     async with JournalClient.of(ClientConfig(cluster.endpoint, patience=PATIENCE_SECONDS)) as client:
         heads = {journal: await client.head(journal) for journal in journals}
 
@@ -111,9 +114,9 @@ async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequen
 
 
 async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
-    """What there is of a journal, and what is wrong with that, as seen while no broker of the journal came or went.
+    """Return a journal's final content and problems, as seen while no broker of the journal came or went.
 
-    On a machine that stands still, one may lose its lease at any time.
+    It tries again if one did: on a machine that stands still, a broker may lose its lease at any time.
     """
     for _ in range(_TRIES):
         await _heal(cluster, [journal])
@@ -130,7 +133,7 @@ async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, st
 
 
 async def _look(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
-    """What there is of a journal: as its primary has it, as each replica does, and as the store does."""
+    """Return a journal's content as its primary, each replica and the store have it, and the problems found."""
     primary, *_ = members = cluster.members_of(journal)
     final, problems = Final(b""), list[str]()
     contents: dict[str, bytes] = {}

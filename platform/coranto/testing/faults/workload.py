@@ -1,4 +1,4 @@
-"""Clients of the cluster: they append in several ways and read all the while, and all of it becomes history."""
+"""Clients of the cluster, which append in several ways and read all the time. The history records all their calls."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Workload:
     def __init__(
         self, cluster: FaultyCluster, journals: Sequence[str], zones: Sequence[str], rng: random.Random, pace: float
     ) -> None:
-        """`pace` is how many seconds a writer waits between appends, on average."""
+        """Prepare a workload. `pace` is the number of seconds that a writer waits between appends, on average."""
         self.history = History()
         self.problems: list[str] = []
         self.acknowledged: Counter[str] = Counter()
-        """Appends that were acknowledged, by journal."""
+        """The number of acknowledged appends, by journal."""
         self.read_to: dict[tuple[str, str], int] = {}
-        """How far each reader that follows has come, by its name and journal."""
+        """The offset of each following reader, by its name and journal."""
         self.seen: dict[str, bytearray] = {journal: bytearray() for journal in journals}
-        """What readers were given first, from offset zero on."""
+        """The content that a reader got first, from offset zero on, by journal."""
         self._cluster = cluster
         self._journals = journals
         self._zones = zones
@@ -61,7 +61,7 @@ class Workload:
             self._readers.append(asyncio.create_task(self._from_zero(f"rereader-{zone}", config)))
 
     async def progress(self, appends: int = 20) -> None:
-        """Return once so many more appends were acknowledged of every journal."""
+        """Wait until `appends` more appends were acknowledged of every journal."""
         goal = {journal: self.acknowledged[journal] + appends for journal in self._journals}
 
         def reached() -> bool:
@@ -71,24 +71,24 @@ class Workload:
         await until(reached, f"appends go on; {self._cluster.state_of(self._journals)}")
 
     def check_alive(self) -> None:
-        """Raises what ended a writer or reader that should still run."""
+        """Raise the exception that ended a writer or reader, if any."""
         for task in (*self._writers, *self._readers):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def finish_writing(self) -> None:
-        """Return once every writer has got the answer to its last call."""
+        """Stop the writers, and return once each has the answer to its last call."""
         self._stopping = True
         await asyncio.gather(*self._writers)
 
     async def stop(self) -> None:
-        """End everybody. The outcome of calls under way is unknown."""
+        """End all writers and readers. The outcome of calls in progress is unknown."""
         for task in (*self._writers, *self._readers):
             task.cancel()
         await asyncio.gather(*self._writers, *self._readers, return_exceptions=True)
 
     async def append_plainly(self, name: str, client: JournalClient, journal: str) -> Operation:
-        """One append, written down like those of the writers."""
+        """Make one append, and record it like those of the writers."""
         operation = self._begin_append(name, journal, 20, 100)
         await self._finish(operation, self._applied(operation, client.append(journal, operation.content)))
         return operation
@@ -96,7 +96,7 @@ class Workload:
     # -- Writers -----------------------------------------------------------------------------------------------------
 
     async def _batches(self, name: str, config: ClientConfig) -> None:
-        """Through the append service, with several appends of each journal under way."""
+        """Append through the append service, with several appends in flight."""
         room = asyncio.Semaphore(_OUTSTANDING)
         waiting: set[asyncio.Task[None]] = set()
         async with JournalClient.of(config) as client:
@@ -124,7 +124,7 @@ class Workload:
         room.release()
 
     async def _calls(self, name: str, config: ClientConfig) -> None:
-        """One call after the other, of all kinds: guarded by registers, at an offset, in pieces, and of nothing."""
+        """Make appends of all kinds, one after the other: guarded by registers, at an offset, in pieces, or empty."""
         rng = self._rng
         async with JournalClient.of(config) as client:
             while not self._stopping:
@@ -177,14 +177,14 @@ class Workload:
     # -- Readers -----------------------------------------------------------------------------------------------------
 
     async def _follow(self, name: str, config: ClientConfig, journal: str) -> None:
-        """From the beginning, and then along with the writers."""
+        """Read a journal from its beginning, and then follow the writers."""
         self.read_to[name, journal] = 0
         async with JournalClient.of(config) as client:
             while True:
                 await self._read(name, client, journal, block=True, direct=True)
 
     async def _from_zero(self, name: str, config: ClientConfig) -> None:
-        """All there is of a journal again and again, each time as a new client: from brokers, or from the store."""
+        """Read all content of a journal repeatedly, each time with a new client: from brokers, or from the store."""
         while True:
             journal, direct = self._rng.choice(self._journals), self._rng.random() < 0.5
             goal = self.acknowledged[journal] + 10
@@ -205,14 +205,14 @@ class Workload:
             self.problems.append(f"{name} of {journal}: {error}")
             raise
         except CorantoError:
-            # Brokers could not serve for as long as a client is patient; the next one goes on.
+            # Brokers could not serve for the client's whole patience. The next client goes on.
             await asyncio.sleep(0.2)
 
     def _saw(self, name: str, journal: str, offset: int, content: bytes) -> None:
         seen = self.seen[journal]
         known = seen[offset : offset + len(content)]
         if len(known) == len(content) and known == content:
-            return  # Written down already.
+            return  # Recorded already.
         self.history.observations.append(Observation(name, journal, offset, content, self._now()))
         if known == content[: len(known)]:
             seen += content[len(known) :]
@@ -239,7 +239,7 @@ class Workload:
         self.acknowledged[journal] += 1
 
     async def _finish(self, operation: Operation, work: Awaitable[None]) -> None:
-        """Await an operation and write down what became of it."""
+        """Await an operation and record its outcome."""
         try:
             await work
         except CorruptData as error:

@@ -1,1 +1,1 @@
-"""Experiments on real processes: start them, harm them and wait for what follows. Shared by all fault runs."""
+"""Experiments on real processes: start them, apply faults and wait for the effect. Shared by all fault runs."""

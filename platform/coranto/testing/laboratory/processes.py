@@ -14,7 +14,7 @@ from coranto.cluster.processes import ChildProcess, describe_exit
 from coranto.errors import ClusterError
 
 SECONDS: Final = 180.0
-"""Bound of each wait for something that is sure to come, however slow the machine."""
+"""The time limit of each wait for an event that is sure to happen, even on a slow machine."""
 _POLL_SECONDS: Final = 0.02
 
 CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli import main; sys.exit(main())")
@@ -24,7 +24,7 @@ CORANTO: Final = (sys.executable, "-P", "-c", "import sys; from coranto.cli impo
 def broker_command(
     *, etcd: str, prefix: str, port: int, zone: str, id: str, data_dir: Path, file_root: Path, lease_seconds: float
 ) -> list[str]:
-    """The command of a broker process on a fixed port of this machine."""
+    """Return the command of a broker process on a fixed port of this machine."""
     return [
         *(sys.executable, "-P", "-m", "coranto_broker", "serve"),
         *("--etcd", etcd, "--etcd-prefix", prefix, "--host", "127.0.0.1", "--port", str(port)),
@@ -34,7 +34,7 @@ def broker_command(
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-    """Return once the condition holds. Raises ClusterError, which says what was waited for."""
+    """Wait until the condition holds. Raises ClusterError after `seconds`; `what` describes the condition."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while not condition():
@@ -61,10 +61,10 @@ class ProcessSlot:
         self.log = folder / "logs" / f"{name}.log"
         self.incarnation = -1
         self.is_harmed = False
-        """True while a fault holds it: nobody else starts it then."""
+        """True while a fault holds the process, so that nobody else starts it."""
         self.kills = 0
         self.own_ends: list[str] = []
-        """The ends of incarnations that nobody killed."""
+        """Descriptions of the ends of incarnations that nobody killed."""
         self._folder = folder
         self._environment = environment
         self._command = command
@@ -83,7 +83,7 @@ class ProcessSlot:
     def spawn(self) -> None:
         """Start another incarnation. Call it in the main thread: the process dies with the thread."""
         self.incarnation += 1
-        # Without settings of other clusters.
+        # Do not inherit settings of other clusters.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CORANTO_")}
         self._process = ChildProcess(
             self.name,
@@ -94,7 +94,7 @@ class ProcessSlot:
         )
 
     async def serving(self) -> None:
-        """Return once the process is ready. An incarnation that ends before that is followed by another."""
+        """Wait until the process is ready. If an incarnation ends before that, start another one."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SECONDS
         while not await self._serves(self.incarnation):
@@ -112,7 +112,7 @@ class ProcessSlot:
         self.is_harmed = False
 
     async def kill(self) -> None:
-        """SIGKILL, and return when the process is gone."""
+        """Send SIGKILL, and return when the process is gone."""
         self.is_harmed = True
         process = self._process
         if process is not None and process.alive:
@@ -121,21 +121,21 @@ class ProcessSlot:
             await until(lambda: not process.alive, f"{self.name} has ended")
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self.is_harmed = True
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     async def ended(self) -> None:
-        """Return once the process has ended by itself."""
+        """Wait until the process has ended by itself."""
         await until(lambda: not self.is_running, f"{self.name} ends by itself")
         self.note_end()
 
     async def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM, wait until the process has ended, and return the exit code."""
         self.is_harmed = True
         process = self._process
         if process is None:
@@ -157,7 +157,7 @@ class ProcessSlot:
             self.own_ends.append(describe_exit(self._process.exit_code))
 
     def last_words(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         return self._process.last_words(lines) if self._process is not None else ""
 
     def _signal(self, number: signal.Signals) -> None:

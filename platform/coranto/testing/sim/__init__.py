@@ -2,7 +2,7 @@
 
 * `loop`: the event loop, and `Process`es that can be killed and paused.
 * `disk`, `etcd`, `network`, `rpc`, `object_store`, `clocks`: twins of the outside world, with its faults.
-* `history`, `checker`, `linearizability`: what clients saw, and whether a correct journal could have shown it.
+* `history`, `checker`, `linearizability`: clients' observations, and the check that a correct journal allows them.
 
-It knows nothing of brokers but their wire protocol; `coranto_broker.simulation` puts real brokers into it.
+Of brokers it knows only the wire protocol. `coranto_broker.simulation` runs real brokers in it.
 """

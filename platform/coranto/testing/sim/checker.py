@@ -1,28 +1,28 @@
-"""Whether what clients saw, and what replicas and stores hold, is what a correct journal would show.
+"""The check that clients' observations, and the content of replicas and stores, are those of a correct journal.
 
-`check` takes a history, the final content of every journal, and what was found in replicas and stores after the faults
-were healed. It returns anomalies; names are those of Jepsen's catalogue for Kafka where one fits:
+`check` takes a history, the final content of every journal, and the content of replicas and stores after the faults
+were healed. It returns anomalies. Their names are those of Jepsen's catalogue for Kafka where one fits:
 
 ========================  ==========================================================================================
 lost-write                an acknowledged append is not in the journal
-inconsistent-offsets      an acknowledged append is elsewhere than was said, or an offset had different bytes at
-                          different times or places: no reader may be shown an append that comes to nothing
+inconsistent-offsets      an acknowledged append is not at its acknowledged offset, or an offset had different bytes
+                          at different times or places: no reader may see an append that does not commit
 aborted-read              (G1a) an append that failed, or was given up, is in the journal
 duplicate                 an append is in the journal twice
-torn-append               a part of an append is in the journal, or content of nobody
-register-drift            registers after an append are not what its predecessors and itself make of them
+torn-append               a part of an append is in the journal, or content of no append
+register-drift            registers after an append do not follow from the appends up to it
 unchecked-registers       an append was accepted against registers that do not satisfy it
 misplaced-append          an append with an explicit offset was accepted at another one
 not-linearizable          no order of the calls explains all answers
-stale-head                a write head below what had been acknowledged before it was asked for
-future-head               a write head above what anyone had begun to append
+stale-head                a write head below an append that was acknowledged before the call for the head
+future-head               a write head above all appends begun so far
 diverged-replica          a replica has other bytes than the journal
 diverged-fragment         a stored fragment has other bytes than the journal
 corrupt-fragment          a stored fragment disagrees with its own name
 fragment-gap              stored fragments do not cover the journal
 ========================  ==========================================================================================
 
-Unknown outcomes are resolved from the final content first: what is there was applied, what is not was not.
+Unknown outcomes are resolved from the final content first: an append that is there was applied, any other was not.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class Anomaly:
 
 @dataclass(slots=True)
 class Final:
-    """What there is of one journal in the end."""
+    """The final state of one journal."""
 
     content: bytes
     registers: pb.LabelSet | None = None
     replicas: list[Observation] = field(default_factory=list)
-    """Content of single replicas: in memory, on disks."""
+    """Content of single replicas, in memory and on disks."""
     fragments: list[tuple[Fragment, bytes]] = field(default_factory=list)
     """Objects in the store, as stored."""
     fully_stored: bool = False
-    """Whether all content should be in the store by now. Until then a broker may be late with an earlier fragment."""
+    """True if all content should be in the store by now. Before that, a broker may be late with an earlier fragment."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """An append where the final content has it."""
+    """An append and its place in the final content."""
 
     operation: Operation
     begin: int
@@ -73,8 +73,10 @@ class _Placed:
 
 
 def check(history: History, finals: Mapping[str, Final], *, fresh_heads: bool = True) -> list[Anomaly]:
-    """All anomalies. With `fresh_heads`, a head that lags behind acknowledged appends is one; brokers that are cut off
-    from etcd, or stopped for a while, may serve such until they notice."""
+    """Return all anomalies. With `fresh_heads`, a head that lags behind acknowledged appends is an anomaly.
+
+    Brokers that were cut off from etcd, or paused, may serve such heads until they notice.
+    """
     found: list[Anomaly] = []
     for journal, final in finals.items():
         operations = [operation for operation in history.operations if operation.journal == journal]
@@ -92,7 +94,7 @@ def _check_journal(
     registers, drift = _replay_registers(journal, placed, final)
     found += drift
     if not found:
-        # The order of appends is beyond doubt, so what is left is whether all answers fit it.
+        # The order of appends is certain now. It remains to check that all answers fit it.
         found += _check_order(journal, placed, operations, registers)
         found += _check_heads(journal, placed, operations, fresh)
     found += _check_fragments(journal, final)
@@ -100,7 +102,7 @@ def _check_journal(
 
 
 def _parse(journal: str, content: bytes, operations: Mapping[int, Operation]) -> tuple[list[_Placed], list[Anomaly]]:
-    """The appends of which the content consists."""
+    """Split the content into appends. Return them, and an anomaly for any other content."""
     placed: list[_Placed] = []
     found: list[Anomaly] = []
     position = 0
@@ -148,7 +150,7 @@ def _check_outcomes(
 
 
 def _vain(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[int, Operation]:
-    """Appends of unknown outcome that are not in the journal."""
+    """Return the appends of unknown outcome that are not in the journal, by number."""
     applied = {each.operation.number for each in placed}
     return {each.number: each for each in operations if _in_vain(each, applied)}
 
@@ -181,7 +183,7 @@ def _difference(seen: Observation, content: bytes) -> str:
 
 
 def _replay_registers(journal: str, placed: Sequence[_Placed], final: Final) -> tuple[list[pb.LabelSet], list[Anomaly]]:
-    """Registers before each append and, last, after all of them; and where answers disagree."""
+    """Return the registers before each append and, last, after all of them, and anomalies where answers disagree."""
     registers = pb.LabelSet()
     timeline = [registers]
     found: list[Anomaly] = []
@@ -207,7 +209,7 @@ def _replay_registers(journal: str, placed: Sequence[_Placed], final: Final) -> 
 
 
 def after(registers: pb.LabelSet, operation: Operation) -> pb.LabelSet:
-    """The registers that an append leaves: those subtracted go first, those united win over what is there."""
+    """Return the registers after an append: subtracted ones are removed first, then united ones override others."""
     if operation.subtract is not None:
         registers = labels.subtract(registers, operation.subtract)
     if operation.union is not None:
@@ -224,9 +226,9 @@ def _text(registers: pb.LabelSet | None) -> str:
 def _check_order(
     journal: str, placed: Sequence[_Placed], operations: Sequence[Operation], registers: Sequence[pb.LabelSet]
 ) -> list[Anomaly]:
-    """Linearizability. The state is how many appends were applied, which determines head and registers.
+    """Check linearizability. The state is the number of applied appends, which determines head and registers.
 
-    A refusal may rest on an append before it that was still under way, and came to nothing after all.
+    Some refusals are not checked: they may be due to an earlier append that was in progress and then did not commit.
     """
     applied = {each.operation.number for each in placed}
     vain = min((each.invoked for each in operations if _in_vain(each, applied)), default=float("inf"))
@@ -278,11 +280,11 @@ def _look_call(possible: set[int], operation: Operation) -> Call:
 def _check_heads(
     journal: str, placed: Sequence[_Placed], operations: Sequence[Operation], fresh: bool
 ) -> list[Anomaly]:
-    """Heads are told by any replica, which may be ahead of an acknowledgement but not behind one."""
+    """Check heads. Any replica may report one; it may be ahead of acknowledgements, but not behind."""
     found: list[Anomaly] = []
     acknowledged = [(each.operation.returned, each.end) for each in placed if each.operation.outcome is Outcome.OK]
     begun = [(each.operation.invoked, each.end) for each in placed]
-    # A single replica may tell of appends that came to nothing, behind any of the others.
+    # A single replica may include appends that did not commit after all, beyond any of the others.
     vain = [(each.invoked, len(each.content)) for each in _vain(placed, operations).values()]
     for operation in operations:
         if operation.kind is not Kind.HEAD or operation.outcome is not Outcome.OK:

@@ -1,4 +1,4 @@
-"""Clocks of simulated machines: skewed against each other, and running a little too fast or too slow."""
+"""Clocks of simulated machines, with skew against each other, and with rates a little too fast or too slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SimClock:
     def __init__(
         self, timeline: Timeline, process: Process | None = None, *, skew: float = 0.0, rate: float = 1.0
     ) -> None:
-        """`skew` is in seconds of wall time; `rate` is how many seconds it counts per second."""
+        """Create a clock. `skew` is in seconds of wall time; `rate` is the number of seconds it counts per second."""
         self._timeline = timeline
         self._process = process
         self._skew = skew

@@ -18,7 +18,7 @@ from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 
 class SimConnection(Connection):
-    """In place of a `Connection`: for the `connect` of a `JournalClient`, after `rpc` and the client's node."""
+    """A replacement for `Connection`. With `rpc` and the client's node bound, it is a `JournalClient`'s `connect`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SimConnection(Connection):
         *,
         process: Process | None = None,
     ) -> None:
-        """`process` is whose calls these are, unless the calling code's."""
+        """Create a connection. `process` owns its calls; by default, the process of the calling code does."""
         super().__init__(config, clock, tokens)
         self._rpc = rpc
         self._sim_stub = rpc.stub(node, config.endpoint, process)
@@ -48,7 +48,7 @@ class SimConnection(Connection):
         return self._sim_stub
 
     async def close(self, grace: float | None = None) -> None:
-        """Cancel the calls that are under way, for good. `grace` is not waited for."""
+        """Cancel all calls in progress. `grace` is ignored."""
         self._over = True
         self._rpc.cancel_calls(self._sim_stub)
 
@@ -58,7 +58,7 @@ class SimConnection(Connection):
 
 
 class _Channel:
-    """What is asked of a channel besides calls: whether there is a connection."""
+    """The part of a channel besides calls: its connectivity."""
 
     def __init__(self, rpc: Rpc, endpoint: str) -> None:
         self._rpc = rpc

@@ -1,7 +1,7 @@
-"""Proof that a simulation goes where it is interesting: counters of paths that were taken.
+"""Proof that a simulation covers the interesting paths: counters of paths that were taken.
 
-A run that never meets a fault proves nothing. Whoever builds a simulation notes what happens under a name
-(`sometimes`), and a test asks that every name was seen in some run.
+A run that never meets a fault proves nothing. A simulation notes events under names (`sometimes`), and a test requires
+that every name occurred in some run.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ class Coverage:
             self.counts[name] += 1
 
     def missing(self, names: set[str]) -> list[str]:
-        """Those of `names` that never happened."""
+        """Return those of `names` that never happened."""
         return sorted(name for name in names if not self.counts[name])

@@ -1,9 +1,9 @@
-"""A machine's disk that remembers what the machine forgets.
+"""A machine's disk, which survives processes, and power losses of the machine.
 
-Written bytes and new names are there for the next process at once (the kernel has them), but only what is synced
-outlives the machine for certain: `SimDisk.crash` undoes any part of the rest (`coranto.testing.sim.power`). A process
-may also be killed in the middle of a write (`kill_in_write`), which leaves a part of it, the disk may be full, and
-syncs may fail, which leaves processes to see what the disk will never have.
+Written bytes and new names are visible to the next process at once (the kernel has them). But only synced changes are
+certain to survive a loss of power: `SimDisk.crash` undoes any part of the rest (`coranto.testing.sim.power`). Also, a
+process may be killed in the middle of a write (`kill_in_write`), which leaves a part of it; the disk may be full; and
+syncs may fail, after which processes see content that the disk will never have.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class SimDisk:
     """One machine's disk. Processes use it through `for_process`."""
 
     def __init__(self, loop: Timeline, rng: random.Random, *, loses_power: bool = True) -> None:
-        """Without `loses_power` there will be no `crash`, and what that would undo is not remembered."""
+        """Create a disk. Without `loses_power`, `crash` is never called, and unsynced changes are not recorded."""
         self.full = False
         self.kill_in_write: Callable[[str], bool] | None = None
         self.fail_sync: Callable[[str], bool] | None = None
-        """Says of a file or folder, by its name, whether to sync it fails."""
+        """A function that returns True if the sync of a file or folder, given by name, is to fail."""
         self.before_sync: Callable[[str], object] = lambda name: None
-        """Hears of each sync of a file or folder before it has any effect."""
+        """Called with the name of a file or folder before each sync takes effect."""
         self.faulty: Counter[str] = Counter()
-        """How many writes met which fault."""
+        """The number of writes that met each fault."""
         self._loop = loop
         self._rng = rng
         self._loses_power = loses_power
@@ -43,7 +43,7 @@ class SimDisk:
         return ProcessDisk(self, process)
 
     def crash(self, kind: str = "") -> None:
-        """Lose what a loss of power (of that `Loss` kind) may take. All processes that use the disk must be dead."""
+        """Simulate a loss of power (of that `Loss` kind). All processes that use the disk must be dead."""
         firsts = [inode.changes[0].number for inode in self._files.values() if inode.changes]
         if self._names.first is not None:
             firsts.append(self._names.first)
@@ -54,12 +54,12 @@ class SimDisk:
         self.faulty["torn with the machine"] += loss.torn
 
     def names(self, folder: Path) -> list[str]:
-        """Names of files and folders in a folder."""
+        """Return the names of files and folders in a folder."""
         prefix = f"{folder}/"
         return sorted({path[len(prefix) :].partition("/")[0] for path in list(self._files) if path.startswith(prefix)})
 
     def content(self, path: Path, *, durable: bool = False) -> bytes | None:
-        """A file's bytes (or those that the machine's crash would certainly leave); None when there is none."""
+        """Return a file's bytes; None if there is no file. With `durable`, return what certainly survives a crash."""
         inode = self._files.get(str(path))
         if inode is None:
             return None
@@ -72,7 +72,7 @@ class SimDisk:
         return len(inode.data) if inode is not None else 0
 
     def paths(self) -> list[str]:
-        """Every file's path."""
+        """Return the paths of all files."""
         return sorted(self._files)
 
     def corrupt(self, path: Path, offset: int) -> None:
@@ -241,4 +241,4 @@ class ProcessFile:
         self._disk.sync(self._process, self._path, self._inode)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""

@@ -1,8 +1,8 @@
 """An etcd: revisions, transactions, leases that run out in virtual time, watches, compaction.
 
-`SimEtcd` is the server, always up and never wrong; what fails is the way to it. `SimCoordinator` is a client's
-`Coordinator`: its calls travel over the network and may be held up or lost on either way. A transaction whose answer
-was lost raises TxnOutcomeUnknown, applied or not.
+`SimEtcd` is the server. It is always up and always correct; only the network to it fails. `SimCoordinator` is a
+client's `Coordinator`: its calls travel over the network and may be held up or lost in either direction. A transaction
+whose answer was lost raises TxnOutcomeUnknown, applied or not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from coranto.testing.sim.timeline import Process, Timeline
 NODE = "etcd"
 TIMEOUT_SECONDS = 10.0
 _LATE_SECONDS = 0.05
-"""How late a lease's end is noticed when the event loop was held up. In virtual time nothing is ever late."""
+"""The delay, in seconds, beyond which a look at a lease is late because the event loop stood still. In virtual time
+nothing is ever late."""
 T = TypeVar("T")
 
 
@@ -48,7 +49,7 @@ class _Lease:
     id: int
     ttl: int
     expires: float
-    due: float = 0.0  # When it is looked at next.
+    due: float = 0.0  # The time of the next look at it.
     keys: dict[str, None] = field(default_factory=dict)
 
 
@@ -60,7 +61,10 @@ class _Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a server had at one time; by default, what an empty one has. Leases by their id: times to live, and keys."""
+    """A server's content at one time; by default that of an empty one.
+
+    `leases` has the time to live, in seconds, and the keys of each lease, by id.
+    """
 
     revision: int = 1
     kvs: Mapping[str, KeyValue] = field(default_factory=dict)
@@ -75,11 +79,11 @@ class SimEtcd:
         self.cluster_id = 0xC0
         self.kvs: dict[str, KeyValue] = {}
         self.before_txn: list[Callable[[Sequence[Op]], None]] = []
-        """Called with the operations of each transaction that is about to be applied."""
+        """Called with the operations of each transaction before it is applied."""
         self.on_expiry: list[Callable[[int], None]] = []
         """Called with the id of each lease that has run out."""
         self.on_commit: list[Callable[[], None]] = []
-        """Called whenever something has changed."""
+        """Called after each change."""
         self._loop = loop
         self._network = network
         self._history: list[tuple[int, tuple[Event, ...]]] = []
@@ -94,12 +98,12 @@ class SimEtcd:
         return EtcdHeader(self.cluster_id, 0x01, self.revision, 2)
 
     def backup(self) -> Backup:
-        """All that it has now."""
+        """Return the present content."""
         leases = {lease.id: (lease.ttl, tuple(lease.keys)) for lease in self._leases.values()}
         return Backup(self.revision, dict(self.kvs), leases)
 
     def restore(self, backup: Backup, *, new_id: bool) -> None:
-        """Have what a backup has and nothing else. Leases begin again; with `new_id` it is another cluster."""
+        """Replace the content by that of a backup. Leases start anew; with `new_id` the cluster id changes."""
         self.revision, self.kvs = backup.revision, dict(backup.kvs)
         self.cluster_id += new_id
         self.compact()
@@ -116,7 +120,7 @@ class SimEtcd:
         self._history.clear()
 
     def break_watches(self) -> None:
-        """Have every watcher lose its stream; it resumes."""
+        """Break the stream of every watcher. Watchers resume."""
         for watcher in list(self._watchers):
             watcher.lane.send(None)
             del self._watchers[watcher]
@@ -196,14 +200,14 @@ class SimEtcd:
         return LeaseStatus(remaining, lease.ttl, tuple(lease.keys))
 
     def revoke(self, lease_id: int) -> None:
-        """Delete a lease with its keys; nothing happens when it is gone."""
+        """Delete a lease with its keys. No effect if it is gone."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None and lease.keys:
             revision = self.revision + 1
             self._commit(revision, [self._delete(key, revision) for key in list(lease.keys)])
 
     def watch(self, prefix: str, from_revision: int, lane: Lane) -> _Watcher:
-        """Raises WatchReset when that revision is compacted."""
+        """Watch a prefix over `lane`. Raises WatchReset if that revision is compacted, or beyond the next one."""
         if from_revision > self.revision + 1:
             raise WatchReset(f"the store is at revision {self.revision}, before {from_revision}")
         if from_revision <= self._compacted:
@@ -294,7 +298,7 @@ class SimEtcd:
         now = self._loop.time()
         late = now - lease.due
         if late > _LATE_SECONDS:
-            # This whole process stood still, its clients included: they shall have a chance to say that they live.
+            # This whole process stood still, with its clients. Give them a chance to refresh their leases.
             lease.expires = max(lease.expires, now + min(max(late, lease.ttl / 10), lease.ttl / 2))
         left = lease.expires - now
         if left <= 0:
@@ -338,7 +342,7 @@ class SimCoordinator:
             lane = Lane(self._network, NODE, self._node, arrived.put_nowait)
             watcher: _Watcher | None = None
             try:
-                with contextlib.suppress(Unavailable):  # Watches go on, whatever it takes.
+                with contextlib.suppress(Unavailable):  # Watches retry until they succeed.
                     watcher = await self._call(functools.partial(self._etcd.watch, prefix, following, lane))
                     while (batch := await arrived.get()) is not None:
                         self._process.check_alive()
@@ -363,7 +367,7 @@ class SimCoordinator:
         await self._call(functools.partial(self._etcd.revoke, lease))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     async def _call(self, serve: Callable[[], T], *, changes: bool = False) -> T:
         self._process.check_alive()

@@ -1,7 +1,7 @@
-"""What clients of journals did and saw: the raw material of a check.
+"""The calls and observations of journals' clients: the input of a check.
 
-Every append has content of its own, which says which append it is of, so that a journal's bytes can be read as a list
-of appends::
+The content of every append is unique and names the append, so that a journal's bytes can be read as a list of
+appends::
 
     @<number of the append, 6 digits>:<length in bytes, 5 digits>:<payload>
 """
@@ -24,11 +24,11 @@ class Kind(enum.Enum):
     BARRIER = "barrier"
     """A zero-byte append: reads the head and the registers through the primary."""
     HEAD = "head"
-    """The write head as any broker of the Route knows it."""
+    """A call for the write head as any broker of the Route knows it."""
 
 
 class Outcome(enum.Enum):
-    """As in Jepsen's histories: ok, fail (certainly not applied) or info (unknown)."""
+    """The outcome of an operation, as in Jepsen's histories: ok, fail (certainly not applied) or info (unknown)."""
 
     OPEN = "open"
     OK = "ok"
@@ -67,7 +67,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Bytes that a reader was given. `by` names the reader and what it read from."""
+    """Bytes that a reader received. `by` names the reader and the source."""
 
     by: str
     journal: str
@@ -90,7 +90,7 @@ class History:
 
 
 def unique_content(number: int, rng: random.Random, low: int, high: int) -> bytes:
-    """Content of `low` to `high` bytes for the append of that number."""
+    """Return content of `low` to `high` bytes for the append of that number."""
     length = max(MIN_CONTENT, rng.randint(low, high))
     head = b"@%06d:%05d:" % (number, length)
     payload = rng.randbytes((length + 1) // 2).hex().encode()

@@ -1,8 +1,8 @@
-"""Whether concurrent calls could have happened one after the other.
+"""The check of linearizability: could concurrent calls have happened one after the other?
 
-The algorithm is Wing and Gong's with Lowe's cache: walk the calls in real-time order, try to take each pending call as
-the next, and back up where none fits. States must be hashable and few; a history with unknown outcomes explodes, so
-resolve those first.
+The algorithm is Wing and Gong's with Lowe's cache: walk the calls in real-time order, try each pending call as the next
+one, and backtrack if none fits. States must be hashable and few. The search explodes for a history with unknown
+outcomes, so resolve those first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: from `invoked` to `returned` (infinity when nobody saw it return). `step` is the state after it, or
-    None where it cannot have happened in the state before."""
+    """One call, from `invoked` to `returned` (infinity if nobody saw it return).
+
+    `step` returns the state after the call, or None if the call is impossible in the given state.
+    """
 
     invoked: float
     returned: float
@@ -33,7 +35,7 @@ class _Entry:
 
 
 def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
-    """None when the calls are linearizable, else the earliest call that no order can satisfy."""
+    """Return None if the calls are linearizable, else the earliest call that no order can satisfy."""
     head = _linked(calls)
     state = initial
     taken = 0
@@ -43,7 +45,7 @@ def first_impossible(initial: Hashable, calls: Sequence[Call]) -> Call | None:
     worst: Call | None = None
     furthest = -1
     while head.after is not None:
-        assert entry is not None  # The list ends with a return, where the walk turns back.
+        assert entry is not None  # The list ends with a return entry, at which the walk backtracks.
         if entry.match is not None:
             following = entry.call.step(state)
             if following is not None:
@@ -72,7 +74,7 @@ def _linked(calls: Sequence[Call]) -> _Entry:
     events: list[tuple[float, int, int, _Entry]] = []
     for number, call in enumerate(calls):
         end = _Entry(call, number, None)
-        # Of equal times, invocations come first: then the calls overlap.
+        # At equal times, invocations come first, so that the calls overlap.
         events.append((call.invoked, 0, number, _Entry(call, number, end)))
         events.append((call.returned, 1, number, end))
     events.sort(key=lambda event: event[:3])
@@ -85,7 +87,7 @@ def _linked(calls: Sequence[Call]) -> _Entry:
 
 
 def _lift(entry: _Entry) -> None:
-    """Take a call's two entries out of the list."""
+    """Remove a call's two entries from the list."""
     for each in (entry, entry.match):
         assert each is not None
         assert each.before is not None
@@ -95,7 +97,7 @@ def _lift(entry: _Entry) -> None:
 
 
 def _unlift(entry: _Entry) -> None:
-    """Put them back, in reverse order."""
+    """Put a call's two entries back, in reverse order."""
     for each in (entry.match, entry):
         assert each is not None
         assert each.before is not None

@@ -1,14 +1,15 @@
 """An asyncio event loop without an outside world: virtual time, a seeded order of events, processes that die.
 
-Time stands still while anything is ready to run and then jumps to the next timer. Whatever becomes ready at the same
-time runs in an order that the seed decides. Nothing depends on the machine's clock, on addresses of objects or on
+Time stands still while anything is ready to run, and then jumps to the next timer. The seed decides the order of
+callbacks that become ready at the same time. Nothing depends on the machine's clock, on addresses of objects or on
 threads, so the same seed gives the same run.
 
-A `Process` is a set of tasks that share a fate. It is inherited by whatever its tasks start. A paused one is not run
-until it is resumed, as after SIGSTOP: its timers and messages wait. A killed one may not touch the world any more
-(`check_alive`, which every twin of an effect calls, raises `Killed`), and its tasks are cancelled so that they unwind.
+A `Process` is a set of tasks that are killed and paused together. Tasks inherit it from the task that starts them. A
+paused process does not run until it is resumed, as after SIGSTOP: its timers and messages wait. A killed process cannot
+affect the world any more (every twin of an effect calls `check_alive`, which raises `Killed`), and its tasks are
+cancelled so that they unwind.
 
-The loop leans on parts of asyncio's that are not public (`_ready`, `_run_once`, `Handle._context`); a test holds them.
+The loop uses private parts of asyncio (`_ready`, `_run_once`, `Handle._context`); a test checks that they still exist.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from coranto.testing.sim.timeline import process_of_context
 T = TypeVar("T")
 
 MAX_STEPS = 3_000_000
-"""A run that takes more is taken for one without an end."""
+"""The limit of steps. A run with more is considered endless."""
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is set, so nothing will ever happen again."""
+    """Raised when nothing is ready and no timer is set, so that nothing will ever happen again."""
 
 
 _NOWHERE = contextvars.Context()
-"""The context of what belongs to no process: networks, services, timers of the world."""
+"""The context of callbacks that belong to no process: networks, services, timers of the world."""
 
 
 class SimFuture(asyncio.Future[Any]):
-    """A future whose place in a set does not depend on its address."""
+    """A future whose hash does not depend on its address."""
 
     def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
         self._number = number
@@ -52,7 +53,7 @@ class SimFuture(asyncio.Future[Any]):
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address."""
+    """A task whose hash does not depend on its address."""
 
     def __init__(self, number: int, work: Any, **options: Any) -> None:
         self._number = number
@@ -63,13 +64,13 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The event loop. `rng` is the one source of chance of a run; `note` what happened to compare runs."""
+    """The event loop. `rng` is a run's only source of randomness. `note` records events, to compare runs."""
 
     epoch = 1_750_000_000.0
     """The wall time at which a run begins, in seconds since the Unix epoch."""
 
     def __init__(self, seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> None:
-        """With `shuffle` off, what is ready at the same time runs in the order in which it became so."""
+        """Create a loop. Without `shuffle`, callbacks run in the order in which they became ready."""
         super().__init__()
         self.rng = random.Random(seed)
         self.steps = 0
@@ -85,29 +86,29 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self.set_exception_handler(self._note_problem)
 
-    # -- What a run consists of ----------------------------------------------------------------------------------------
+    # -- Parts of a run ------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._virtual
 
     def note(self, what: str) -> None:
-        """Add an event to the trace, of which only a checksum is kept."""
+        """Add an event to the trace. Only a checksum of the trace is kept."""
         self.digest = zlib.crc32(f"{self._virtual:.6f} {what}\n".encode(), self.digest)
         if self.on_note is not None:
             self.on_note(what)
 
     def unnoticed(self) -> list[str]:
-        """Exceptions that ended tasks of living processes, and that nobody has asked for."""
+        """Return the exceptions that ended tasks of living processes and that nobody has retrieved."""
         failed = [task for task in self.ended if task._log_traceback]
         return [f"{task.get_name()} ended unnoticed: {task.exception()!r}" for task in failed]
 
     def number(self) -> int:
-        """A number that no other call returns."""
+        """Return a number that no other call returns."""
         self._numbers += 1
         return self._numbers
 
     def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Call `action` after so many seconds of virtual time, as a part of the world rather than of a process."""
+        """Call `action` after `seconds` of virtual time, as a part of the world rather than of a process."""
         self.call_later(seconds, action, *arguments, context=_NOWHERE.copy())
 
     def start_task(
@@ -119,7 +120,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.ended.append(task)
 
     def take_up(self, handles: list[asyncio.Handle]) -> None:
-        """Make handles of a process that was paused ready again."""
+        """Make the handles of a resumed process ready again."""
         self._ready.extend(handles)
 
     # -- The event loop ------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run a function "in a thread": at some moment a little later."""
+        """Run a function "in a thread": on this loop, at a random moment a little later."""
         future = self.create_future()
         process = process_of_context.get()
 
@@ -169,7 +170,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 result = func(*args)
             except asyncio.CancelledError:
                 future.cancel()
-            except Exception as error:  # noqa: BLE001  # It belongs to whoever waits.
+            except Exception as error:  # noqa: BLE001  # It is raised where the future is awaited.
                 if not future.done():  # The function may have ended its own process.
                     future.set_exception(error)
             else:
@@ -205,7 +206,7 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Deadlock(f"more than {self.max_steps} steps without an end at {self._virtual:.3f} s")
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a system call here, so nobody needs to be woken."""
+        """Do nothing: this loop never sleeps in a system call, so it needs no wake-up."""
 
     def _note_problem(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         future = context.get("future") or context.get("task")
@@ -222,9 +223,9 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
 
 @contextmanager
 def simulated(seed: int, *, shuffle: bool = True, max_steps: int = MAX_STEPS) -> Generator[SimLoop, None, None]:
-    """A loop for one run, cleaned up after it.
+    """Yield a loop for one run, and clean up after it.
 
-    The garbage collector stands still meanwhile: when it runs depends on what the process did before, and it may end
+    The garbage collector is off meanwhile: its timing depends on earlier work of the process, and it may end
     coroutines.
     """
     collecting = gc.isenabled()

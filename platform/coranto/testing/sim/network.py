@@ -1,7 +1,7 @@
 """A network between named nodes: messages take time, links are cut and mended, connections break.
 
-It behaves as TCP does: what is sent over a link that is cut is held, and arrives after the link is mended unless the
-connection was given up before. A cut may be one-way. Nothing is duplicated or reordered within a connection.
+It behaves like TCP: a message over a cut link is held, and arrives after the link is mended unless the connection was
+given up before. A cut may be one-way. Nothing is duplicated or reordered within a connection.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class TimedOut(Exception):
-    """No answer came in time; whether the request arrived is not known."""
+    """Raised when no answer came in time. The request may or may not have arrived."""
 
 
 @dataclass(slots=True)
 class Delays:
-    """How long messages take, in seconds. A share of them meets congestion."""
+    """The ranges of messages' delays, in seconds. `congestion` is the share of messages with the `congested` range."""
 
     usual: tuple[float, float] = (0.0002, 0.002)
     congested: tuple[float, float] = (0.02, 0.3)
@@ -33,14 +33,14 @@ class Delays:
 
 
 class Network:
-    """All links. Nodes need not be declared."""
+    """A network with all its links. Nodes need not be declared."""
 
     def __init__(self, loop: Timeline, rng: random.Random, delays: Delays | None = None) -> None:
         self.loop = loop
         self.rng = rng
         self.delays = delays or Delays()
         self.held = 0
-        """Messages that had to wait for a link to be mended."""
+        """The number of messages that had to wait for a link to be mended."""
         self._cuts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._held: defaultdict[tuple[str, str], deque[Callable[[], None]]] = defaultdict(deque)
         self._on_cut: dict[Callable[[str, str], None], None] = {}
@@ -54,7 +54,7 @@ class Network:
         return self._cuts.get((source, target), 0) > 0
 
     def cut(self, source: str, target: str) -> Callable[[], None]:
-        """Hold what is sent from `source` to `target`. Returns how to mend that; cuts add up."""
+        """Hold all messages from `source` to `target`. Return a function that mends this cut. Cuts add up."""
         self._cuts[source, target] += 1
         for observer in list(self._on_cut):
             observer(source, target)
@@ -69,7 +69,7 @@ class Network:
         return mend
 
     def cut_both(self, one: str, other: str) -> Callable[[], None]:
-        """A cut in both directions."""
+        """Cut both directions. Return a function that mends them."""
         mends = (self.cut(one, other), self.cut(other, one))
 
         def mend() -> None:
@@ -79,7 +79,7 @@ class Network:
         return mend
 
     def observe(self, on_cut: Callable[[str, str], None], on_mend: Callable[[str, str], None]) -> Callable[[], None]:
-        """Hear of links that are cut and mended. Returns how to stop that."""
+        """Call the functions when a link is cut or mended. Return a function that stops the calls."""
         self._on_cut[on_cut] = None
         self._on_mend[on_mend] = None
 
@@ -90,16 +90,16 @@ class Network:
         return stop
 
     def send(self, source: str, target: str, deliver: Callable[[], None], *, not_before: float = 0.0) -> float:
-        """Call `deliver` once the message has arrived; returns when that will be, unless the link is cut by then."""
+        """Call `deliver` once the message has arrived. Return the time of arrival, unless the link is cut by then."""
         at = max(self.loop.time() + self.delay(), not_before)
         self.loop.later(at - self.loop.time(), self._arrive, source, target, deliver)
         return at
 
     async def request(self, source: str, target: str, serve: Callable[[], T], timeout: float) -> T:
-        """Send a request, have `serve` handle it when it arrives, and return its answer once that has arrived.
+        """Send a request, let `serve` handle it when it arrives, and return the answer once it has arrived.
 
-        Raises what `serve` raises, and TimedOut after `timeout` seconds. The request goes its way even if the process
-        that sent it dies.
+        Raises what `serve` raises, and TimedOut after `timeout` seconds. The request is still delivered if the process
+        that sent it dies, or the call is cancelled.
         """
         answer: asyncio.Future[T] = self.loop.create_future()
 
@@ -114,7 +114,7 @@ class Network:
         def arrived() -> None:
             try:
                 result = serve()
-            except Exception as error:  # noqa: BLE001  # It is the answer.
+            except Exception as error:  # noqa: BLE001  # The exception is the answer.
                 self.send(target, source, functools.partial(fail, error))
             else:
                 self.send(target, source, functools.partial(succeed, result))
@@ -142,7 +142,7 @@ class Network:
         self.loop.later(self.delay(), self._release, source, target)
 
     def _release(self, source: str, target: str) -> None:
-        """Deliver what was held, in order."""
+        """Deliver held messages, in order."""
         held = self._held.get((source, target))
         while held and not self.is_cut(source, target):
             held.popleft()()
@@ -166,11 +166,11 @@ class Lane:
         if self.closed:
             return
         self._queue.append(message)
-        # Arrivals are counted rather than identified: equal times may run in any order.
+        # An arrival delivers the oldest message, not a specific one: arrivals at equal times may run in any order.
         self._last = self._network.send(self._source, self._target, self._arrived, not_before=self._last)
 
     def close(self) -> None:
-        """Lose what has not arrived."""
+        """Drop all messages that have not arrived."""
         self.closed = True
         self._queue.clear()
 
@@ -180,14 +180,14 @@ class Lane:
 
 
 class Endpoints:
-    """Who listens where."""
+    """The registry of listening processes by endpoint."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, tuple[str, Process, Any]] = {}
         self._awaited: dict[str, list[asyncio.Event]] = {}
 
     def listen(self, endpoint: str, node: str, process: Process, service: Any) -> None:
-        """Have a process serve calls to `endpoint` until it dies."""
+        """Register a process that serves calls to `endpoint` until it dies."""
         self._listeners[endpoint] = node, process, service
         for waiting in self._awaited.pop(endpoint, []):
             waiting.set()
@@ -199,7 +199,7 @@ class Endpoints:
             del self._listeners[endpoint]
 
     async def wait_for(self, endpoint: str) -> None:
-        """Return once somebody listens."""
+        """Wait until a process listens at `endpoint`."""
         while self.find(endpoint) is None:
             listens = asyncio.Event()
             waiting = self._awaited.setdefault(endpoint, [])

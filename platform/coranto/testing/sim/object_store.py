@@ -1,7 +1,7 @@
 """An object store: slow or failing at times, and with listings that lag behind.
 
-A put may be applied and its answer be an error all the same. One `SimObjectStore` is the service; brokers reach it over
-the network, through `SimFragments`.
+A put may be applied and still return an error. One `SimObjectStore` is the service; brokers reach it over the network,
+through `SimFragments`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ NODE = "store"
 _TIMEOUT_SECONDS = 30.0
 _PIECE_SECONDS = 0.25
 _PROBES = ".test/"
-"""How the names of journals begin that are probes."""
+"""The prefix of the names of probe journals."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class StoreFaults:
-    """Chances per call, how long new objects stay out of listings, and the most that a call takes (seconds).
+    """The faults of a store: probabilities per call, and times in seconds.
 
-    `refuse_fragments` is the chance of puts of anything but probes.
+    `list_lag` is the time that new objects stay out of listings, `slow` the longest time that a call takes.
+    `refuse_fragments` is the probability that a put is refused, except for probes.
     """
 
     refuse: float = 0.0
@@ -57,9 +58,9 @@ class SimObjectStore:
         self.faults = StoreFaults()
         self.objects: dict[str, StoredObject] = {}
         self.markers: dict[str, float] = {}
-        """When each marker of a journal's folder was put."""
+        """The time at which each marker of a journal's folder was put."""
         self.faulty: Counter[str] = Counter()
-        """How many calls met which fault."""
+        """The number of calls that met each fault."""
         self._network = network
         self._rng = rng
 
@@ -119,7 +120,7 @@ class SimObjectStore:
             raise StoreError("403: probes only")
 
     async def dawdle(self) -> None:
-        """Take the time that a slow store takes, for as long as it is slow."""
+        """Wait as long as a slow store takes, and no longer than it is slow."""
         if not self.faults.slow:
             return
         self.faulty["slow"] += 1
@@ -129,7 +130,7 @@ class SimObjectStore:
 
 
 class SimFragments(FragmentStore):
-    """The service as one process reaches it."""
+    """One process's access to the service."""
 
     def __init__(self, url: str, service: SimObjectStore, network: Network, node: str, process: Process) -> None:
         self.url = url
@@ -176,7 +177,7 @@ class SimFragments(FragmentStore):
 
 
 class SimStores(StoreRegistry):
-    """A registry in which every URL is the simulated service."""
+    """A registry in which every URL leads to the simulated service."""
 
     def __init__(self, service: SimObjectStore, network: Network, node: str, process: Process) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""What a loss of power leaves of files and of names: anything between what was synced and what processes see.
+"""The effect of a loss of power on files and names: any state between the synced one and the one that processes see.
 
-The kernel writes when it likes, a sector at a time. So each sector of a file may be as it was at another moment since
-the last sync, and so may the file's length; a sector within the length that was never written is zeros. Names that were
-made, renamed and removed become so in any order, each or not, until their folder is synced. `Loss` draws how bad it is.
+The kernel writes at any time, a sector at a time. So each sector of a file may be left as at a different moment since
+the last sync, and so may the file's length. A sector within the length that was never written is zeros. Until their
+folder is synced, each creation, renaming and removal of a name may be lost or not, in any order. `Loss` draws the
+extent of the damage.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SECTOR_BYTES = 512
-"""Of so much a disk keeps all or nothing."""
+"""The unit of bytes that a disk writes as a whole or not at all."""
 
 
 class Change(NamedTuple):
-    """At moment `number` a file was cut to `position`, and `content` put there."""
+    """A change of a file at moment `number`: it was cut to `position`, and `content` was added there."""
 
     number: int
     position: int
@@ -25,21 +26,21 @@ class Change(NamedTuple):
 
 
 class Loss:
-    """How a power loss strikes: which moment of [first, last] each part of the disk is left at."""
+    """One loss of power: it chooses the moment of [first, last] at which each part of the disk is left."""
 
     KINDS = ("in order", "in order", "file by file", "sector by sector", "sector by sector", "all", "nothing")
 
     def __init__(self, rng: random.Random, first: int, last: int, kind: str = "") -> None:
-        """Moments are numbers of changes. `kind` is one of KINDS, drawn by default."""
+        """Draw a loss. Moments are numbers of changes. `kind` is one of KINDS, drawn by default."""
         self._rng = rng
         self._first, self._last = first, last
         self.kind = kind or rng.choice(self.KINDS)
         self._common = rng.randint(first, last)
         self.torn = 0
-        """Changes that were cut short."""
+        """The number of changes that were cut short."""
 
     def moment_of_file(self) -> int:
-        """Changes of a file up to this one are there, later ones are not."""
+        """Return the last moment whose change of a file survives; later changes do not."""
         if self.kind == "all":
             return self._first
         if self.kind == "nothing":
@@ -48,17 +49,17 @@ class Loss:
 
     @property
     def by_sector(self) -> bool:
-        """Whether each sector is left at a moment of its own."""
+        """True if each sector is left at a moment of its own."""
         return self.kind == "sector by sector"
 
     def keeps_name(self, number: int) -> bool:
-        """Whether the change of a name at that moment is there."""
+        """Return True if the change of a name at that moment survives."""
         if self.kind in ("file by file", "sector by sector"):
             return self._rng.random() < 0.5
         return number <= self.moment_of_file()
 
     def torn_length(self, change: Change) -> int:
-        """How much is there of the content of the last change that is there at all."""
+        """Return how many bytes survive of the last surviving change."""
         if len(change.content) > 1 and self._rng.random() < 0.7:
             self.torn += 1
             return self._rng.randrange(len(change.content))
@@ -70,26 +71,26 @@ class Loss:
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file's content: `data` is what processes see, `durable` what is on the disk."""
+    """A file's content: `data` as processes see it, `durable` as it is on the disk."""
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     changes: list[Change] = field(default_factory=list)
-    """Those since the last sync."""
-    _base: bytes = b""  # What processes saw at the last sync.
+    """The changes since the last sync."""
+    _base: bytes = b""  # The content that processes saw at the last sync.
 
     def __post_init__(self) -> None:
         self._base = bytes(self.data)
 
     def change(self, number: int, position: int, content: bytes, *, remember: bool) -> None:
-        """Cut the content to `position`, and add to it."""
+        """Cut the content to `position`, and append `content`."""
         if remember:
             self.changes.append(Change(number, position, content))
         del self.data[position:]
         self.data += content
 
     def sync(self) -> None:
-        """All that was changed since the last sync is on the disk."""
+        """Write all changes since the last sync to the disk."""
         durable = _resized(self.durable, len(self.data))
         for sector in self._dirty():
             begin, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
@@ -97,13 +98,13 @@ class Inode:
         self._settle(bytes(durable))
 
     def fail_sync(self, rng: random.Random) -> None:
-        """Some of it is on the disk. The rest is never written, though processes see it."""
+        """Write some of the changes to the disk. The rest is never written, though processes see it."""
         last = self.changes[-1].number if self.changes else 0
         loss = Loss(rng, self.changes[0].number - 1 if self.changes else 0, last, "sector by sector")
         self._settle(self._left_by(loss))
 
     def lose(self, loss: Loss) -> int:
-        """Be what a power loss leaves. Returns how many changes are not there."""
+        """Reduce the content to what a power loss leaves. Return the number of unsynced changes; 0 if none was lost."""
         before = len(self.changes)
         left = self._left_by(loss)
         lost = before if left != bytes(self.data) else 0
@@ -116,7 +117,7 @@ class Inode:
         self.changes.clear()
 
     def _dirty(self) -> set[int]:
-        """Sectors that were changed since the last sync."""
+        """Return the sectors that were changed since the last sync."""
         dirty: set[int] = set()
         for _, position, content in self.changes:
             dirty.update(range(position // SECTOR_BYTES, (position + len(content)) // SECTOR_BYTES + 1))
@@ -165,7 +166,7 @@ def _resized(content: bytes, length: int) -> bytearray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameChange:
-    """At moment `number` `inode` (None: a folder) lost its name `old`, if any, and got the name `new`, if any."""
+    """At moment `number`, `inode` (None: a folder) lost its name `old`, if any, and got the name `new`, if any."""
 
     number: int
     inode: Inode | None
@@ -174,12 +175,12 @@ class NameChange:
 
     @property
     def folders(self) -> set[str]:
-        """Whose sync makes it so."""
+        """The folders whose sync makes the change durable."""
         return {path.rpartition("/")[0] for path in (self.old, self.new) if path}
 
 
 class Names:
-    """Names of files and folders as they are on the disk, and what was changed since."""
+    """Names of files and folders as they are on the disk, and the changes that are not synced."""
 
     def __init__(self) -> None:
         self.files: dict[str, Inode] = {}
@@ -193,7 +194,7 @@ class Names:
         return self._changes[0].number if self._changes else None
 
     def make_folders(self, path: str, number: int) -> None:
-        """The folders above `path` exist from now on."""
+        """Create the folders above `path`."""
         folder = path.rpartition("/")[0]
         if folder in self._seen:
             return
@@ -205,22 +206,22 @@ class Names:
         self._changes.append(change)
 
     def sync(self, folder: str) -> None:
-        """What was changed in this folder is on the disk."""
+        """Make all changes in this folder durable."""
         for each in [change for change in self._changes if folder in change.folders]:
             self._apply(each)
             self._changes.remove(each)
 
     def sync_file(self, path: str, inode: Inode) -> None:
-        """The name of a file that was replaced as a whole is on the disk."""
+        """Make the name of a file that was replaced as a whole durable."""
         self._changes = [each for each in self._changes if path not in (each.old, each.new)]
         self.files[path] = inode
 
     def holds(self, path: str, inode: Inode) -> bool:
-        """Whether a file keeps its name for certain."""
+        """Return True if a file is certain to keep its name."""
         return self.files.get(path) is inode and self._reachable(path)
 
     def lose(self, loss: Loss) -> dict[str, Inode]:
-        """Be what a power loss leaves; returns the files that have names then."""
+        """Reduce the names to what a power loss leaves. Return the files that still have names."""
         for each in self._changes:
             if loss.keeps_name(each.number):
                 self._apply(each)

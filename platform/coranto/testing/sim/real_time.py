@@ -1,4 +1,4 @@
-"""A timeline in real time, on an event loop that runs already."""
+"""A timeline in real time, on a running event loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ T = TypeVar("T")
 
 
 class RealTimeline:
-    """The time of an ordinary event loop. `close` it on that loop.
+    """The timeline of an ordinary event loop. `close` it on that loop.
 
-    Tasks that a process's tasks start have to join that process, so a task factory stands in front of the loop's own
-    meanwhile.
+    Tasks that a process's tasks start have to join that process. So a task factory wraps the loop's own until `close`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -39,14 +38,14 @@ class RealTimeline:
             return
         number, context = self.number(), self._nowhere.copy()
         if seconds <= 0:
-            # In the order in which they were asked for, which timers of one instant do not keep.
+            # `call_soon` keeps the order of calls; timers for the same instant do not.
             timer = self._loop.call_soon(self._due, number, action, arguments, context=context)
         else:
             timer = self._loop.call_later(seconds, self._due, number, action, arguments, context=context)
         self._timers[number] = timer
 
     def note(self, what: str) -> None:
-        """No two runs in real time are alike."""
+        """Do nothing: runs in real time cannot be compared."""
 
     def number(self) -> int:
         self._numbers += 1
@@ -61,19 +60,19 @@ class RealTimeline:
         return self._loop.create_task(work, name=name, context=context)
 
     def task_ended(self, task: asyncio.Task[Any]) -> None:
-        """The loop itself reports exceptions that nobody asks for."""
+        """Do nothing: the loop itself reports exceptions that nobody retrieves."""
 
     def take_up(self, handles: list[asyncio.Handle]) -> None:
         if handles:
             raise NotImplementedError("an ordinary event loop cannot pause processes")
 
     def close(self) -> None:
-        """Forget what is still to happen, and give the loop its own task factory back."""
+        """Cancel all pending actions, and restore the loop's own task factory."""
         self._closed = True
         timers, self._timers = self._timers, {}
         for timer in timers.values():
             timer.cancel()
-        # Where another factory was put in front of ours since, ours stays and only passes on.
+        # If another factory wraps this one by now, this one stays and only passes calls on.
         if self._loop.get_task_factory() is self._installed:
             self._loop.set_task_factory(self._before)
 

@@ -1,11 +1,11 @@
 """gRPC's asyncio calls over a simulated network, for the services `protocol.Journal` and `consumer.Shard`.
 
-Stubs, calls and servicer contexts behave, towards code that uses them, as those of `grpc.aio` do: messages are copied,
-statuses and cancellations travel, a broken connection ends a call with UNAVAILABLE at the client, while at the server
-the handler is cancelled and its reads may look like the end of the stream.
+Stubs, calls and servicer contexts behave like those of `grpc.aio`: messages are copied, and statuses and cancellations
+travel over the network. A broken connection ends a call with UNAVAILABLE at the client. At the server, the handler is
+cancelled, and its reads may see an end of the stream.
 
-Each end of a connection learns of a break by itself: a process that was killed leaves a message to its peers, a
-machine or a link that went away does not, and is given up after a while.
+Each end of a connection learns of a break independently. When a process is killed, its peers get a message. When a
+machine or a link goes away they do not, and give the connection up after a while.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 GIVE_UP_SECONDS = (1.0, 15.0)
-"""How long an end of a connection waits over a link that is cut."""
+"""The range of the time after which an end gives up a connection over a cut link."""
 RECONNECT_SECONDS = (0.05, 1.0)
-"""How long a client waits before it tries to connect again."""
+"""The range of a client's wait before it tries to connect again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of a service: what it answers, and whether it takes, or gives, a stream of messages."""
+    """A method of a service: its response type, and whether requests and responses are streams."""
 
     name: str
     response: Any
@@ -72,50 +72,52 @@ class CallAborted(Exception):
 
 
 class Rpc:
-    """All calls over a network."""
+    """The endpoints, stubs and calls of a network."""
 
     def __init__(self, network: Network, *, give_up: tuple[float, float] = GIVE_UP_SECONDS) -> None:
-        """`give_up` bounds the seconds that an end of a connection waits over a link that is cut."""
+        """Create it. `give_up` is the range of seconds after which an end gives up a connection over a cut link."""
         self.network = network
         self.give_up = give_up
         self.loop: Timeline = network.loop
         self.endpoints = Endpoints()
         self.live: dict[SimCall, None] = {}
         self.calls: Counter[tuple[str, str]] = Counter()
-        """How many calls each node has begun of each method."""
+        """The number of calls of each method that each node has begun."""
         self.on_delivery: Callable[[SimCall, bool, tuple[Any, ...]], bool] | None = None
-        """Hears of each message of a call just before it is delivered, to the server (True) or to the client. When it
-        answers False, the message is lost, and the connection with it. See `SimCall` for messages."""
+        """Called with each message just before its delivery to the server (True) or to the client (False).
+
+        If it returns False, the message and its connection are lost. `SimCall` describes the messages.
+        """
         self.problems: list[str] = []
-        """Handlers that ended with an exception which no handler should end with."""
+        """Descriptions of handlers that ended with an unexpected exception."""
 
     def stub(self, node: str, endpoint: str, process: Process | None = None) -> pb_grpc.JournalAsyncStub:
-        """A stub of the broker at `endpoint` for code that runs on `node`."""
+        """Return a stub of the broker at `endpoint` for code that runs on `node`."""
         stub: Any = _Stub(self, _JOURNAL, node, endpoint, process)
         return cast("pb_grpc.JournalAsyncStub", stub)
 
     def shard_stub(self, node: str, endpoint: str, process: Process | None = None) -> pc_grpc.ShardAsyncStub:
-        """A stub of the consumer at `endpoint` for code that runs on `node`."""
+        """Return a stub of the consumer at `endpoint` for code that runs on `node`."""
         stub: Any = _Stub(self, _SHARD, node, endpoint, process)
         return cast("pc_grpc.ShardAsyncStub", stub)
 
     def cancel_calls(self, stub: object) -> None:
-        """Cancel what was called over a stub, as the closing of its channel does."""
+        """Cancel the calls of a stub, as closing its channel does."""
         for call in [call for call in self.live if call.stub is stub]:
             call.cancel()
 
     def channel(self, node: str, endpoint: str) -> grpc.aio.Channel:
-        """What tells whether there is a connection from `node` to `endpoint`, and waits for one."""
+        """Return a channel that reports the connectivity from `node` to `endpoint`, and waits for a connection."""
         channel: Any = _Channel(self, node, endpoint)
         return cast("grpc.aio.Channel", channel)
 
     def break_call(self, call: SimCall) -> None:
-        """Break a call's connection: what is on its way is lost."""
+        """Break a call's connection. Messages on their way are lost."""
         call.lose()
 
 
 class _Channel:
-    """A connection that is looked for when asked, and known until the other end or the link is gone."""
+    """A connection that is established on request, and lasts until the other end or the link is gone."""
 
     def __init__(self, rpc: Rpc, node: str, endpoint: str) -> None:
         self._rpc = rpc
@@ -288,7 +290,7 @@ class SimCall:
     # -- The connection ------------------------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """Both ends learn, each in its time, that the connection is gone."""
+        """Lose the connection. Each end learns of it after a delay of its own."""
         self._close_lanes()
         network = self._rpc.network
         self._loop.later(network.delay(), self.end_lost)
@@ -296,11 +298,11 @@ class SimCall:
             self._loop.later(network.delay(), self._server.end_lost)
 
     def end_lost(self) -> None:
-        """The client's end has learnt that the connection is gone."""
+        """End the call at the client, which has learnt that the connection is gone."""
         self._finish(_LOST)
 
     def server_died(self) -> None:
-        """The server's kernel closes the connection, behind what the server has sent before."""
+        """Close the connection as the dead server's kernel does, after all messages that the server has sent."""
         if self._down is not None:
             self._down.send(("status", _LOST))
 
@@ -370,7 +372,7 @@ class SimCall:
 
     def _client_gives_up(self) -> None:
         if self._server is None:
-            self._close_lanes()  # There never was a connection.
+            self._close_lanes()  # The connection was never established.
         self._finish(_LOST)
 
     def _server_gives_up(self) -> None:
@@ -378,7 +380,7 @@ class SimCall:
             self._server.end_lost()
 
     def _link_mended(self, source: str, target: str) -> None:
-        """An end that has given up answers what arrives with a reset."""
+        """Let an end that has given up answer arriving messages with a reset."""
         if {source, target} != {self.node, self.peer}:
             return
         server_gone = self._server is not None and self._server.over
@@ -386,7 +388,7 @@ class SimCall:
             self._loop.later(self._rpc.network.delay(), self.lose)
 
     def _process_died(self) -> None:
-        """The client's kernel closes the connection, behind what the client has sent before."""
+        """Close the connection as the dead client's kernel does, after all messages that the client has sent."""
         if self._status is None and self._up is not None:
             self._up.send(("lost",))
             self._status = _LOST
@@ -412,7 +414,7 @@ class SimCall:
             self._stop_observing()
 
     def server_over(self) -> None:
-        """The server's end is done; nothing more to watch for."""
+        """Stop observing the link if the client's end is done too. Called when the server's end is done."""
         if self._status is not None and self._stop_observing is not None:
             self._stop_observing()
 
@@ -494,7 +496,7 @@ class _ServerEnd:
         self._wake()
 
     def end_lost(self) -> None:
-        """The client went away: the handler is cancelled, and may see the end of the stream before that."""
+        """Cancel the handler, because the client went away. It may see the end of the stream before that."""
         if self.over:
             return
         self.over = True
@@ -527,7 +529,7 @@ class _ServerEnd:
         except asyncio.CancelledError:
             self._finish((grpc.StatusCode.CANCELLED, "the handler was cancelled"))
             raise
-        except Exception as error:  # noqa: BLE001  # As the server of gRPC does.
+        except Exception as error:  # noqa: BLE001  # gRPC's server catches all exceptions too.
             self._rpc.problems.append(f"{method.name} from {self._call.node} raised {error!r}")
             self._finish((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
         finally:

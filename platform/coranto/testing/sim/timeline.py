@@ -1,7 +1,7 @@
-"""Processes of a made-up world, and the timeline on which they and all twins run.
+"""Processes of a simulated world, and the timeline on which they and all twins run.
 
 `coranto.testing.sim.loop.SimLoop` is a timeline in virtual time. `coranto.testing.sim.real_time.RealTimeline` is one in
-real time, on a loop that runs already, so that the same twins serve in a notebook.
+real time, on a running loop, so that the same twins work in a notebook.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ process_of_context: contextvars.ContextVar[Process | None] = contextvars.Context
 
 
 class Timeline(Protocol):
-    """When things happen. Times are seconds."""
+    """Time, and the scheduling of actions and tasks. Times are seconds."""
 
     @property
     def epoch(self) -> float:
-        """The wall time (seconds since the Unix epoch) at which `time` was 0."""
+        """The wall time (seconds since the Unix epoch) at which `time` is 0."""
         ...
 
     def time(self) -> float: ...
 
     def later(self, seconds: float, action: Callable[..., object], *arguments: Any) -> None:
-        """Call `action` after so many seconds, as a part of the world rather than of a process."""
+        """Call `action` after `seconds`, as a part of the world rather than of a process."""
         ...
 
     def note(self, what: str) -> None:
-        """Take down what happened, to compare runs."""
+        """Record an event, to compare runs."""
         ...
 
     def number(self) -> int:
-        """A number that no other call returns."""
+        """Return a number that no other call returns."""
         ...
 
     def create_future(self) -> asyncio.Future[Any]: ...
@@ -48,11 +48,11 @@ class Timeline(Protocol):
         ...
 
     def task_ended(self, task: asyncio.Task[Any]) -> None:
-        """A task of a living process has ended, cancelled ones apart."""
+        """Note that a task of a living process has ended, unless it was cancelled."""
         ...
 
     def take_up(self, handles: list[asyncio.Handle]) -> None:
-        """Run what a process that was paused has left to do."""
+        """Run the pending handles of a process that was paused."""
         ...
 
 
@@ -61,7 +61,7 @@ class Killed(asyncio.CancelledError):
 
 
 class Process:
-    """Tasks that share a fate. `start` work in it; it lives until `kill`."""
+    """Tasks that are killed and paused together. `start` work in it; it lives until `kill`."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class Process:
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Its tasks that have not ended."""
+        """The tasks that have not ended."""
         return list(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
@@ -87,12 +87,12 @@ class Process:
         return self.timeline.start_task(work, name=name, context=self._context.copy())
 
     def check_alive(self) -> None:
-        """Raises Killed when it is not."""
+        """Raise Killed if the process is dead."""
         if not self.alive:
             raise Killed
 
     def kill(self) -> None:
-        """End it at once: none of its effects reaches the world any more."""
+        """End the process at once: none of its effects reaches the world any more."""
         if not self.alive:
             return
         self.alive = False
@@ -125,11 +125,11 @@ class Process:
         if task.cancelled():
             return
         if not self.alive:
-            task.exception()  # What goes wrong in a dead process is nobody's concern.
+            task.exception()  # Retrieve it, so that a dead process's failure is not reported.
         else:
             self.timeline.task_ended(task)
 
 
 def current_process() -> Process | None:
-    """The process whose code is running, if any."""
+    """Return the process whose code is running, if any."""
     return process_of_context.get()
