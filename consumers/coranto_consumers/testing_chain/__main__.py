@@ -1,4 +1,4 @@
-"""`python -m coranto_consumers.testing_chain`: kills in a chain of consumers, for as long as is wanted."""
+"""`python -m coranto_consumers.testing_chain`: kill processes in a chain of consumers for a given time."""
 
 from __future__ import annotations
 
