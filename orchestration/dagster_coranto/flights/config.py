@@ -1,4 +1,4 @@
-"""What a run over the flights may choose, and where it keeps its table."""
+"""Settings of a run over the flights, and the place of its table."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
 
 def store_url(data_dir: Path) -> str:
-    """The SQL store of the pipeline over the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
+    """Return the SQL store's URL for the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
     return os.environ.get(STORE_VARIABLE) or f"sqlite:///{data_dir.absolute() / 'store.db'}"
 
 
 def consumer_name(prefix: str) -> str:
-    """The consumer that reads the flights below `prefix`: what fences it, and what its checkpoint is kept under."""
+    """Return the name of the consumer of flights below `prefix`. Its fence and checkpoint are kept under this name."""
     return f"{prefix}carrier-delays"
