@@ -34,11 +34,11 @@ class JournalPosition:
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
     """A cluster of brokers.
 
-    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is asked for, because
-    its ports change from start to start.
+    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is requested, because
+    its ports change with each start.
 
-    What a field leaves empty comes from the environment of the process that uses the resource, where commands take it
-    from, too. Give secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
+    Values of empty fields come from the environment of the process that uses the resource, as for commands. Give
+    secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
     """
 
     endpoint: str = Field(

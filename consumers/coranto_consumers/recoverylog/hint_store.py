@@ -107,7 +107,7 @@ class HintStore:
         self._guard = _guard(guard)
 
     def reassigned(self, guard: KeyValue) -> None:
-        """The process's assignment is another one now, as after a promotion."""
+        """Use another assignment of the process, for example after a promotion."""
         self._guard = _guard(guard)
 
     async def fetch(self) -> StoredHints:
@@ -206,7 +206,7 @@ class EtcdAuthority:
         self._guard = _guard(guard)
 
     def reassigned(self, guard: KeyValue) -> None:
-        """The process's assignment is another one now, as after a promotion."""
+        """Use another assignment of the process, for example after a promotion."""
         self._guard = _guard(guard)
 
     async def claim(self, author: Author) -> None:

@@ -80,7 +80,7 @@ class _Mark:
 
 
 class Recorder:
-    """Records into `log`, from a `Recovery` on that took the log over. Use as `async with Recorder(...) as recorder:`.
+    """Records into `log`, starting from a `Recovery` that took it over. Use as `async with Recorder(…) as recorder:`.
 
     Paths are relative to the recovery's directory; a leading slash is optional. Call the methods that record only on
     the recorder's event loop, before the change is made. For a change that is not possible (a path that does not exist,

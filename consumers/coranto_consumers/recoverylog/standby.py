@@ -98,7 +98,8 @@ class LogStandby:
     async def take_over(self, guard: KeyValue | None = None) -> LogOwner:
         """Take the log over. Pass the assignment as `guard` when it has changed meanwhile, for example by a promotion.
 
-        Raises Fenced when the process has lost its assignment.
+        Raises Fenced when the process has lost its assignment. Cancelling does not stop the takeover; leaving the
+        standby's block does.
         """
         if guard is not None:
             self._hint_store.reassigned(guard)

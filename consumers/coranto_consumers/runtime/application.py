@@ -60,8 +60,8 @@ class Application(ABC, Generic[StoreT]):
 
     and then the store commits its changes, together with a checkpoint of the offsets read and the messages published.
     A message may be consumed more than once: a transaction may be abandoned, and then its messages are consumed again,
-    by this process or another one, with the store as it was before. Exactly once are the effects on the store, and the
-    published messages as read-committed readers see them. So keep all effects of messages in the store and publisher.
+    by this process or another one, with the store as it was before. The effects on the store count exactly once, and so
+    do published messages for read-committed readers. So keep all effects of messages in the store and the publisher.
 
     An error that a method raises fails the shard, unless the store considers it transient. Then the shard starts anew
     from its last checkpoint.

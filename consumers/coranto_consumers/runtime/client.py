@@ -60,7 +60,7 @@ class ShardClient:
         """Create, update and delete shards in one transaction. Returns etcd's revision.
 
         Raises EtcdTransactionFailed when a shard is not at the revision that its change expects, and InvalidInput for
-        changes that are not valid.
+        changes that are not valid. After cancelling, the changes may or may not be applied.
         """
         for change in changes:
             validate_change(change)
@@ -86,7 +86,8 @@ class ShardClient:
     ) -> Sequence[str]:
         """Remove failed assignments of shards and, unless `only_failed`, the assignments of their primaries.
 
-        Returns the shards with assignments that were removed, or with `dry_run` would be removed.
+        Returns the shards with assignments that were removed, or with `dry_run` would be removed. After cancelling,
+        assignments may or may not be removed.
         """
         request = pc.UnassignRequest(shards=shards, only_failed=only_failed, dry_run=dry_run)
         response: pc.UnassignResponse = await self._call("Unassign", Capability.APPLY, _scope(shards), request)

@@ -105,7 +105,7 @@ class Primary:
         self._resets = 0
         self.store: Store | None = None
         self.ready = asyncio.Event()
-        """The store has been restored."""
+        """Set once the store has been restored."""
 
     async def run(self) -> None:
         """Run transactions until `stop`, or until something fails. Raises the failure.

@@ -175,7 +175,7 @@ class ShardReplica:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
-            # A plain traceback: a formatted one can take longer than a lease, while everything else waits.
+            # A plain traceback: elaborate formatting can take longer than a lease, while everything else waits.
             stack = (
                 {} if isinstance(error, CorantoError) else {"stack": _cut("".join(traceback.format_exception(error)))}
             )

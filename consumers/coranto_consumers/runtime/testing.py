@@ -34,7 +34,7 @@ def shard_spec(
 
 
 class RunningShard:
-    """A shard at work."""
+    """A running shard."""
 
     def __init__(self, primary: Primary, task: asyncio.Task[None], progress: Progress) -> None:
         self.primary = primary

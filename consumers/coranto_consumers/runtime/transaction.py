@@ -73,7 +73,7 @@ class Times:
 
     began: float = 0.0
     stalled: float = 0.0
-    """The time from which it could consume no more, because `max_seconds` were over, and waited for the prior one."""
+    """The time at which it stopped consuming, and began to wait for the prior one."""
     commit_began: float = 0.0
     committed: float = 0.0
     acknowledged: float = 0.0
@@ -90,7 +90,7 @@ class Transactions:
         self.prior = Prior.ACKNOWLEDGING
         self.current = Times()
         self.completing = Times()
-        """The prior transaction's."""
+        """The times of the prior transaction."""
         self._deferred = False
         self._ended = False
 

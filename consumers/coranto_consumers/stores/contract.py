@@ -171,7 +171,7 @@ class StoreContract:
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
     async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: Subject) -> None:
-        """It has begun before the new owner restores, and goes on afterwards."""
+        """The old owner begins to commit before the new owner restores, and goes on afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         committing = asyncio.ensure_future(await old.start_commit(SHARD, checkpoint(100), [published]))

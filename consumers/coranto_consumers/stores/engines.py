@@ -111,7 +111,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _use_wal(cursor: sqlite3.Cursor) -> None:
-    """Switch a database file to WAL, for good. Waits while another connection writes to a file that is not in WAL yet.
+    """Switch a database file to WAL permanently. Waits while another connection writes to it in another mode.
 
     The wait is needed because SQLite's own time-out does not apply: SQLite must assume that the other connection waits
     for this one.

@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Run three consumers in a chain while their processes and brokers are killed, then check every store and journal.
 
-    The same seed publishes and harms in the same order; how that meets the rest depends on the machine. Runs of more
+    The same seed gives the same order of numbers and of harm, but their timing depends on the machine. Runs of more
     than three minutes are done in rounds, each with a new chain.
     """
     if sql not in ("postgresql", "sqlite"):

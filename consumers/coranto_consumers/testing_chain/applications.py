@@ -59,7 +59,7 @@ class Clean(Application[JsonFileStore[CleanState]]):
 
 
 class Aggregate(Application[SqlShardStore]):
-    """Keeps the sum of each stream in a table, and publishes it every `TOTAL_EVERY` numbers."""
+    """Keeps the sum of each stream in a table, and publishes it every `TOTAL_EVERY` numbers and at the last one."""
 
     def __init__(self) -> None:
         self._database = SqlStore(os.environ[STORE_VARIABLE])

@@ -192,7 +192,7 @@ async def _pause(chain: Chain, place: ProcessSlot) -> None:
     incarnation = place.incarnation
     place.pause()
     await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
-    if consumer.stage.logged or chain.options.sql != "sqlite":  # A SQLite file may be locked while the others wait.
+    if consumer.stage.logged or chain.options.sql != "sqlite":  # It may hold a SQLite file's lock that others wait for.
         await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
     place.resume()
     await place.ended()

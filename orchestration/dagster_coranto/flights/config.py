@@ -15,7 +15,7 @@ TRANSACTION_BYTES: Final = 16 << 20
 
 
 class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
-    """Settings of one run. Which journals it is about is the `prefix` of the resource `journals`."""
+    """Settings of one run. The `prefix` of the resource `journals` chooses its journals."""
 
     table: str = Field(default=TABLE, description="SQL table of the carriers' delays; created when absent.")
     limit: int = Field(default=0, ge=0, description="Take only so many flights; 0 takes all.")
