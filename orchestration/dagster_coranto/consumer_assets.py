@@ -24,7 +24,7 @@ _COLUMNS = {"journal": "string", "offset": "int", "head": "int", "lag_bytes": "i
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """How one run consumes: which application, into which SQL store, and how much in a transaction (0: the default)."""
+    """The settings of one run: the application, its SQL store, and the size of transactions (0: the default)."""
 
     application: "Application"
     store_url: str
@@ -45,16 +45,17 @@ def build_spark_consumer_assets(
     resource_key: str = "journals",
     spark_resource_key: str = "spark",
 ) -> dg.AssetsDefinition:
-    """Assets for the tables that a Spark consumer maintains, and for the groups of journals that it publishes to.
+    """Return assets for the tables that a Spark consumer maintains, and for the journal groups that it publishes to.
 
-    All depend on the assets of the `sources`. They are materialised together, by running the consumer until it has
-    caught up with the heads that its source journals have when it begins; the exactly-once guarantees are the
-    consumer's own (`coranto_consumers.spark`), so a run may be killed and started again at any time. `settings` is
-    called at run time, and is the place to import the application from. A consumer that another instance has fenced off
-    fails its run without retries.
+    All of them depend on the assets of the `sources`. They are materialised together: the consumer runs until it has
+    caught up with the heads that its source journals had when it began. The consumer itself gives the exactly-once
+    guarantees (`coranto_consumers.spark`), so a run may be killed and started again at any time. `settings` is called
+    at run time; import the application there. If another instance has fenced the consumer off, the run fails without
+    retries.
 
     Metadata of tables: offsets read, as a vector and with lag per journal, messages, transactions, lag in bytes,
-    messages published, fence. The data version is the vector of offsets read, for journals that of their heads.
+    messages published, fence. The data version of tables is the vector of offsets read. The data version of journal
+    groups is the vector of heads.
     """
     translator = dagster_journal_translator or DagsterJournalTranslator()
     deps = [translator.get_asset_key(JournalTranslatorData(group.name)) for group in sources]
@@ -134,7 +135,7 @@ def _run_consumer(
 
 
 def consumer_metadata(report: "ConsumeReport") -> Mapping[str, Any]:
-    """A consumer's report as metadata of what it maintains."""
+    """Return a consumer's report as metadata of its tables."""
     rows: list[dict[str, str | int | float | bool | None]] = [
         {
             "journal": journal,

@@ -1,4 +1,4 @@
-"""Groups of journals: what one asset stands for."""
+"""Groups of journals. One asset stands for one group."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from coranto.wire import protocol_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class JournalGroup:
-    """The journals below one name: group `flights/events` is every journal `flights/events/…`.
+    """The journals below one name. The group `flights/events` is every journal `flights/events/…`.
 
-    Raises InvalidInput when no journal could be in it.
+    Raises InvalidInput for a name below which no journal can be.
     """
 
     name: str
@@ -26,7 +26,7 @@ class JournalGroup:
 
     @property
     def selector(self) -> pb.LabelSelector:
-        """Matches the group's journals, and no others."""
+        """The selector of the group's journals, and no others."""
         return label_selector(include={f"{NAME}:prefix": f"{self.name}/"})
 
     @property
@@ -35,12 +35,12 @@ class JournalGroup:
         return format_selector(self.selector)
 
     def under(self, prefix: str) -> JournalGroup:
-        """The group of the same journals below a prefix, such as `rerun/`. An empty prefix changes nothing."""
+        """Return the group of the same journals below a prefix, such as `rerun/`. An empty prefix changes nothing."""
         return JournalGroup(check_prefix(prefix) + self.name)
 
 
 def check_prefix(prefix: str) -> str:
-    """`prefix`, when it may be put in front of journal names: empty, or ending with a slash. Raises InvalidInput."""
+    """Return a valid prefix of journal names: empty, or ending with a slash. Raises InvalidInput for others."""
     if prefix and not prefix.endswith("/"):
         raise InvalidInput(f"{prefix!r} must end with a slash, such as {prefix + '/'!r}", field="prefix")
     return prefix

@@ -1,4 +1,4 @@
-"""A home for Dagster beside a cluster's data."""
+"""Dagster's home folder beside a cluster's data."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ compute_logs:
 def prepare_home(data_dir: Path) -> Path:
     """Make `data_dir`/dagster a DAGSTER_HOME and return its absolute path.
 
-    Telemetry is off, and so is the UI's first question for an e-mail address. Files that are there already are left as
-    they are.
+    Telemetry is off, and the UI does not ask for an e-mail address. Existing files are not changed.
     """
     home = (data_dir / "dagster").absolute()
     for path, content in ((home / "dagster.yaml", _TEMPLATE), (home / ".nux" / "nux.yaml", "seen: 1\n")):
@@ -36,15 +35,18 @@ def prepare_home(data_dir: Path) -> Path:
 
 
 def dagster_environment(data_dir: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for processes of Dagster that use the cluster below `data_dir`, from `base` (this process's)."""
+    """Return the environment for Dagster processes that use the cluster below `data_dir`.
+
+    It is made from `base`, or from this process's environment.
+    """
     return {
         **(os.environ if base is None else base),
         "DAGSTER_HOME": str(prepare_home(data_dir)),
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
         "CORANTO_DATA": str(data_dir.absolute()),
-        # Otherwise gRPC remarks on every process that is started beside its threads, Spark's among them.
+        # Otherwise gRPC logs a warning for every process that is started beside its threads, such as Spark's.
         "GRPC_VERBOSITY": "ERROR",
-        # Dagster starts gRPC before Coranto can say so; see `coranto`.
+        # Dagster starts gRPC before Coranto can set this; see `coranto`.
         "GRPC_ENABLE_FORK_SUPPORT": "false",
     }

@@ -1,4 +1,4 @@
-"""Assets for groups of journals: a function of the user publishes, the asset reports what that did to the journals."""
+"""Assets for groups of journals. A function of the user publishes, and the asset reports the effect on the journals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _COLUMNS = {"journal": "string", "head_before": "int", "head": "int", "bytes": "
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What a publishing function did: messages that are now committed because of it, and more metadata if it likes."""
+    """The result of a publishing function: the number of messages that it committed, and optional metadata."""
 
     messages: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishContext:
-    """What a publishing function gets: Dagster's context, a client, and the group's journals in order of name."""
+    """The argument of a publishing function: Dagster's context, a client, and the group's journals in order of name."""
 
     dagster: dg.AssetExecutionContext
     client: SyncJournalClient
@@ -48,11 +48,11 @@ def build_journal_group_asset(
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
 ) -> dg.AssetsDefinition:
-    """An asset for a group of journals, which `publish` appends to.
+    """Return an asset for a group of journals, to which `publish` appends.
 
-    The journals are those of the group that exist when it runs, below the resource's prefix; the run fails with
-    JournalNotFound when there are none. Metadata: heads (a table, and the offset vector), messages, bytes, and what
-    `publish` adds; the data version is the vector of heads.
+    Its journals are the group's journals that exist at run time, below the resource's prefix. The run fails with
+    JournalNotFound when there are none. Metadata: heads (a table, and the offset vector), messages, bytes, and the
+    metadata of `publish`. The data version is the vector of heads.
     """
     spec = build_group_spec(group, dagster_journal_translator)
 
@@ -94,7 +94,10 @@ def build_journal_group_asset(
 
 
 def journal_assets(group: JournalGroup, **options: Any) -> Callable[[PublishFunction], dg.AssetsDefinition]:
-    """Decorator form of `build_journal_group_asset`, which says what the options are."""
+    """Decorate a publishing function, to make an asset by `build_journal_group_asset` with the same options.
+
+    The function's docstring is the default description of the asset.
+    """
 
     def decorate(publish: PublishFunction) -> dg.AssetsDefinition:
         options.setdefault("description", publish.__doc__)

@@ -1,4 +1,4 @@
-"""Dagster's log as the log of Coranto's own parts."""
+"""An adapter from Coranto's structured log to Dagster's log."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ class DagsterLog:
         self._log = log
 
     def info(self, event: str, **facts: object) -> None:
-        """`event`, and its facts behind it."""
+        """Log `event`, followed by its facts."""
         self._log.info(" ".join([event, *(f"{name}={value}" for name, value in facts.items())]))

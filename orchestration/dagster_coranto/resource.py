@@ -25,7 +25,7 @@ _CONCURRENT_CALLS = 32
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """A journal's write head, and the etcd revision that created it: a journal made anew begins again at 0."""
+    """A journal's write head, and the etcd revision that created it. A journal that is created anew begins at 0."""
 
     head: int
     create_revision: int
@@ -34,11 +34,11 @@ class JournalPosition:
 class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
     """A cluster of brokers.
 
-    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is asked for, because
-    its ports change from start to start.
+    With an empty `endpoint` the embedded cluster below `data_dir` is looked up each time a client is requested, because
+    its ports change with each start.
 
-    What a field leaves empty comes from the environment of the process that uses the resource, where commands take it
-    from, too. Give secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
+    Values of empty fields come from the environment of the process that uses the resource, as for commands. Give
+    secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
     """
 
     endpoint: str = Field(
@@ -79,9 +79,9 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
 
     def client_config(self) -> ClientConfig:
-        """Where the cluster is now.
+        """Return the configuration of a client for the cluster.
 
-        Raises ClusterError when it is to be looked up and does not run, and InvalidInput for settings that cannot be.
+        Raises ClusterError when the cluster must be looked up and does not run, and InvalidInput for invalid settings.
         """
         root = Path(self.file_root) if self.file_root else None
         endpoint = self.endpoint or ("" if self.data_dir else os.environ.get(ENDPOINT_VARIABLE, ""))
@@ -91,7 +91,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return ClientConfig.from_environment(endpoint, root, environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        """What the environment says of clients, fields first."""
+        """Return the environment, with the fields that are set in place of its variables."""
         environment = dict(os.environ)
         auth = {"CORANTO_AUTH_TOKEN": self.auth_token, "CORANTO_AUTH_KEYS": self.auth_keys}
         if any(auth.values()):
@@ -105,27 +105,27 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
         return environment | {name: value for name, value in others.items() if value}
 
     def located_data_dir(self) -> Path:
-        """Folder of the embedded cluster that is meant, whether it runs or not."""
+        """Return the folder of the embedded cluster, which need not run."""
         return Path(self.data_dir or os.environ.get(DATA_VARIABLE) or DEFAULT_DATA_DIR)
 
     def client(self) -> SyncJournalClient:
-        """A client of the cluster. Close it, or use it as a context manager."""
+        """Return a client of the cluster. Close it, or use it as a context manager."""
         return SyncJournalClient.of(self.client_config())
 
     def stores(self) -> StoreRegistry:
-        """The fragment stores, as brokers of the cluster name them."""
+        """Return the fragment stores, by the names that the cluster's brokers use."""
         return StoreRegistry(self.client_config().file_root)
 
     def name(self, name: str) -> str:
-        """A journal's full name."""
+        """Return a journal's full name, with the prefix."""
         return check_prefix(self.prefix) + name
 
     def group(self, group: JournalGroup) -> JournalGroup:
-        """A group, below this resource's prefix."""
+        """Return a group below this resource's prefix."""
         return group.under(self.prefix)
 
     def positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
-        """Heads of a group's journals, by full name and in its order. The prefix applies."""
+        """Return the positions of a group's journals, by full name and in its order. The prefix applies."""
         return run_blocking(self._positions(self.group(group)))
 
     async def _positions(self, group: JournalGroup) -> dict[str, JournalPosition]:
@@ -145,5 +145,5 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
 
 
 def heads_of(positions: Mapping[str, JournalPosition]) -> dict[str, int]:
-    """The offset vector of positions."""
+    """Return the offset vector of positions."""
     return {journal: position.head for journal, position in positions.items()}

@@ -1,4 +1,4 @@
-"""A sensor that asks for a run when journals have grown."""
+"""A sensor that requests a run when journals have grown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REVISION, _HEAD = 0, 1
 @whitelist_for_serdes
 @record
 class JournalPollingSensorCursor:
-    """Where journals were when the last run was asked for: by name, the revision that created them and their head."""
+    """The positions of journals at the last requested run: by name, the revision that created them and their head."""
 
     positions: Mapping[str, list[int]]
 
@@ -31,11 +31,11 @@ class JournalPollingSensorCursor:
 
     @staticmethod
     def parse(text: str | None) -> JournalPollingSensorCursor:
-        """The cursor of a tick, empty at the first."""
+        """Return the cursor of a tick. It is empty at the first tick."""
         return deserialize_value(text, JournalPollingSensorCursor) if text else JournalPollingSensorCursor(positions={})
 
     def moved(self, since: JournalPollingSensorCursor) -> bool:
-        """Whether any journal holds more than it did, or holds anything and was created since."""
+        """Return whether any journal has grown, or was created since and has content."""
         for journal, at in self.positions.items():
             before = since.positions.get(journal)
             known = before[_HEAD] if before is not None and before[_REVISION] == at[_REVISION] else 0
@@ -45,7 +45,7 @@ class JournalPollingSensorCursor:
 
     @property
     def run_key(self) -> str:
-        """The same for the same heads of the same journals: Dagster starts one run for it, however often asked."""
+        """A key that is equal for equal heads of the same journals. Dagster starts only one run per key."""
         return hashlib.sha256(serialize_value(self).encode()).hexdigest()[:32]
 
 
@@ -59,10 +59,10 @@ def build_journal_polling_sensor(
     minimum_interval_seconds: int = 30,
     default_sensor_status: dg.DefaultSensorStatus | None = None,
 ) -> dg.SensorDefinition:
-    """A sensor that requests a run of `job` (or of the assets of `target`) when heads of a group moved past its cursor.
+    """Return a sensor that requests a run of `job` (or of the assets of `target`) when a group's journals have grown.
 
-    Runs while one that was asked for is still under way are asked for too; a consumer's fence decides between them.
-    While the cluster does not answer, ticks are skipped.
+    It compares their heads with its cursor. It also requests a run while an earlier one is in progress; a consumer's
+    fence decides between the two. While the cluster does not answer, ticks are skipped.
     """
     sensor_name = name or f"{group.name.replace('/', '_').replace('-', '_')}__polling_sensor"
 

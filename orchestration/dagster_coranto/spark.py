@@ -25,7 +25,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
     _own: bool = PrivateAttr(default=False)
 
     def session(self) -> SparkSession:
-        """The session. Raises InvalidInput where Java is missing."""
+        """Return the session. Raises InvalidInput without Java."""
         if self._session is None:
             from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""What applying a tree of journal specs would change. Pure: it compares, and touches nothing."""
+"""The plan for applying a tree of journal specs. Pure: it only compares."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from dagster_coranto.groups import check_prefix
 
 
 class Change(enum.Enum):
-    """What becomes of one journal."""
+    """The change of one journal."""
 
     CREATED = "created"
     CHANGED = "changed"
     UNCHANGED = "unchanged"
     DELETED = "deleted"
     ABSENT = "absent"
-    """To be deleted, and not there."""
+    """The tree deletes the journal, and it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecChange:
-    """One journal of the tree. `differences` lists `field: old → new` of a changed one."""
+    """One journal of the tree. For a changed journal, `differences` lists `field: old → new`."""
 
     journal: str
     change: Change
@@ -39,7 +39,7 @@ class SpecChange:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """What becomes of each journal of a tree, and the request that makes it so (empty when nothing changes)."""
+    """The change of each journal of a tree, and the request that applies them (empty when nothing changes)."""
 
     entries: tuple[SpecChange, ...]
     request: tuple[pb.ApplyRequest.Change, ...]
@@ -49,7 +49,7 @@ class SpecPlan:
 
     @property
     def version(self) -> str:
-        """A digest of the specs that are wanted: the same for the same tree, whatever was there before."""
+        """A digest of the wanted specs. It is the same for the same tree, whatever the journals were before."""
         digest = hashlib.sha256()
         for entry in sorted(self.entries, key=lambda entry: entry.journal):
             content = entry.spec.SerializeToString(deterministic=True) if entry.spec is not None else b""
@@ -58,7 +58,7 @@ class SpecPlan:
 
 
 def under_prefix(changes: Iterable[pb.ApplyRequest.Change], prefix: str) -> list[pb.ApplyRequest.Change]:
-    """The same changes, to journals whose names have `prefix` in front."""
+    """Return the same changes for journals with `prefix` in front of their names."""
     check_prefix(prefix)
     moved = []
     for change in changes:
@@ -73,11 +73,11 @@ def under_prefix(changes: Iterable[pb.ApplyRequest.Change], prefix: str) -> list
 
 
 def plan_specs(wanted: Iterable[pb.ApplyRequest.Change], listed: Sequence[JournalInfo]) -> SpecPlan:
-    """Compare the changes of a tree with the journals there are.
+    """Compare the changes of a tree with the existing journals.
 
-    Journals outside the tree are left alone. The request holds only real changes, each on condition that its journal is
-    still at the revision it was compared with; a revision in the tree other than 0 is kept as the author's own
-    condition. Raises InvalidInput when the tree names a journal twice.
+    Journals outside the tree are not changed. The request holds only real changes. Each one requires that its journal
+    is still at the revision it was compared with. A revision other than 0 in the tree replaces that condition. Raises
+    InvalidInput when the tree names a journal twice.
     """
     there = {journal.name: journal for journal in listed}
     entries: dict[str, SpecChange] = {}
@@ -110,7 +110,7 @@ def _compare(name: str, spec: pb.JournalSpec | None, found: JournalInfo | None) 
 
 
 def differences(old: Message, new: Message, path: str = "") -> Iterator[str]:
-    """`field: old → new` for each field in which two messages of one type differ."""
+    """Yield `field: old → new` for each field in which two messages of one type differ."""
     for field in old.DESCRIPTOR.fields:
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before == after:

@@ -1,4 +1,4 @@
-"""An asset that keeps journal specs as a file of YAML says."""
+"""An asset that applies journal specs from a YAML file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +34,12 @@ def build_journal_specs_asset(
     description: str | None = None,
     resource_key: str = "journals",
 ) -> dg.AssetsDefinition:
-    """An asset that applies a tree of journal specs: `specs` is a file of YAML, its text, or a function that gives it.
+    """Return an asset that applies a tree of journal specs.
 
-    Applying is idempotent: the tree is compared with the journals there are, and only differences are applied, in one
-    transaction. When somebody else changes one of the journals meanwhile, it compares again. Journals outside the tree
-    are left alone. Metadata: counts, and a table with each journal and what became of it; the data version is a digest
-    of the tree.
+    `specs` is the path of a YAML file, its text, or a function that returns the text. Applying is idempotent: the tree
+    is compared with the existing journals, and only differences are applied, in one transaction. If somebody else
+    changes one of the journals meanwhile, the comparison is repeated. Journals outside the tree are not changed.
+    Metadata: counts, and a table with the change of each journal. The data version is a digest of the tree.
     """
 
     @dg.asset(
@@ -72,10 +72,10 @@ def build_journal_specs_asset(
 
 
 def apply_specs(client: SyncJournalClient, wanted: list[pb.ApplyRequest.Change]) -> SpecPlan:
-    """Make journals as the changes of a tree say, and return what that meant.
+    """Apply the changes of a tree, and return the plan that was applied.
 
-    Raises EtcdTransactionFailed when others keep changing the same journals, or when the tree states a revision of its
-    own that is not the journal's.
+    Raises EtcdTransactionFailed when others keep changing the same journals, or when the tree names a revision that is
+    not the journal's.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         plan = plan_specs(wanted, client.list().journals)

@@ -1,8 +1,8 @@
-"""How journals appear as Dagster assets.
+"""The translation of journals into Dagster assets.
 
 A journal's name is a path, and so is an asset key: `flights/events` becomes `["flights", "events"]`. Journal names
-allow more characters than asset keys that others depend upon, so `region=eu` becomes `region_eu`; the name that
-brokers know stays in the metadata.
+allow more characters than asset keys on which other assets can depend, so `region=eu` becomes `region_eu`. The
+journal's own name stays in the metadata.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.\-]")
 
 @dataclass(frozen=True, slots=True)
 class JournalTranslatorData:
-    """What there is to translate: the name of a journal or group, and the journal's spec when it is known."""
+    """The input of a translation: the name of a journal or group, and the journal's spec if it is known."""
 
     name: str
     spec: pb.JournalSpec | None = None
@@ -34,7 +34,7 @@ class DagsterJournalTranslator:
     """Turns journals and groups of journals into asset specs. Subclass and override `get_asset_spec` to change them."""
 
     def get_asset_key(self, data: JournalTranslatorData) -> dg.AssetKey:
-        """The name's parts, with each character that an asset key cannot carry replaced by an underscore."""
+        """Return the name's parts. Characters that an asset key cannot have are replaced by underscores."""
         return dg.AssetKey([_UNFIT.sub("_", part) for part in data.name.split("/")])
 
     def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
@@ -56,7 +56,7 @@ class DagsterJournalTranslator:
 def build_group_spec(
     group: JournalGroup, dagster_journal_translator: DagsterJournalTranslator | None = None
 ) -> dg.AssetSpec:
-    """The asset spec of a group of journals."""
+    """Return the asset spec of a group of journals."""
     translator = dagster_journal_translator or DagsterJournalTranslator()
     return translator.get_asset_spec(JournalTranslatorData(group.name))
 
@@ -64,9 +64,9 @@ def build_group_spec(
 def build_journal_asset_specs(
     journals: Iterable[JournalInfo], *, dagster_journal_translator: DagsterJournalTranslator | None = None
 ) -> list[dg.AssetSpec]:
-    """External asset specs of listed journals, one each.
+    """Return an external asset spec for each listed journal.
 
-    Raises InvalidInput when two journals would be the same asset: give a translator that tells them apart.
+    Raises InvalidInput when two journals would be the same asset. Pass a translator that gives them different keys.
     """
     translator = dagster_journal_translator or DagsterJournalTranslator()
     named: dict[dg.AssetKey, str] = {}

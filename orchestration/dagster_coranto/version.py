@@ -1,4 +1,4 @@
-"""The library's version: that of the distribution it is part of."""
+"""The library's version, which is the version of the distribution `coranto`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def serve(application: str, endpoint: str | None, settings: ConsumerSettings) ->
 
 
 def _serve_command() -> Any:
-    """`serve` with an option for each setting that may be one."""
+    """Return the command `serve`, with an option for each setting that is not secret."""
 
     def command(application: str, endpoint: str | None, **flags: Any) -> None:
         given = {name: value for name, value in flags.items() if value is not None}
@@ -78,7 +78,7 @@ def _serve_command() -> Any:
             declaration = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag
             option = typer.Option(declaration, help=field.description, show_default=False)
             annotations[name] = Annotated[field.annotation | None, option]  # type: ignore[operator]
-    # typer asks the signature for the options, and the annotations for their types.
+    # Typer reads options from the signature, and their types from the annotations.
     command.__annotations__ = annotations
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

@@ -1,4 +1,4 @@
-"""Applications by name, and where their shards live."""
+"""Loading of applications by name, and the default prefixes of their shards in etcd."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from coranto.errors import InvalidInput
 from coranto_consumers.runtime.application import Application
 
 CONSUMERS_PREFIX = "/gazette/consumers/"
-"""What the key prefixes of all consumers begin with, unless they are told otherwise."""
+"""The beginning of all default key prefixes of consumers."""
 
 
 def load_application(target: str) -> Application[Any]:
-    """The application that `module:name` names: an instance, or a class or function that makes one without arguments.
+    """Load the application `module:name`: an instance, or a class or function that returns one without arguments.
 
-    Modules of the current folder are found, too. Raises InvalidInput.
+    Modules of the current folder are found too. Raises InvalidInput.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -40,5 +40,5 @@ def load_application(target: str) -> Application[Any]:
 
 
 def default_prefix(target: str) -> str:
-    """Where the shards of an application live in etcd, unless its processes are told otherwise."""
+    """Return the default key prefix of an application's shards in etcd."""
     return CONSUMERS_PREFIX + target.replace(":", ".")

@@ -1,4 +1,4 @@
-"""`coranto shards …`: shards, how they are doing, and what they shall be."""
+"""`coranto shards …`: commands for shards, their status and their specs."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ async def _apply(
 
 
 def _conflict(change: pc.ApplyRequest.Change, present: dict[str, pc.ListResponse.Shard]) -> str:
-    """What speaks against a change, or ""."""
+    """Return the reason why a change cannot be applied, or ""."""
     shard, expected = change.upsert.id or change.delete, change.expect_mod_revision
     found = present.get(shard)
     actual = found.mod_revision if found is not None else 0
@@ -247,7 +247,7 @@ def _conflict(change: pc.ApplyRequest.Change, present: dict[str, pc.ListResponse
 
 
 async def _check_sources(changes: Sequence[pc.ApplyRequest.Change], endpoint: str | None) -> None:
-    """Raise InvalidInput where a shard is to read a journal that does not exist."""
+    """Raise InvalidInput for a shard with a source journal that does not exist."""
     wanted = {source.journal: change.upsert.id for change in changes for source in change.upsert.sources}
     if not wanted:
         return
@@ -259,7 +259,7 @@ async def _check_sources(changes: Sequence[pc.ApplyRequest.Change], endpoint: st
 
 
 async def _lag(client: ShardClient, journals: JournalClient, shard: pc.ListResponse.Shard) -> str:
-    """The lag of each source, in bytes."""
+    """Return the lag of each source in bytes, or "unknown"."""
     if shard.route.primary < 0 or most_advanced(shard.status).code != pc.ReplicaStatus.PRIMARY:
         return "unknown"
     try:
@@ -286,7 +286,7 @@ def _row(shard: pc.ListResponse.Shard) -> list[str]:
 
 
 def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable[T]]) -> T:
-    """Do `work` with a client of the consumer."""
+    """Run `work` with a client of the consumer."""
 
     async def run() -> T:
         endpoint = consumer or await _discover()
@@ -297,7 +297,10 @@ def _with_consumer(consumer: str | None, work: Callable[[ShardClient], Awaitable
 
 
 async def _discover() -> str:
-    """The endpoint of a process of the only consumer of the local cluster. Raises ClusterError."""
+    """Return the endpoint of a process of the local cluster's only consumer.
+
+    Raises ClusterError if there is none, or more than one.
+    """
     from coranto.cluster import locate
 
     found: dict[str, list[bytes]] = defaultdict(list)

@@ -1,9 +1,9 @@
-"""Who owns a log, as known outside of it: what keeps a stale author out when the log's registers are lost.
+"""The owner of a recovery log, stored outside of the log. It keeps stale authors out when the log's registers are lost.
 
-The fence of a log is a register of its journal. Registers live with the journal's brokers: when all of them are lost
-at once (or the journal was suspended as a whole), they start empty, and empty registers satisfy every check. A stale
-author would then be let in. So each new owner says in etcd that it is one *before* it injects its handoff, and an
-author whose append was answered without its own fence believes in the append only after asking here.
+The fence of a log is a register of its journal. Registers live with the journal's brokers. When all of these brokers
+are lost at once (or the journal was suspended as a whole), the registers start empty, and empty registers satisfy every
+check. A stale author could then append. To prevent this, each new owner claims the log in etcd *before* it appends its
+handoff. An author whose append is answered without its own fence trusts the append only after it has asked here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coranto_consumers.recoverylog.operations import Author
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """The no-op by which an author took a log over: journal offsets [begin, end) of `log` hold it."""
+    """The no-op by which an author took a log over. Journal offsets [begin, end) of `log` hold it."""
 
     author: Author
     log: str
@@ -31,7 +31,7 @@ class Handoff:
 class Ownership:
     """The author that last claimed a log, and the last handoff that was read back from the log.
 
-    Until the author's own was, that is an earlier one's.
+    The handoff is an earlier author's until the author's own handoff has been read back.
     """
 
     author: Author
@@ -39,21 +39,22 @@ class Ownership:
 
 
 class Authority(Protocol):
-    """Tells the latest owner of a log; survives the brokers of the log."""
+    """Stores the latest owner of a log. It survives the loss of the log's brokers."""
 
     async def claim(self, author: Author) -> None:
-        """`author` is about to take over. On return, `current` of any later caller tells it, or a later owner.
+        """Claim the log for `author`, which is about to take it over.
 
-        Raises Fenced when the caller is not the one that may.
+        Later calls of `current`, by any caller, return this author or a later owner. Raises Fenced when the caller may
+        not take the log over.
         """
         ...
 
     async def confirm(self, handoff: Handoff) -> None:
-        """The claim's handoff is in the log. Raises Fenced when another has claimed the log since."""
+        """Record that the claim's handoff is in the log. Raises Fenced when another author claimed the log since."""
         ...
 
     async def current(self) -> Ownership | None:
-        """The latest claim, None when there was none. Linearizable."""
+        """Return the latest claim, or None when there was none. The read is linearizable."""
         ...
 
 
@@ -76,6 +77,6 @@ class MemoryAuthority:
 
 
 def taken_over(log: str, author: Author, by: Ownership | None) -> Fenced:
-    """What to raise for an author that is not the owner any more."""
+    """Return the error to raise for an author that no longer owns the log."""
     owner = f"author {by.author:#x}" if by is not None else "nobody"
     return Fenced(f"recovery log {log}: author {author:#x} is not its owner, {owner} is; stop this one")

@@ -1,6 +1,6 @@
-"""From the bytes of a log to operations, and on from the next one where bytes are none.
+"""The decoder of a log's bytes into operations. It skips bytes that are not an operation.
 
-Pure: it is fed content as it comes. Frames are those of `coranto.messages.fixed_frame`; a write's bytes follow its own.
+Pure: its caller feeds it content. Frames are those of `coranto.messages.fixed_frame`. A write's bytes follow its frame.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from coranto.messages.fixed_frame import MAGIC
 from coranto_consumers.recoverylog.operations import Operation, Write
 
 MAX_PAYLOAD_BYTES: Final = 4 << 20
-"""A frame that claims more is no frame: operations hold names, and the content of properties."""
+"""A frame that claims a longer payload is not a frame: operations only hold names and the content of properties."""
 MAX_DOUBTFUL_BYTES: Final = 16 << 10
-"""The same behind garbage, which may hold a magic word every few bytes: what each of them claims is looked at."""
+"""The same limit after garbage. Garbage may hold a magic word every few bytes, and each claimed payload is examined."""
 
 _HEADER: Final = struct.Struct("<4sI")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An operation. `payload` is what its frame held."""
+    """An operation. `payload` is the content of its frame."""
 
     op: Operation
     payload: bytes
@@ -32,14 +32,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Some of the bytes of the write that was found last and accepted, in order."""
+    """Some of the bytes of the last write that was found and accepted, in order."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Journal offsets [begin, end) are no operation and were passed over."""
+    """Journal offsets [begin, end) that hold no operation and were skipped."""
 
     begin: int
     end: int
@@ -49,57 +49,63 @@ Event = Found | Data | Garbage
 
 
 class LogDecoder:
-    """Takes the content of `log` from `offset` on, where an operation begins.
+    """Decodes the content of `log` from `offset` on, where an operation begins.
 
-    Whoever reads its events calls `accept` upon those operations that continue its history: their bytes are then given
-    as `Data`, those of others are passed over. Behind garbage the length that an operation claims is believed only when
-    it was accepted, so that bytes that look like one cannot swallow what follows.
+    The reader of its events calls `accept` for each operation that continues the reader's history. The bytes of an
+    accepted write follow as `Data`; the bytes of other writes are skipped. After garbage, the length of a write counts
+    only once the operation is accepted. Bytes that merely look like an operation then cannot hide the ones that follow.
     """
 
     def __init__(self, log: str, offset: int) -> None:
         self._log = log
-        self._content = b""  # What was fed last, behind what was left of the content before.
-        self._at = 0  # How much of it was given.
-        self._offset = offset  # The same as an offset of the log.
-        self._owed = 0  # Bytes of a write still to come,
-        self._wanted = False  # and whether they are to be given.
-        self._claimed = 0  # By the operation found last.
-        self._doubtful = False  # There was garbage, and nothing was accepted since.
+        self._content = b""  # The rest of earlier content, followed by the content fed last.
+        self._at = 0  # The number of bytes of it that are already decoded.
+        self._offset = offset  # The same position as an offset of the log.
+        self._owed = 0  # Bytes of a write that are still to come.
+        self._wanted = False  # True if these bytes are to be returned.
+        self._claimed = 0  # The length of the write that the last operation claims.
+        self._doubtful = False  # There was garbage, and no operation was accepted since.
 
     @property
     def fed(self) -> int:
-        """The offset that the next content must have."""
+        """The offset at which the next content must begin."""
         return self._offset + len(self._content) - self._at
 
     @property
     def position(self) -> int:
-        """The offset up to which all was given."""
+        """The offset up to which all content was decoded."""
         return self._offset
 
     @property
     def is_between(self) -> bool:
-        """Whether it stands between two operations."""
+        """True if the decoder stands between two operations."""
         return not self._owed and self._at == len(self._content)
 
     @property
     def is_inside_wanted(self) -> bool:
-        """Whether bytes of an accepted write are still to come."""
+        """True if bytes of an accepted write are still to come."""
         return self._owed > 0 and self._wanted
 
     def accept(self) -> None:
-        """The operation just found is one of the history."""
+        """Accept the operation found last as part of the history."""
         self._owed, self._wanted, self._doubtful = self._claimed, True, False
 
     def restart(self, offset: int) -> None:
-        """Drop what is incomplete, and go on where an operation begins. Bytes of an accepted write may not be due."""
+        """Drop incomplete content, and go on at `offset`, where an operation begins.
+
+        Raises InvalidInput when bytes of an accepted write are still to come.
+        """
         if self.is_inside_wanted:
             raise InvalidInput(f"{self._owed} bytes of a write in {self._log} are still to come at {self._offset}")
         self._content, self._at = b"", 0
         self._owed, self._offset = 0, offset
 
     def feed(self, content: bytes) -> Iterator[Event]:
-        """What `content`, which follows all before, completes. Iterate it to its end, or `restart` after."""
-        # Pieces are cut out of the content as it came: it is only copied where a frame reaches over its beginning.
+        """Yield the events that `content` completes. It follows all content before.
+
+        Iterate to the end, or call `restart` afterwards.
+        """
+        # Pieces are slices of the content as it came. It is copied only when a frame began in the content before.
         self._content = self._content[self._at :] + content if self._at < len(self._content) else content
         self._at = 0
         while self._at < len(self._content):
@@ -123,7 +129,7 @@ class LogDecoder:
             yield found
 
     def _frame(self) -> Found | Garbage | None:
-        """The frame that comes next, or what is there instead; None when more is needed to tell."""
+        """Return the next frame, or the garbage in its place. None when it takes more content to decide."""
         content, at = self._content, self._at
         if not MAGIC.startswith(content[at : at + len(MAGIC)]):
             return self._pass_over()
@@ -144,7 +150,7 @@ class LogDecoder:
         return Found(op, payload)
 
     def _pass_over(self) -> Garbage:
-        """Drop bytes up to the next magic word, or to what may be the beginning of one."""
+        """Drop bytes up to the next magic word, or up to bytes that may be the beginning of one."""
         begin = self._offset
         found = self._content.find(MAGIC, self._at + 1)
         if found < 0:

@@ -1,4 +1,4 @@
-"""`RecordedDirectory`: changes files below a folder and records each change, so that both always agree."""
+"""`RecordedDirectory` changes files below a folder and records each change, so that folder and log always agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto_consumers.recoverylog.recorder import Recorder
 
 
 class RecordedFile:
-    """A file that is open for writing. Close it when done; its content is in the log's hands by then already."""
+    """A file that is open for writing. Close it when done. Its content has already been handed to the recorder then."""
 
     def __init__(self, recorder: Recorder, path: Path, fnode: Fnode) -> None:
         self._recorder = recorder
@@ -29,12 +29,12 @@ class RecordedFile:
         self.close()
 
     def write(self, content: bytes) -> None:
-        """Write all of `content` behind what this object wrote last, from the file's beginning on."""
+        """Write all of `content` after the last `write` of this object. The first one begins at offset 0."""
         self.write_at(self._offset, content)
         self._offset += len(content)
 
     def write_at(self, offset: int, content: bytes) -> None:
-        """Write all of `content` at a byte offset, which may be beyond the end."""
+        """Write all of `content` at a byte offset, which may be beyond the file's end."""
         if not content:
             return
         self._recorder.write(self._fnode, offset, content)
@@ -44,24 +44,24 @@ class RecordedFile:
             view, offset = view[written:], offset + written
 
     def close(self) -> None:
-        """Give back the descriptor; no error when that was done."""
+        """Close the file descriptor. Closing twice is no error."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class RecordedDirectory:
-    """The files below a recorder's directory. Nothing else may change them. Paths are relative to it.
+    """The files below a recorder's directory. Nothing else may change them. Paths are relative to the directory.
 
-    An operation is recorded first, and so refused by the recorder when it cannot be, or when the recorder has failed.
-    Where the local operation then fails (a full disk), OSError is raised, and the directory is to be given up.
+    Each operation is recorded first. The recorder refuses operations that are not possible, and all operations once it
+    has failed. If the local operation then fails (a full disk), OSError is raised, and the directory must be given up.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
     def path(self, name: str) -> Path:
-        """Where a file is. Raises InvalidInput for what is not below the directory."""
+        """Return the local path of a file. Raises InvalidInput for a path that is not below the directory."""
         path = Path(os.path.normpath(self.recorder.directory / name.lstrip("/")))
         if not path.is_relative_to(self.recorder.directory):
             raise InvalidInput(f"{name!r} is not below the recorded directory", field="name")
@@ -71,11 +71,11 @@ class RecordedDirectory:
         return self.recorder.exists(name)
 
     def read(self, name: str) -> bytes:
-        """Whole content. Raises FileNotFoundError."""
+        """Return the whole content of a file. Raises FileNotFoundError."""
         return self.path(name).read_bytes()
 
     def create(self, name: str) -> RecordedFile:
-        """Open a new, empty file at `name`, in place of what was there."""
+        """Open a new, empty file at `name`. It replaces a file that was there."""
         fnode = self.recorder.create(name)
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class RecordedDirectory:
         return RecordedFile(self.recorder, path, fnode)
 
     def open(self, name: str) -> RecordedFile:
-        """Open a file that exists, to change it. Raises InvalidInput when it does not."""
+        """Open an existing file to change it. Raises InvalidInput when it does not exist."""
         return RecordedFile(self.recorder, self.path(name), self.recorder.fnode_of(name))
 
     def remove(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Files under playback: one per fnode, linked to their paths when the history is complete."""
+"""Files during playback: one per fnode. They are linked to their paths when the history is complete."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from coranto_consumers.recoverylog.fsm import Fsm
 from coranto_consumers.recoverylog.operations import Fnode
 
 STAGING: Final = ".fnodes"
-"""Where files are while they have no path yet."""
+"""The folder of files that have no path yet."""
 
 MAX_OPEN: Final = 64
-"""Files that are open at a time. A log may hold any number of them, and the process has other work for descriptors."""
+"""The most files that are open at a time. A log may hold any number of files, and the process needs descriptors too."""
 
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 4096
 
 
 class FnodeFiles(Protocol):
-    """What a player does to files."""
+    """The file operations of a player."""
 
     def prepare(self) -> None:
-        """Begin with nothing."""
+        """Begin without any files."""
         ...
 
     def create(self, fnode: Fnode) -> None: ...
@@ -44,19 +44,19 @@ class FnodeFiles(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove all files."""
         ...
 
 
 class LocalFnodeFiles:
-    """`FnodeFiles` below a folder, which belongs to the player alone: what it held before is removed."""
+    """`FnodeFiles` below a folder. The folder belongs to the player alone; its earlier content is removed."""
 
     def __init__(self, folder: Path) -> None:
-        # Made absolute, so that each path below it is seen to be below it.
+        # An absolute path, so that paths below it can be recognized.
         self._folder = Path(os.path.abspath(folder))
         self._played: set[Fnode] = set()
         self._open: OrderedDict[Fnode, int] = OrderedDict()
-        """Descriptors, the one used last at the end."""
+        """Descriptors, with the last used one at the end."""
 
     def _staged(self, fnode: Fnode) -> Path:
         return self._folder / STAGING / str(fnode)
@@ -64,7 +64,7 @@ class LocalFnodeFiles:
     def prepare(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
-        # The state of a shard is nobody else's; a folder that could not be removed, such as a mount, is there still.
+        # Other users may not read a shard's state. A folder that could not be removed, such as a mount, still exists.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         (self._folder / STAGING).mkdir()
 
@@ -111,9 +111,9 @@ class LocalFnodeFiles:
                 file.write(content)
 
     def _target(self, path: str) -> Path:
-        """Where a recorded path leads to. Raises CorruptData for one that no recorder could have recorded.
+        """Return the local path of a recorded one. Raises CorruptData for a path that no recorder could have recorded.
 
-        Whoever can append to the log chooses it.
+        The check is needed because anybody who can append to the log chooses the path.
         """
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:
@@ -134,7 +134,7 @@ class LocalFnodeFiles:
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Raise CorruptData, which names the path, where a file would be and a folder is, or the other way round."""
+    """Raise CorruptData, which names the path, when a path would have to be both a file and a folder."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:

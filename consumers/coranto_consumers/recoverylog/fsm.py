@@ -1,12 +1,14 @@
-"""The state machine that operations drive: pure, the same for who records and who plays.
+"""The state machine of recorded operations. Pure; recorders and players use the same one.
 
-It takes operations in order, and only those that continue its history: the next `seq_no`, the checksum over all before,
-and while hints last, the author that they name. All else belongs to another history (of an author that lost the log, a
-repeated append, a torn write) and changes nothing. `Verdict` says which it was.
+It takes operations in order, and only those that continue its history. Such an operation has the next `seq_no`, the
+checksum over all operations before it and, while there are hints left, the author that the hints name. Any other
+operation belongs to another history (of an author that lost the log, a repeated append, a torn write) and changes
+nothing. `Verdict` tells these cases apart.
 
-Given hints, it steps through their segments, from the first operation of one to that of the next, and tracks the files
-that are still alive at the end of them alone. That holds to the end of the last segment: a file that is created after
-the last of the hinted ones, but before, is gone by then, and its removal may lie between segments.
+With hints, the machine steps through the segments that they name, and jumps from the end of one to the first operation
+of the next. It tracks only the files that are alive at the end of the hints. This holds up to the end of the last
+segment: a file that is created after the last hinted file but before that end is gone by then, and its removal may lie
+between segments.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from coranto_consumers.recoverylog.segments import Segment
 
 
 class Verdict(enum.Enum):
-    """What became of an operation. Only the first two are steps of the machine."""
+    """The outcome of an operation. Only the first two are steps of the machine."""
 
     APPLIED = "applied"
     NOT_TRACKED = "the file is not tracked"
-    """The operation is part of the history, but of a file that is not alive at the end of the hints, or unknown."""
+    """The operation is part of the history, but its file is unknown or not alive at the end of the hints."""
     NOT_HINTED_AUTHOR = "hints name another author"
     WRONG_SEQ_NO = "another sequence number is next"
     WRONG_CHECKSUM = "the checksum is of another history"
@@ -46,7 +48,7 @@ class Verdict(enum.Enum):
 
     @property
     def is_step(self) -> bool:
-        """Whether the machine went on to the next operation."""
+        """True if the machine went on to the next operation."""
         return self in (Verdict.APPLIED, Verdict.NOT_TRACKED)
 
 
@@ -57,7 +59,7 @@ class _LiveFile:
 
 
 class Fsm:
-    """The state of a history. Not for use by several threads at once."""
+    """The state of a history. Not safe for use by several threads."""
 
     def __init__(self, hints: Hints) -> None:
         """Raises InvalidInput for hints that contradict themselves."""
@@ -82,11 +84,11 @@ class Fsm:
 
     @property
     def paths(self) -> Mapping[str, Fnode]:
-        """Which file is at which path."""
+        """The files by their paths."""
         return self._paths
 
     def paths_of(self, fnode: Fnode) -> frozenset[str]:
-        """The paths of a file; none when it is not alive."""
+        """Return the paths of a file; none when it is not alive."""
         live = self._files.get(fnode)
         return frozenset(live.paths) if live is not None else frozenset()
 
@@ -97,21 +99,21 @@ class Fsm:
 
     @property
     def next_hinted(self) -> Segment | None:
-        """The hinted segment that it is in or before, None when there are no hints (any more)."""
+        """The hinted segment that the machine is in or before. None when there are no hints (left)."""
         return self._hinted_segments[0] if self._hinted_segments else None
 
     @property
     def hinted_segments(self) -> tuple[Segment, ...]:
-        """What is left of the hints."""
+        """The hinted segments that are left."""
         return tuple(self._hinted_segments)
 
     @property
     def has_hints_left(self) -> bool:
-        """Whether anything hinted was not met yet."""
+        """True if a hinted segment or file has not been met yet."""
         return bool(self._hinted_segments or self._hinted_fnodes)
 
     def hints(self, log: str) -> Hints:
-        """Hints by which another can come to this state, to go on in `log`."""
+        """Return hints that lead another machine to this state, to go on in `log`."""
         return Hints(
             log,
             tuple(LiveFnode(fnode, tuple(self._files[fnode].segments)) for fnode in self.live_fnodes),
@@ -119,7 +121,7 @@ class Fsm:
         )
 
     def would_step(self, op: Operation) -> bool:
-        """Whether `op` is the next of this history; a look only, and not at what it does to files."""
+        """Return whether `op` is the next of this history. Changes nothing, and does not check its effect on files."""
         hinted = self.next_hinted
         return (
             (hinted is None or hinted.author == op.author)
@@ -130,7 +132,7 @@ class Fsm:
     # -- Steps --------------------------------------------------------------------------------------------------------
 
     def apply(self, op: Operation, payload: bytes) -> Verdict:
-        """Take `op`, whose frame held `payload`. Nothing changes unless the verdict is a step."""
+        """Apply `op`, whose frame held `payload`. Nothing changes unless the verdict is a step."""
         hinted = self.next_hinted
         if hinted is not None and hinted.author != op.author:
             return Verdict.NOT_HINTED_AUTHOR
@@ -167,7 +169,7 @@ class Fsm:
                 if path in self._paths:
                     return Verdict.PATH_EXISTS
                 if self._hinted_segments:
-                    return Verdict.NOT_TRACKED  # Hints tell what it is in the end.
+                    return Verdict.NOT_TRACKED  # Hints hold its last content.
                 self.properties[path] = content
         return Verdict.APPLIED
 
@@ -213,13 +215,13 @@ class Fsm:
         return Verdict.APPLIED
 
     def _touch(self, fnode: Fnode, op: Operation) -> Verdict:
-        """Note that `op` is of this file."""
+        """Note that `op` belongs to this file."""
         live = self._files.get(fnode)
         if live is None:
             return Verdict.NOT_TRACKED
         last = live.segments[-1] if live.segments else None
         if last is not None and last.author == op.author and last.log == op.log:
-            # Spelled out, since `replace` takes several times as long, and every write comes by here.
+            # Every write runs this code, and `replace` takes several times as long.
             live.segments[-1] = Segment(
                 last.author, last.first_seq_no, last.first_offset, last.first_checksum, op.seq_no, op.end, last.log
             )

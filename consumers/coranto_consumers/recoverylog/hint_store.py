@@ -1,13 +1,13 @@
-"""Hints in etcd, as Gazette lays them out, and beside them who owns the log.
+"""Hints in etcd, in Gazette's layout, and the log's owner beside them.
 
-Below the hint prefix of a shard's spec are
+These keys are below the hint prefix of a shard's spec:
 
-* `<shard>.primary`: what the owner last recorded,
-* `<shard>.backup.0` to `.backup.N-1`: what owners recovered when they took over, the latest first. Each of them led to
-  a store that was opened, so they are for disasters,
-* `<shard>.author`: the `Ownership` of the log, which is Coranto's own. Others pass over it.
+* `<shard>.primary`: the hints that the owner stored last,
+* `<shard>.backup.0` to `.backup.N-1`: the hints that owners recovered when they took over, the latest first. Each of
+  them led to a store that was opened, so they serve to recover from disasters,
+* `<shard>.author`: the `Ownership` of the log. Only Coranto has this key; Gazette ignores it.
 
-Writes are guarded by the process's assignment to the shard, so that a process that lost it changes nothing.
+Writes are guarded by the process's assignment to the shard: a process that lost the assignment changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 def require_no_cluster_keys(prefix: str) -> None:
-    """Raises InvalidInput for a hint prefix below which brokers or consumers keep what their clusters are made of."""
+    """Raise InvalidInput for a hint prefix below which brokers or consumers keep the keys of their clusters."""
     if found := sorted(FOLDERS.intersection(prefix.split("/"))):
         raise InvalidInput(
             f"{prefix!r} leads into {found[0]!r}, where a cluster keeps its specs, processes and assignments: choose a "
@@ -52,7 +52,7 @@ def require_no_cluster_keys(prefix: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HintKeys:
-    """The keys of one shard. `prefix` is its spec's hint prefix: absolute, without a trailing slash."""
+    """The keys of one shard. `prefix` is the hint prefix of its spec: absolute, without a trailing slash."""
 
     prefix: str
     shard: str
@@ -73,7 +73,7 @@ class HintKeys:
 
     @property
     def backup(self) -> list[str]:
-        """The latest first."""
+        """The keys of backups, the latest first."""
         return [f"{self.prefix}/{self.shard}.backup.{number}" for number in range(self.backups)]
 
     @property
@@ -83,23 +83,23 @@ class HintKeys:
 
 @dataclass(frozen=True, slots=True)
 class StoredHints:
-    """All hints of a shard; None where there are none."""
+    """All hints of a shard. None stands for missing ones."""
 
     primary: Hints | None
     backups: tuple[Hints | None, ...]
 
     def pick(self, log: str) -> Hints:
-        """What to recover `log` from: the primary hints, else the latest backup, else the whole log."""
+        """Return the hints to recover `log` from: the primary hints, else the latest backup, else the whole log."""
         return next((hints for hints in (self.primary, *self.backups) if hints is not None), Hints(log))
 
     @property
     def present(self) -> list[Hints]:
-        """Those that there are."""
+        """The hints that are not missing."""
         return [hints for hints in (self.primary, *self.backups) if hints is not None]
 
 
 class HintStore:
-    """Reads and writes the hints of a shard. `guard` is the assignment of this process, None where nobody assigns."""
+    """Reads and writes the hints of a shard. `guard` is this process's assignment; None when nothing is assigned."""
 
     def __init__(self, coordinator: Coordinator, keys: HintKeys, *, guard: KeyValue | None = None) -> None:
         self._coordinator = coordinator
@@ -107,21 +107,21 @@ class HintStore:
         self._guard = _guard(guard)
 
     def reassigned(self, guard: KeyValue) -> None:
-        """The process's assignment is another one now, as after a promotion."""
+        """Use another assignment of the process, for example after a promotion."""
         self._guard = _guard(guard)
 
     async def fetch(self) -> StoredHints:
-        """All hints, of one moment. Raises CorruptData for hints that cannot be read."""
+        """Return all hints, as of one etcd revision. Raises CorruptData for hints that cannot be read."""
         found = await self._read([self.keys.primary, *self.keys.backup])
         decoded = [None if kv is None else self._decode(kv) for kv in found]
         return StoredHints(decoded[0], tuple(decoded[1:]))
 
     async def store_recorded(self, hints: Hints) -> bool:
-        """Keep what the owner recorded as the primary hints, and return whether that was done.
+        """Store the owner's hints as the primary ones, and return whether they were stored.
 
-        It is not while etcd cannot be reached, which harms nothing, nor for hints without files: they lead to the log's
-        beginning, which may be pruned, and those before still lead to the log's end. Raises Fenced without the
-        assignment.
+        They are not stored while etcd cannot be reached, which does no harm. Hints without files are not stored either:
+        they lead to the log's beginning, which may be pruned, and the hints before them still lead to the log's end.
+        Raises Fenced when the process has lost its assignment.
         """
         if not hints.live_fnodes and not hints.properties:
             return False
@@ -135,10 +135,10 @@ class HintStore:
         return True
 
     async def store_recovered(self, hints: Hints) -> None:
-        """Keep what was recovered as the latest backup, and move the ones before along; the oldest falls off.
+        """Store the recovered hints as the latest backup. Earlier backups move on by one, and the oldest is dropped.
 
-        To be called once the store has been opened. Hints without files are not kept. Raises Fenced without the
-        assignment.
+        Call it once the store has been opened. Hints without files are not stored. Raises Fenced when the process has
+        lost its assignment.
         """
         if not hints.live_fnodes and not hints.properties:
             return
@@ -161,7 +161,7 @@ class HintStore:
         ops: list[Op] = []
         for key, kv in zip(self.keys.backup, present, strict=True):
             if kv is not None and kv.value == value:
-                break  # It is there already, as after a transaction whose outcome was unknown.
+                break  # The key holds it already, for example after a transaction whose outcome was unknown.
             ops.append(Put(key, value))
             if kv is None:
                 compares.append(absent(key))
@@ -171,7 +171,7 @@ class HintStore:
         return compares, ops
 
     async def remove(self) -> None:
-        """Forget all about the shard, its owner included: for when the shard is deleted."""
+        """Delete all keys of the shard, its owner included. For a shard that is deleted."""
         keys = [self.keys.primary, *self.keys.backup, self.keys.author]
         await self._coordinator.txn([], [Delete(key) for key in keys])
 
@@ -206,13 +206,13 @@ class EtcdAuthority:
         self._guard = _guard(guard)
 
     def reassigned(self, guard: KeyValue) -> None:
-        """The process's assignment is another one now, as after a promotion."""
+        """Use another assignment of the process, for example after a promotion."""
         self._guard = _guard(guard)
 
     async def claim(self, author: Author) -> None:
         for attempt in range(_ATTEMPTS):
             _, kv = await self._coordinator.get(self._keys.author)
-            # The handoff of the last owner stays known until ours is in the log: the player checks it.
+            # The last owner's handoff is kept until ours is in the log, because the player checks it.
             last = None if kv is None else _decode(kv).handoff
             expected = absent(self._keys.author) if kv is None else unmodified(kv)
             try:

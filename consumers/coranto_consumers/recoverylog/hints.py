@@ -1,7 +1,8 @@
-"""Hints: which files of a history are alive at one point of it, and which segments of logs tell of them.
+"""Hints: the files of a history that are alive at one point of it, and the segments of logs that hold their operations.
 
-They let a player skip what is dead, and choose the right history where authors disagreed. As in Gazette they are kept
-in etcd as JSON (see `coranto_consumers.recoverylog.hint_store`), and the serialised message is read as well.
+A player uses hints to skip dead content, and to choose the right history when several authors wrote. As in Gazette,
+hints are stored in etcd as JSON (see `coranto_consumers.recoverylog.hint_store`). The serialised message can be read
+as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from coranto_consumers.recoverylog.segments import Segment, SegmentSet
 
 @dataclass(frozen=True, slots=True)
 class LiveFnode:
-    """A file that is alive, and the segments that hold all operations of it."""
+    """A live file, and the segments that hold all of its operations."""
 
     fnode: Fnode
     segments: tuple[Segment, ...]
@@ -29,9 +30,9 @@ class LiveFnode:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a player starts from. Empty ones play `log` from its first byte.
+    """The starting point of a player. Empty hints play `log` from its first byte.
 
-    `log` is the log to read to its end, and that of segments without one. Files are in ascending order.
+    `log` is the log to read to its end. It is also the log of segments that name none. Files are in ascending order.
     """
 
     log: str
@@ -39,7 +40,7 @@ class Hints:
     properties: tuple[SetProperty, ...] = ()
 
     def live_segments(self) -> SegmentSet:
-        """All segments, put together, each with its log. Raises InvalidInput when they contradict each other."""
+        """Return all segments, joined, each with its log. Raises InvalidInput when they contradict each other."""
         if not self.log:
             raise InvalidInput("hints need the name of their log", field="log")
         found = SegmentSet()
@@ -57,7 +58,7 @@ class Hints:
         return found
 
     def to_wire(self) -> wire.FSMHints:
-        """The hints as a message; segments of `log` name no log."""
+        """Return the hints as a message. Segments of `log` name no log."""
         hints = wire.FSMHints(log=self.log)
         for live in self.live_fnodes:
             node = hints.live_nodes.add(fnode=live.fnode)
@@ -77,7 +78,7 @@ class Hints:
 
     @classmethod
     def from_wire(cls, hints: wire.FSMHints) -> Hints:
-        """The hints of a message. `live_segments` tells whether they make sense."""
+        """Return the hints of a message. They are not checked; `live_segments` does that."""
         return cls(
             hints.log,
             tuple(
@@ -88,7 +89,7 @@ class Hints:
         )
 
     def to_json(self) -> bytes:
-        """The hints as Gazette writes them to etcd: numbers are numbers, and what is zero is left out."""
+        """Return the hints as Gazette writes them to etcd: numbers are JSON numbers, and zero values are left out."""
         message = self.to_wire()
         document = {
             "log": message.log,
@@ -102,7 +103,7 @@ class Hints:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Hints:
-        """The hints of JSON or of a serialised message, whichever it is. Raises CorruptData."""
+        """Return the hints of `content`, which is JSON or a serialised message. Raises CorruptData."""
         try:
             if content[:1] == b"{":
                 hints = cls.from_wire(_message_of(json.loads(content)))
@@ -115,7 +116,7 @@ class Hints:
 
 
 def all_segments(hints: Iterable[Hints]) -> list[Segment]:
-    """The live segments of several hints, each by itself: they may be of different histories."""
+    """Return the live segments of several hints. They are not joined, since the hints may be of different histories."""
     return [segment for each in hints for segment in each.live_segments()]
 
 

@@ -1,4 +1,4 @@
-"""Whether what lies in a log is what one recorder wrote: how it convinces itself when the fence was gone."""
+"""Checks that a log holds what a recorder wrote. A recorder runs them when it found its fence missing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from coranto_consumers.recoverylog.operations import Author, crc32c
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A place in a history: the sequence number and checksum that its next operation has."""
+    """A place in a history: the sequence number and checksum of its next operation."""
 
     seq_no: int
     checksum: int
 
     def after(self, payload: bytes) -> Chain:
-        """The place behind an operation whose frame holds `payload`."""
+        """Return the place after an operation whose frame holds `payload`."""
         return Chain(self.seq_no + 1, crc32c(self.checksum, payload))
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """Content [begin, end) of the log with SHA-1 `sum`, appended by this author, and the place in the history after."""
+    """Content [begin, end) that this author appended to the log, its SHA-1 `sum`, and the place after it."""
 
     begin: int
     end: int
@@ -35,7 +35,7 @@ class Proven:
 
 
 async def check_still_there(client: JournalClient, log: str, proven: Proven) -> None:
-    """Return when what was once appended is in the log. Raises CorruptData when it is not, or something else is."""
+    """Check that appended content is still in the log. Raises CorruptData when it is missing or different."""
     digest = hashlib.sha1(usedforsecurity=False)
     lost = f"{log}: what was appended at [{proven.begin}, {proven.end}) is not there any more. The log lost content"
     position = proven.begin
@@ -55,10 +55,11 @@ async def check_still_there(client: JournalClient, log: str, proven: Proven) -> 
 async def follow(
     client: JournalClient, log: str, begin: int, end: int, author: Author, start: Chain, goal: Chain
 ) -> bool:
-    """Whether the history goes from `start` to `goal` by operations of `author` that lie in [begin, end).
+    """Return whether operations of `author` in [begin, end) lead the history from `start` to `goal`.
 
-    Operations of others that are out of place, and repeated ones, are passed over as players do. Raises Fenced when
-    another author's operation is in place before the goal is reached (or anywhere, if the goal is the start).
+    Like players, it skips repeated operations, and operations of other authors that do not continue the history. Raises
+    Fenced when another author's operation continues the history before the goal is reached (or anywhere in the range,
+    if the goal is the start).
     """
     decoder, chain = LogDecoder(log, begin), start
     if begin == end:

@@ -1,8 +1,8 @@
-"""Recorded operations: what a recovery log is made of, as values and as bytes.
+"""Recorded operations, the content of a recovery log, as values and as bytes.
 
-A history is a chain of operations. Each holds its place in it (`seq_no`, from 1) and a `checksum` over all before it,
-so that an operation of another history never passes for the next of this one. Files are known by *fnode*, the `seq_no`
-of the operation that created them, which stays with a file through its links and renames.
+A history is a chain of operations. Each operation holds its place in the chain (`seq_no`, from 1) and a `checksum` over
+all operations before it, so that an operation of another history is never taken for the next of this one. A file is
+identified by its *fnode*, the `seq_no` of the operation that created it. Links and renames do not change the fnode.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DIGITS: Final = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_author(entropy: Entropy = os.urandom) -> Author:
-    """A random author; never 0."""
+    """Return a random author; never 0."""
     while (drawn := int.from_bytes(entropy(4))) == 0:
         pass
     return Author(drawn)
 
 
 def fence_of(author: Author) -> pb.LabelSet:
-    """The registers that a log has while `author` alone may append to it: its number in base 32."""
+    """Return the registers of a log that only `author` may append to: the author's number in base 32."""
     digits = ""
     rest: int = author
     while rest or not digits:
@@ -47,7 +47,7 @@ def fence_of(author: Author) -> pb.LabelSet:
 
 
 def author_of(registers: pb.LabelSet) -> Author | None:
-    """The author that registers name, None when they name none (or what no author is)."""
+    """Return the author that registers name. None when they name none, or something that is not an author."""
     for label in registers.labels:
         if label.name == AUTHOR_REGISTER:
             try:
@@ -59,7 +59,7 @@ def author_of(registers: pb.LabelSet) -> Author | None:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A file comes to be, linked at `path`."""
+    """A file is created, linked at `path`."""
 
     path: str
 
@@ -74,7 +74,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Unlink:
-    """The file loses a path. With its last one, it is gone."""
+    """The file loses a path. A file that loses its last path is gone."""
 
     fnode: Fnode
     path: str
@@ -82,7 +82,7 @@ class Unlink:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`length` bytes are written at byte `offset` of the file. They follow the operation in the log."""
+    """`length` bytes are written at byte `offset` of the file. These bytes follow the operation in the log."""
 
     fnode: Fnode
     offset: int
@@ -91,24 +91,24 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class SetProperty:
-    """A small file has this content, kept beside the tracked ones and in hints. See `PROPERTY_PATHS`."""
+    """A small file gets this content. It is kept apart from tracked files, and in hints. See `PROPERTY_PATHS`."""
 
     path: str
     content: str
 
 
 PROPERTY_PATHS: Final = frozenset({"/IDENTITY"})
-"""Paths that are properties: files may only be renamed to them. This one is RocksDB's."""
+"""Paths of properties. Files may only be renamed to them. This one is RocksDB's."""
 
 Change = Create | Link | Unlink | Write | SetProperty
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One link of a history; a no-op without a `change`.
+    """One operation of a history. Without a `change` it is a no-op.
 
     `begin` and `end` are the journal offsets [begin, end) of `log` that hold it, a write's bytes included. A recorder
-    knows only that it comes to lie at or after `begin`; its `end` is 0.
+    only knows that the operation will lie at or after `begin`; `end` is 0 then.
     """
 
     seq_no: int
@@ -120,7 +120,7 @@ class Operation:
     end: int = 0
 
     def to_payload(self) -> bytes:
-        """What its frame holds, which is also what checksums are computed over."""
+        """Return the content of its frame. Checksums are computed over the same bytes."""
         op = wire.RecordedOp(seq_no=self.seq_no, checksum=self.checksum, author=self.author)
         match self.change:
             case Create(path):
@@ -140,9 +140,9 @@ class Operation:
 
     @classmethod
     def from_payload(cls, payload: bytes, log: str, begin: int, end: int) -> Operation:
-        """The operation of a frame that ends at `end`; the bytes of a write are added to that.
+        """Return the operation of a frame that ends at `end`. The length of a write is added to its `end`.
 
-        Raises InvalidInput for what is no operation.
+        Raises InvalidInput for a payload that is not an operation.
         """
         try:
             op = wire.RecordedOp.FromString(payload)
@@ -183,7 +183,7 @@ _CRC_TABLE: Final = _crc_table()
 
 
 def crc32c(checksum: int, payload: bytes) -> int:
-    """`checksum` (0 to begin with) continued over `payload`: CRC-32 with Castagnoli's polynomial."""
+    """Continue `checksum` (0 at first) over `payload`, and return it: CRC-32 with Castagnoli's polynomial."""
     table = _CRC_TABLE
     crc = checksum ^ 0xFFFFFFFF
     for byte in payload:

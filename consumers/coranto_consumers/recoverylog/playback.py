@@ -1,6 +1,6 @@
-"""Playing content: operations go through the state machine, and what they do is done to files.
+"""Playback of content: operations go through the state machine, and their changes are made to files.
 
-Without input of its own: `Player` reads the log and feeds what it reads.
+It reads nothing itself: `Player` reads the log and feeds its content.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Playback:
         self.fsm = fsm
         self.log = ""
         self.handoff: Handoff | None = None
-        """The awaited author's first operation, once it was met in its place."""
+        """The first operation of the awaited author that is part of the history, once it was met."""
         self.recovered_bytes = 0
         self.expected: Handoff | None = None
-        """A handoff that must be met where it says, when that place is read."""
+        """A handoff that must be found at its offset when that offset is read."""
         self._files = files
         self._decoder = LogDecoder("", 0)
         self._author: Author | None = None
@@ -41,27 +41,27 @@ class Playback:
 
     def _pass_expected(self, offset: int) -> None:
         if self.expected is not None and self.expected.log == self.log and self.expected.begin < offset:
-            self.expected = None  # Hints made after it lead past it.
+            self.expected = None  # Hints that were made after the handoff lead past it.
 
     def await_author(self, author: Author) -> None:
-        """Stop behind the first operation of `author` that is part of the history, and keep it as `handoff`."""
+        """Stop after the first operation of `author` that is part of the history, and keep it as `handoff`."""
         self._author = author
 
     @property
     def position(self) -> int:
-        """The offset of the log that is to be read next."""
+        """The offset of the log to read next."""
         return self._decoder.fed
 
     @property
     def wants_seek(self) -> bool:
-        """Whether the next hinted segment is not at this place, so that what lies between need not be read."""
+        """True if the next hinted segment begins elsewhere, so that the content in between need not be read."""
         segment = self.fsm.next_hinted
         if segment is None or self._decoder.is_inside_wanted:
             return False
         return segment.log != self.log or segment.first_offset > self._decoder.position
 
     def skip_to(self, offset: int) -> None:
-        """The log has nothing up to `offset`. Raises CorruptData when what is missing is needed."""
+        """Go on at `offset`: the log has no content up to there. Raises CorruptData when that content is needed."""
         segment = self.fsm.next_hinted
         expected, at = self.position, f"{self.log} has nothing in [{self.position}, {offset})"
         if self._decoder.is_inside_wanted:
@@ -77,7 +77,10 @@ class Playback:
         self._pass_expected(offset)
 
     def at_boundary(self) -> None:
-        """An append ends at this place, so nothing that began before is still to come. Raises CorruptData if it is."""
+        """Note that an append ends here, so that nothing can be incomplete.
+
+        Drops an incomplete operation as garbage. Raises CorruptData when an accepted write is incomplete.
+        """
         if self._decoder.is_between:
             return
         if self._decoder.is_inside_wanted:
@@ -86,9 +89,9 @@ class Playback:
         self._decoder.restart(self.position)
 
     def feed(self, content: bytes) -> bool:
-        """Play content that follows. Returns whether to read on; false when there is to be a seek, or at the handoff.
+        """Play the content that follows. Returns whether to read on: False when a seek is needed, or at the handoff.
 
-        Raises CorruptData for content that contradicts what is expected of it.
+        Raises CorruptData for content that contradicts the expected handoff.
         """
         garbage: Garbage | None = None
         try:
@@ -106,7 +109,7 @@ class Playback:
                     return False
             return True
         finally:
-            if garbage is not None:  # Told once: there may be a piece of it every few bytes.
+            if garbage is not None:  # Logged once: there may be a piece of garbage every few bytes.
                 _log.warning("recovery_log.garbage", log=self.log, begin=garbage.begin, end=garbage.end)
 
     def _play(self, op: Operation, payload: bytes) -> None:

@@ -1,10 +1,11 @@
-"""`Player`: rebuilds the files of a recovery log, tails it as a standby, and takes it over.
+"""`Player` rebuilds the files of a recovery log, tails the log as a standby, and takes it over.
 
-It reads the segments that its hints name, then the log to its head, and goes on as more is written. Told to, it ends
-there: either as it is (`finish`), or by taking the log over (`hand_off`). For that it appends a no-op that continues
-the history as far as it was read, under its author's name, which also sets the log's fence to that author. If the no-op
-comes to lie in its place, no operation of an earlier author is part of the history any more. If an earlier author was
-faster, the no-op is out of place: the player reads on, and tries again.
+It reads the segments that its hints name, then the log up to its head, and goes on as more is written. On request it
+ends at the log's end: either it leaves the log as it is (`finish`), or it takes the log over (`hand_off`). To take it
+over, the player appends a no-op under the new author's name. The no-op continues the history as far as it was read, and
+the append sets the log's fence to that author. If the no-op continues the history in the log too, later operations of
+earlier authors are not part of the history. If an earlier author appended first, the no-op does not continue the
+history: the player reads on and tries again.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Where a playback ended: files are in `directory`, and `fsm` is their state, as of the end of `log`.
+    """The result of a playback: files in `directory`, and their state `fsm`, as of the end of `log`.
 
-    `handoff` is the operation that took the log over, None when it was left to others. `hints` lead to this state.
+    `handoff` is the operation that took the log over; None when it was not taken over. `hints` lead to this state.
     """
 
     log: str
@@ -50,9 +51,9 @@ class Recovery:
 class Player:
     """Plays `hints` into `directory`, which it empties first. Use as `async with Player(...) as player:`.
 
-    Playing begins with the block. Leaving it before `finish` or `hand_off` returned stops it, and removes the
-    directory, as does any failure; all methods then raise that failure. `authority` is told of a takeover, and what it
-    knows of the last one is checked: CorruptData is raised when that is not in the log any more.
+    Playing begins with the block. Leaving the block before `finish` or `hand_off` has returned stops playing, and
+    removes the directory. A failure does the same, and all methods then raise it. The player records a takeover in
+    `authority`, and checks the last takeover that it knows: CorruptData is raised when that is no longer in the log.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class Player:
             task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # Whoever waited has heard of it.
+            task.exception()  # It was raised to callers that waited.
 
     @property
     def is_tailing(self) -> bool:
-        """Whether all was read that was in the log when playing began."""
+        """True if all content was read that was in the log when playing began."""
         return self._tailing.is_set()
 
     async def tailing(self) -> None:
-        """Return once `is_tailing`. Raises the failure of playing."""
+        """Wait until `is_tailing`. Raises the failure of playing. Cancelling does not stop the player."""
         waiting = asyncio.ensure_future(self._tailing.wait())
         try:
             await asyncio.wait([waiting, self._running()], return_when=asyncio.FIRST_COMPLETED)
@@ -106,13 +107,14 @@ class Player:
             waiting.cancel()
 
     async def finish(self) -> Recovery:
-        """Play to the present end of the log and leave it there."""
+        """Play to the present end of the log, and do not take it over. Cancelling does not stop the player."""
         return await self._request(None)
 
     async def hand_off(self, author: Author) -> Recovery:
-        """Play to the end of the log and take it over as `author`. The first of `finish` and `hand_off` counts.
+        """Play to the end of the log and take it over as `author`. The first call of `finish` or `hand_off` counts.
 
-        Raises Fenced when the authority says that this process is not to.
+        Raises Fenced when the authority does not allow this process to take over. Cancelling does not stop the player:
+        it may still take the log over.
         """
         if author <= 0:
             raise InvalidInput(f"{author} is no author", field="author")
@@ -189,8 +191,8 @@ class Player:
             await self._authority.confirm(playback.handoff)
 
     async def _heads(self) -> dict[str, int]:
-        """The heads of all logs that are to be read. Raises CorruptData when one is below what must be in it."""
-        # Asked first: whoever takes the log over meanwhile moves its head, too.
+        """Return the heads of all logs to read. Raises CorruptData when one is below content that the log must have."""
+        # The authority is asked first: a process that takes the log over meanwhile also moves its head.
         owner = await self._authority.current() if self._authority is not None else None
         logs = {self._hints.log: 0} | {segment.log: 0 for segment in self._playback.fsm.hinted_segments}
         for log in logs:
@@ -210,11 +212,11 @@ class Player:
         return logs
 
     async def _barrier(self, log: str) -> int:
-        """The head of a log, behind all appends that were answered before."""
+        """Return the head of a log. All appends that were answered before lie below it."""
         return (await self._client.append(log, b"", retry_unknown=True)).end
 
     async def _read(self, through: int) -> None:
-        """Play [position, through), or less when there is to be a seek or at the handoff."""
+        """Play [position, through), or less when a seek is needed or the handoff is met."""
         playback = self._playback
         async with contextlib.aclosing(
             self._client.read(playback.log, playback.position, end_offset=through)
@@ -224,7 +226,7 @@ class Player:
                     return
 
     async def _tail(self) -> None:
-        """Play what is written until a request comes."""
+        """Play new content until a request comes."""
         playback = self._playback
         requested = asyncio.ensure_future(self._requested.wait())
         reading = asyncio.ensure_future(self._read_on(playback.log, playback.position))
@@ -249,7 +251,7 @@ class Player:
         return self._playback.feed(chunk.content)
 
     async def _inject(self, author: Author) -> int:
-        """Append a no-op that continues the history as read so far, and return where it ends."""
+        """Append a no-op that continues the history as read so far, and return the offset at which it ends."""
         fsm, log = self._playback.fsm, self._hints.log
         if self._authority is not None:
             await self._authority.claim(author)

@@ -1,9 +1,9 @@
-"""Removing what is dead of recovery logs: fragments that no hints lead to.
+"""Pruning of recovery logs: removal of fragments that no hints lead to.
 
-Anything that some hints still need must stay: those of every shard whose history has been in the log (forks share
-logs), the backups too. A log is left alone while any of its shards lacks hints with files in it, for nothing tells then
-what that shard will need: it is played from its first byte. Nor is anything removed of a log that only hints name, and
-that is no recovery log of the shards at hand: whoever may apply a shard may give it hints, which name any journal.
+Content stays while any hints need it. That includes backups, and the hints of every shard whose history has been in the
+log (forks share logs). A log is not pruned while one of its shards lacks hints with files: such a shard is played from
+the log's first byte. A log that is named only by hints, and is not the recovery log of a given shard, is not pruned
+either: anybody who may apply a shard may give it hints, and these can name any journal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class ShardHints:
-    """What is known of a shard's recovery log."""
+    """A shard's recovery log and its hints."""
 
     shard: str
     log: str
@@ -33,7 +33,7 @@ class ShardHints:
 
 @dataclass(frozen=True, slots=True)
 class LiveSegments:
-    """What must stay of each log, and the logs of which nothing may go, with the reason."""
+    """The segments that must stay of each log, and the logs that must not be pruned at all, with the reason."""
 
     by_log: Mapping[str, Sequence[Segment]]
     kept: Mapping[str, str]
@@ -41,7 +41,7 @@ class LiveSegments:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was, or would be, removed of a log. `kept` says why nothing was, when that is so."""
+    """The fragments of a log that were, or would be, removed. `kept` is the reason when the log was not pruned."""
 
     log: str
     removed: Sequence[Fragment]
@@ -50,12 +50,15 @@ class Pruned:
 
     @property
     def removed_bytes(self) -> int:
-        """Content of the removed fragments, uncompressed."""
+        """The size of the removed fragments' content in bytes, uncompressed."""
         return sum(fragment.length for fragment in self.removed)
 
 
 def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
-    """What the hints of all shards lead to. The last segment of each has no end: players read on from there."""
+    """Return the segments that the hints of all shards need.
+
+    The last segment of each history has no end, because players read on from there.
+    """
     by_log: dict[str, list[Segment]] = {}
     kept: dict[str, str] = {}
     own = {shard.log for shard in shards}
@@ -80,17 +83,18 @@ def live_segments(shards: Sequence[ShardHints]) -> LiveSegments:
 
 
 def is_dead(fragment: Fragment, segments: Sequence[Segment]) -> bool:
-    """Whether no segment has content in the fragment."""
+    """Return whether no segment has content in the fragment."""
     return all(
         segment.first_offset >= fragment.end or 0 < segment.last_offset <= fragment.begin for segment in segments
     )
 
 
 async def prune_logs(client: JournalClient, shards: Sequence[ShardHints], *, dry_run: bool = False) -> list[Pruned]:
-    """Remove dead fragments of the recovery logs of `shards`, which must be all that ever recorded into those logs.
+    """Remove dead fragments of the recovery logs of `shards`.
 
-    Works from here, with the stores' credentials of this process. Raises InvalidInput when a store is below a folder of
-    the brokers that this process does not know, and the first failure to remove, once no removal is under way.
+    `shards` must be all shards that ever recorded into these logs. This process removes the fragments itself, with its
+    own credentials for the stores. Raises InvalidInput when a store is below a folder of the brokers that this process
+    does not know. Raises the first failure to remove a fragment, once no removal is in progress.
     """
     live = live_segments(shards)
     found: list[Pruned] = []

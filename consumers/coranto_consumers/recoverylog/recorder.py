@@ -1,13 +1,13 @@
-"""`Recorder`: writes the changes of a folder's files into a recovery log.
+"""`Recorder` writes the changes of a folder's files into a recovery log.
 
-Changes are recorded as they are made, without waiting, and are appended in order by a task of the recorder's own.
-Those recorded `together` are one append, so that a player sees all or none of them. `barrier` tells when all that was
-recorded is durable.
+Changes are recorded as they are made, without waiting. A task of the recorder appends them in order. Changes recorded
+in one `together` block are one append, so that a player sees all or none of them. `barrier` returns a future that is
+done when everything recorded so far is durable.
 
-Each append requires the author's fence among the log's registers. When the answer shows that the fence was not there
-(registers start empty after the loss of all the log's brokers, and empty ones satisfy every check), the recorder
-believes in the append only after it has convinced itself that it is still the owner and that nothing was lost: see
-`_restore_fence`. A recorder that failed stays failed: its files are ahead of the log, and have to be recovered anew.
+Each append requires the author's fence among the log's registers. The answer may show that the fence was not there:
+registers start empty after the loss of all the log's brokers, and empty registers satisfy every check. Then the
+recorder trusts the append only after it has checked that it is still the owner and that no content was lost; see
+`_restore_fence`. A recorder that has failed stays failed: its files are ahead of the log and must be recovered anew.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Group:
-    """Content that is appended as a whole, and the place in the history behind it."""
+    """Content that is appended as a whole, and the place in the history after it."""
 
     chain: Chain
     pieces: list[bytes] = field(default_factory=list)
@@ -67,29 +67,29 @@ class _Group:
 
 @dataclass(slots=True)
 class _Gate:
-    """Nothing that follows is appended before all of these are done."""
+    """Holds back all later appends until all of these awaitables are done."""
 
     wait_for: Sequence[Awaitable[object]]
 
 
 @dataclass(slots=True)
 class _Mark:
-    """Done once everything before it is durable."""
+    """A mark in the queue. Its future is done once everything before it is durable."""
 
     done: asyncio.Future[None]
 
 
 class Recorder:
-    """Records into `log`, going on from a `Recovery` that took it over. Use as `async with Recorder(...) as recorder:`.
+    """Records into `log`, starting from a `Recovery` that took it over. Use as `async with Recorder(…) as recorder:`.
 
-    Paths are relative to the recovery's directory; a leading slash is optional. The methods that record may be called
-    on the recorder's event loop only, before the change is made. They raise InvalidInput, and record nothing, for what
-    cannot be (a path that does not exist, or does), and the recorder's failure if it has failed. That is
+    Paths are relative to the recovery's directory; a leading slash is optional. Call the methods that record only on
+    the recorder's event loop, before the change is made. For a change that is not possible (a path that does not exist,
+    or already exists) they raise InvalidInput and record nothing. If the recorder has failed, they raise its failure:
 
-    * Fenced: a later owner has taken the log over. What was not durable yet is not, and will not be.
-    * any other error: it is not known whether what was not durable yet is.
+    * Fenced: a later owner has taken the log over. Changes that were not durable by then will never be.
+    * any other error: it is unknown whether changes that were not durable by then are durable now.
 
-    Without an `authority`, an author that finds its fence gone stops, because it cannot know better.
+    Without an `authority`, an author that finds its fence missing stops, because it cannot tell who owns the log.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Recorder:
         patience: float = DEFAULT_PATIENCE,
         clock: Clock | None = None,
     ) -> None:
-        """`log` is the log to record into if that is not the recovered one: a fork of it.
+        """`log` is the log to record into if it is not the recovered one but a fork of it.
 
-        An append is repeated for `patience` seconds.
+        A failed append is repeated for `patience` seconds.
         """
         if recovery.handoff is None:
             raise InvalidInput(f"{recovery.log} was played to its end but not taken over, so it cannot be recorded to")
@@ -142,7 +142,7 @@ class Recorder:
         await self.close()
 
     async def close(self) -> None:
-        """Stop. What is not durable yet may or may not become so; its barriers are cancelled."""
+        """Stop. Changes that are not durable yet may or may not become durable. Their barriers are cancelled."""
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.wait([self._sender])
@@ -152,7 +152,7 @@ class Recorder:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is recorded within the block is one append. An exception in it makes the recorder fail."""
+        """Append all changes recorded within the block as one. An exception in the block makes the recorder fail."""
         if self._group is not None:
             yield
             return
@@ -168,7 +168,7 @@ class Recorder:
             self._put(group)
 
     def create(self, path: str) -> Fnode:
-        """A new, empty file is at `path`, in place of what was there."""
+        """Record a new, empty file at `path`. It replaces a file that was there."""
         path = self._tracked(path)
         self._check_place(path)
         with self.together():
@@ -179,7 +179,7 @@ class Recorder:
             return self._fsm.paths[path]
 
     def write(self, fnode: Fnode, offset: int, content: bytes) -> None:
-        """`content` was written at byte `offset` of a file."""
+        """Record a write of `content` at byte `offset` of a file."""
         if offset < 0:
             raise InvalidInput(f"{offset} is no offset within a file", field="offset")
         if not self._fsm.paths_of(fnode):
@@ -187,12 +187,12 @@ class Recorder:
         self._record(Write(fnode, offset, len(content)), content)
 
     def remove(self, path: str) -> None:
-        """The file's path is gone, and with its last path the file."""
+        """Record the removal of a path. A file that loses its last path is gone."""
         path = self._tracked(path)
         self._record(Unlink(self.fnode_of(path), path))
 
     def link(self, source: str, target: str) -> None:
-        """The file at `source` is also at `target`, where nothing was."""
+        """Record one more path, `target`, of the file at `source`. Nothing may be at `target`."""
         target = self._tracked(target)
         if target in self._fsm.paths:
             raise InvalidInput(f"{target} exists in {self.log}", field="target")
@@ -200,14 +200,14 @@ class Recorder:
         self._record(Link(self.fnode_of(source), target))
 
     def rename(self, source: str, target: str) -> None:
-        """The file at `source` is at `target` instead, in place of what was there.
+        """Record that the file at `source` moves to `target`. It replaces a file that was there.
 
-        Where the target is a property, its content is read from the source.
+        If the target is a property, its content is read from the source.
         """
         source, target = self._tracked(source), _normal(target)
         fnode, earlier = self.fnode_of(source), self._fsm.paths.get(target)
         if earlier == fnode:
-            return  # As in a file system: two paths of one file stay.
+            return  # As in a file system, both paths of the one file stay.
         self._check_place(target, leaving=source)
         with self.together():
             if self._is_property(target):
@@ -219,44 +219,44 @@ class Recorder:
             self._record(Unlink(fnode, source))
 
     def fnode_of(self, path: str) -> Fnode:
-        """The file at `path`. Raises InvalidInput when there is none."""
+        """Return the file at `path`. Raises InvalidInput when there is none."""
         fnode = self._fsm.paths.get(_normal(path))
         if fnode is None:
             raise InvalidInput(f"there is no {_normal(path)} in {self.log}", field="path")
         return fnode
 
     def exists(self, path: str) -> bool:
-        """Whether a file is at `path`."""
+        """Return whether a file is at `path`."""
         return _normal(path) in self._fsm.paths
 
     @property
     def pending_bytes(self) -> int:
-        """Content that is recorded and not durable yet."""
+        """The bytes that are recorded and not durable yet."""
         return self._pending_bytes
 
     @property
     def has_failed(self) -> bool:
-        """Whether nothing can be recorded any more."""
+        """True if the recorder has failed, so that nothing can be recorded any more."""
         return self._failure is not None
 
     @property
     def write_head(self) -> int:
-        """What is recorded next comes to lie at or after this offset of the log."""
+        """The offset of the log at or after which the next recorded change will lie."""
         return self._proven.end
 
     def after(self, wait_for: Sequence[Awaitable[object]]) -> None:
-        """What is recorded from here on is appended once all of these are done, and never if one of them raises.
+        """Append changes recorded from now on only after all of `wait_for` are done.
 
-        The recorder then fails with what it raised.
+        If one of them raises, these changes are never appended, and the recorder fails with that exception.
         """
         self._check_usable()
         if wait_for:
             self._put(_Gate(wait_for))
 
     def barrier(self) -> asyncio.Future[None]:
-        """Done once all that was recorded so far is durable, in a log that is still this author's.
+        """Return a future that is done once all changes so far are durable, in a log that this author still owns.
 
-        It raises the recorder's failure otherwise. What is recorded later does not hold it up.
+        Otherwise the future raises the recorder's failure. Later changes do not delay it.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_retrieve)
@@ -267,9 +267,9 @@ class Recorder:
         return done
 
     async def hints(self) -> Hints:
-        """Hints to the files as they are now, once all of that is durable.
+        """Return hints of the files as they are now, once all of their changes are durable.
 
-        Raises InvalidInput for a fork into which no file was written yet: nothing would lead players to it.
+        Raises InvalidInput for a fork into which no file was written yet: no hints would lead players to it.
         """
         hints = self._fsm.hints(self.log)
         logs = {segment.log for live in hints.live_fnodes for segment in live.segments}
@@ -288,7 +288,7 @@ class Recorder:
         return path in PROPERTY_PATHS or path in self._fsm.properties
 
     def _check_place(self, path: str, leaving: str = "") -> None:
-        """No file may be where others have a folder, or below a file: no player could lay such files out."""
+        """Raise InvalidInput for a path that is a folder of other files, or below a file: no player could create it."""
         for other in self._fsm.paths:
             if other != leaving and (other.startswith(f"{path}/") or path.startswith(f"{other}/")):
                 raise InvalidInput(f"{path} and {other} cannot both be files in {self.log}", field="path")
@@ -332,7 +332,7 @@ class Recorder:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                # One turn of the loop, so that what is recorded together goes together.
+                # Wait one turn of the loop, so that changes recorded in the same turn share an append.
                 await asyncio.sleep(0)
                 while self._queue:
                     if isinstance(self._queue[0], _Gate):
@@ -378,7 +378,7 @@ class Recorder:
             _log.warning("recorder.failed", log=self.log, author=self.author, reason=str(error))
 
     def _settle(self, marks: list[_Mark], error: BaseException | None) -> None:
-        """Nothing more is appended: say so to all that wait for it."""
+        """End all barriers, since nothing more is appended: cancel them, or set `error`."""
         for item in (*marks, *self._queue):
             if isinstance(item, _Mark) and not item.done.done():
                 if error is None:
@@ -388,9 +388,9 @@ class Recorder:
         self._queue.clear()
 
     async def _append(self, groups: list[_Group]) -> None:
-        """Return once the groups are durable, in their place of this author's history.
+        """Append groups, and return once they are durable at their place of this author's history.
 
-        Without groups nothing is appended, but the fence is checked.
+        Without groups no content is appended, but the fence is checked.
         """
         pieces = [piece for group in groups for piece in group.pieces]
         goal = groups[-1].chain if groups else self._proven.chain
@@ -411,7 +411,7 @@ class Recorder:
                 await self._clock.sleep(delay)
             except RegisterMismatch as error:
                 if unknown and await self._reaches(goal, await self._client.head(self.log)):
-                    return  # An earlier try was applied before the log was taken over: the new owner has it.
+                    return  # An earlier try was applied before the log was taken over: the new owner has its content.
                 await self._replace_fence(error)
         if result.begin < self._proven.end:
             raise CorruptData(
@@ -424,16 +424,17 @@ class Recorder:
             self._proven = Proven(result.begin, result.end, result.sum, goal)
 
     async def _reaches(self, goal: Chain, end: int) -> bool:
-        """Whether this author's history goes on to `goal` in what lies between its last append and offset `end`."""
+        """Return whether this author's history reaches `goal` between its last append and offset `end`."""
         proven = self._proven
         return await follow(self._client, self.log, proven.end, end, self.author, proven.chain, goal)
 
     async def _restore_fence(self, result: AppendResult, goal: Chain) -> None:
-        """An append was answered, but this author's fence was not in the registers: return if it counts all the same.
+        """Check an append whose answer did not have this author's fence among the registers. Return if it counts.
 
-        It does when this author still owns the log by the word of the authority, when its earlier content is where it
-        was, and when no other author's operation came in between. The fence is put back first, so that none can come in
-        later. A new owner claims the log before it appends: whoever claims it after our last look finds our append.
+        It counts when three things hold: the authority still names this author as the owner, the author's earlier
+        content is still at its place, and no other author's operation came in between. The fence is restored first, so
+        that no other operation can come in later. A new owner claims the log before it appends. So an owner that claims
+        it after our last check of the authority finds our append. Raises Fenced or CorruptData otherwise.
         """
         _log.warning("recorder.fence_lost", log=self.log, author=self.author, offset=result.begin)
         if self._authority is None:
@@ -449,12 +450,15 @@ class Recorder:
         await self._check_owner(self._authority)
 
     async def _replace_fence(self, refusal: RegisterMismatch) -> None:
-        """An append was refused since the fence is another's: return once this author's is back, or raise Fenced.
+        """Replace another author's fence, for which an append was refused.
 
-        It may be that of a late handoff: of a process that claimed the log, hung, and appended its handoff when the log
-        had long been taken over in its stead. Handoffs check no registers, so that it got in; but it is out of place,
-        and took the log from nobody. Whoever may take over claims the log first, so the authority tells such a one from
-        a later owner; and one that knows of no authority is told by its handoff, which is in place.
+        Raises Fenced when this author is no longer the owner, or cannot know it.
+
+        The fence may come from a late handoff: a process claimed the log, hung, and appended its handoff long after
+        another process had taken the log over. Handoffs check no registers, so this one was accepted. But it does not
+        continue the history, and so it has not taken the log over. Every owner claims the log before it takes over, so
+        the authority distinguishes a late handoff from a later owner. An owner that uses no authority is recognized by
+        its handoff, which continues the history.
         """
         late, authority = author_of(refusal.registers), self._authority
         fenced = Fenced(
@@ -471,8 +475,8 @@ class Recorder:
         await self._check_owner(authority)
 
     async def _put_fence(self, check: pb.LabelSelector) -> int:
-        """Set this author's fence where registers satisfy `check`, and return where the log ends then."""
-        # Out of every sequence, so that all players pass over it.
+        """Set this author's fence if registers satisfy `check`, and return the offset at which the log then ends."""
+        # Its `seq_no` is in no history, so all players skip it.
         mark = encode_frame(Operation(0, 0, self.author).to_payload())
         try:
             result = await self._client.append(
@@ -488,7 +492,7 @@ class Recorder:
                 raise Fenced(
                     f"recovery log {self.log} was taken over while its fence was gone; stop this one"
                 ) from error
-            return await self._client.head(self.log)  # An earlier try was applied, and its answer lost.
+            return await self._client.head(self.log)  # An earlier try was applied, but its answer was lost.
         return result.end
 
     async def _check_owner(self, authority: Authority) -> None:
@@ -497,7 +501,7 @@ class Recorder:
             raise taken_over(self.log, self.author, owner)
 
     async def _fork(self) -> None:
-        """Begin to record into another log than the recovered one: a no-op in its place, and the fence."""
+        """Begin to record into a fork: append a no-op that continues the history, and set the fence."""
         noop = Operation(self._fsm.next_seq_no, self._fsm.next_checksum, self.author, log=self.log)
         payload = noop.to_payload()
         self._fsm.apply(noop, payload)
@@ -508,7 +512,7 @@ class Recorder:
 
 
 def _normal(path: str) -> str:
-    """The path as it is recorded: with a leading slash, and nothing superfluous. Raises InvalidInput."""
+    """Return the path as it is recorded: with a leading slash, without superfluous parts. Raises InvalidInput."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or parts[0] == STAGING or "\0" in path:
         raise InvalidInput(f"{path!r} is no path of a file below the recorded directory", field="path")
@@ -517,4 +521,4 @@ def _normal(path: str) -> str:
 
 def _retrieve(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
-        done.exception()  # A failure reaches callers by the next barrier, too.
+        done.exception()  # The next barrier raises a failure to callers, too.

@@ -1,4 +1,4 @@
-"""Segments: stretches of a log that were written by one author, and sets of them that tell one history."""
+"""Segments, the parts of a log that one author wrote, and sets of segments that make up one history."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from coranto_consumers.recoverylog.operations import Author
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Operations [first_seq_no, last_seq_no] of a history, all by `author` and in `log`, the last one included.
+    """Operations [first_seq_no, last_seq_no] of a history, the last one included, all by `author` and in `log`.
 
-    `first_offset` is at most the journal offset of the first of them, and `first_checksum` what that one holds.
-    `last_offset` is where the last one ends, 0 if that is not known: a recorder cannot know, a player does.
+    `first_offset` is at most the journal offset of the first operation, and `first_checksum` is the checksum that the
+    first operation holds. `last_offset` is the offset at which the last one ends. It is 0 if unknown: a player knows
+    it, a recorder does not.
     """
 
     author: Author
@@ -28,7 +29,7 @@ class Segment:
     log: str = ""
 
     def validate(self) -> None:
-        """Raises InvalidInput for what no history has."""
+        """Raise InvalidInput for a segment that no history can have."""
         if not 0 < self.author < 1 << 32:
             raise InvalidInput(f"author {self.author} is not in [1, 2^32)", field="author")
         if self.first_seq_no <= 0:
@@ -46,9 +47,9 @@ class Segment:
 
 
 class SegmentSet:
-    """Segments of one history, by `seq_no` and not overlapping.
+    """Segments of one history, in order of `seq_no` and without overlap.
 
-    Those of one log have ascending offsets; only the last of all may be without a `last_offset`.
+    Segments of one log have ascending offsets. Only the last segment of the set may lack a `last_offset`.
     """
 
     def __init__(self, segments: Iterable[Segment] = ()) -> None:
@@ -57,7 +58,10 @@ class SegmentSet:
             self.add(segment)
 
     def add(self, segment: Segment) -> None:
-        """Take in a segment, joined with those that it overlaps or continues. Raises InvalidInput if it contradicts."""
+        """Add a segment, and join it with segments that it overlaps or continues.
+
+        Raises InvalidInput when it contradicts one of them.
+        """
         segment.validate()
         begin = bisect.bisect_left(self._segments, segment.first_seq_no, key=lambda each: each.first_seq_no)
         if begin > 0:
@@ -74,7 +78,7 @@ class SegmentSet:
         self._segments[begin:end] = [segment]
 
     def intersect(self, log: str, begin: int, end: int) -> list[Segment]:
-        """The segments of `log` that overlap its offsets [begin, end). One without a `last_offset` has no end."""
+        """Return segments of `log` that overlap offsets [begin, end). Without `last_offset`, a segment has no end."""
         if end < begin:
             raise InvalidInput(f"[{begin}, {end}) is no range of offsets")
         return [
@@ -91,14 +95,15 @@ class SegmentSet:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All of them, in order."""
+        """All segments, in order."""
         return tuple(self._segments)
 
 
 def join(a: Segment, b: Segment) -> Segment | None:
-    """Both as one segment, None when they are apart. Raises InvalidInput when not both can be of one history.
+    """Join two segments into one, or return None when there is a gap between them.
 
-    Where both know the same, the tighter bound is kept: the larger `first_offset`, and a `last_offset` that is known.
+    Raises InvalidInput when they cannot belong to one history. Where both begin or end at the same operation, the
+    tighter bound is kept: the larger `first_offset`, and a `last_offset` that is known.
     """
     if a.first_seq_no > b.first_seq_no or (a.first_seq_no == b.first_seq_no and a.last_seq_no < b.last_seq_no):
         a, b = b, a
@@ -122,7 +127,10 @@ def join(a: Segment, b: Segment) -> Segment | None:
 
 
 def _check_order(a: Segment, b: Segment) -> None:
-    """Raise InvalidInput when offsets or checksums contradict; `a` begins first, and covers `b` if both begin there."""
+    """Raise InvalidInput when offsets or checksums contradict each other.
+
+    `a` must begin first, or cover `b` if both begin at the same operation.
+    """
     begins_before = a.first_seq_no < b.first_seq_no
     if begins_before and a.log == b.log and a.first_offset > b.first_offset:
         raise InvalidInput(f"first offsets of segments do not ascend: {a} and {b}")

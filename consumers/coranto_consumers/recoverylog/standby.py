@@ -1,8 +1,8 @@
-"""`LogStandby` and `LogOwner`: a shard's recovery log through the life of an assignment.
+"""`LogStandby` and `LogOwner`: a shard's recovery log during an assignment.
 
-A standby plays the log into a folder of its own. Once it is to own the log it takes over, and a store is opened on its
-recorder; when that has restored its checkpoint, `opened` keeps the recovered hints as a backup. From then on the
-owner's hints are stored now and then, so that the next player has little to read::
+A standby plays the log into a folder of its own. When it is to own the log, it takes the log over, and a store is
+opened on the recorder. When the store has restored its checkpoint, `opened` keeps the recovered hints as a backup. From
+then on the owner's hints are stored periodically, so that the next player has little to read::
 
     async with LogStandby(client, coordinator, keys, log, folder, guard=assignment) as standby:
         await standby.tailing()                    # BACKFILL is over
@@ -40,9 +40,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LogStandby:
-    """Plays a shard's recovery log. Use as `async with`; leaving it stops playing, and removes what was not taken over.
+    """Plays a shard's recovery log. Use as `async with`.
 
-    `guard` is the process's assignment to the shard: without it nothing is taken over, and no hints are written.
+    Leaving the block stops playing, and removes the folder unless the log was taken over. `guard` is the process's
+    assignment to the shard. A process that has lost it takes nothing over and writes no hints.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LogStandby:
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """`folder` is emptied; it is this standby's alone."""
+        """`folder` is emptied. It must belong to this standby alone."""
         self._client = client
         self._log = log
         self._folder = folder
@@ -68,7 +69,7 @@ class LogStandby:
         self._player: Player | None = None
 
     async def __aenter__(self) -> LogStandby:
-        """Raises InvalidInput when the log is not a journal for recovery logs, or the hints are those of another."""
+        """Begin to play. Raises InvalidInput when the journal is no recovery log, or the hints are of another log."""
         await self._check_journal()
         hints = (await self._hint_store.fetch()).pick(self._log)
         if hints.log != self._log:
@@ -91,13 +92,14 @@ class LogStandby:
         return self._player
 
     async def tailing(self) -> None:
-        """Return once all was read that was in the log at first. Raises the failure of playing."""
+        """Wait until all content was read that was in the log when playing began. Raises the failure of playing."""
         await self._playing.tailing()
 
     async def take_over(self, guard: KeyValue | None = None) -> LogOwner:
-        """Take the log over. `guard` is the assignment when it has changed meanwhile, as by a promotion.
+        """Take the log over. Pass the assignment as `guard` when it has changed meanwhile, for example by a promotion.
 
-        Raises Fenced without the assignment.
+        Raises Fenced when the process has lost its assignment. Cancelling does not stop the takeover; leaving the
+        standby's block does.
         """
         if guard is not None:
             self._hint_store.reassigned(guard)
@@ -119,7 +121,7 @@ class LogStandby:
 
 
 class LogOwner:
-    """Records a shard's recovery log, and stores hints to it. Use as `async with`."""
+    """Records into a shard's recovery log, and stores the hints of the log. Use as `async with`."""
 
     def __init__(self, recorder: Recorder, recovery: Recovery, hint_store: HintStore, clock: Clock) -> None:
         self.recorder = recorder
@@ -142,16 +144,16 @@ class LogOwner:
         await self.recorder.close()
 
     async def opened(self, hints_every_s: float = HINTS_EVERY_S) -> None:
-        """The store was opened and has restored its checkpoint: what was recovered is sound.
+        """Note that the store was opened and has restored its checkpoint, so the recovered files are sound.
 
-        Keeps the recovered hints as a backup, and stores new ones at once and then every `hints_every_s` seconds.
+        Stores the recovered hints as a backup, and new hints at once and then every `hints_every_s` seconds.
         """
         await self._hint_store.store_recovered(self._recovered)
         await self.store_hints()
         self._storing = asyncio.create_task(self._store_now_and_then(hints_every_s), name=f"hints {self.recorder.log}")
 
     async def store_hints(self) -> bool:
-        """Store hints to what is recorded by now, and return whether they were.
+        """Store hints of all files recorded so far, and return whether they were stored.
 
         Raises Fenced, or the recorder's failure.
         """

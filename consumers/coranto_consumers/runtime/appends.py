@@ -1,8 +1,8 @@
-"""Appends of one shard: to each journal in order, and some of them only once something else has happened.
+"""Appends of one shard: in order for each journal, and held back until a commit where required.
 
-The order is what keeps transactions apart downstream: messages of a transaction come behind the acknowledgement of the
-one before, which itself waits for that one's commit. To a reader, an acknowledgement that overtook messages of the next
-transaction would commit nothing of them, and one that was overtaken would roll them back.
+The order keeps transactions apart for readers. Messages of a transaction follow the acknowledgement of the transaction
+before, and that acknowledgement waits for its transaction's commit. To a reader, an acknowledgement that overtook
+messages of the next transaction would commit nothing of them, and one that was overtaken would roll them back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Lane:
 
 
 class OrderedAppends:
-    """Appends through `append(journal, pieces)`, several journals at once, small pieces together."""
+    """Appends through `append(journal, pieces)`: to several journals at once, with small pieces joined."""
 
     def __init__(self, append: Append) -> None:
         self._append = append
@@ -44,16 +44,16 @@ class OrderedAppends:
         self._released = asyncio.Event()
 
     def add(self, journal: str, content: bytes, *, after: asyncio.Future[None] | None = None) -> asyncio.Future[int]:
-        """Append content behind all that was added for the journal before, and not before `after` is done.
+        """Append content after all content that was added for the journal before, and not before `after` is done.
 
-        The future is the offset at which the content ends in the journal. When an append fails, or `after` does, so do
-        all later ones of the journal.
+        The future's result is the offset at which the content ends in the journal. When an append or `after` fails, all
+        later appends to the journal fail too.
         """
         lane = self._lanes.setdefault(journal, _Lane())
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if lane.failure is not None:
             done.set_exception(lane.failure)
-            done.exception()  # It may be that nobody looks at it: the shard has failed already.
+            done.exception()  # Perhaps nobody awaits it, since the shard has failed already.
             return done
         self._bytes += len(content)
         lane.queue.append(_Piece(content, after, done))
@@ -62,25 +62,25 @@ class OrderedAppends:
         return done
 
     async def wait_for_room(self, limit: int = PENDING_BYTES) -> None:
-        """Return once less than `limit` bytes are pending."""
+        """Wait until less than `limit` bytes are pending."""
         while self._bytes >= limit:
             self._released.clear()
             await self._released.wait()
 
     async def close(self) -> None:
-        """Drop what is pending. What became of an append under way is not known."""
+        """Drop pending content. The outcome of an append in progress is unknown."""
         senders = [lane.sender for lane in self._lanes.values() if lane.sender is not None]
         for sender in senders:
             sender.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
         for lane in self._lanes.values():
-            # A sender that never came to run has settled nothing.
+            # A sender that never ran has settled nothing.
             self._fail(lane, lane.queue, ConnectionAbortedError("the shard has stopped"))
 
     async def _send(self, journal: str, lane: _Lane) -> None:
         batch: list[_Piece] = []
         try:
-            # One turn of the loop, so that what is added together goes together.
+            # Wait one turn of the loop, so that pieces added in the same turn share an append.
             await asyncio.sleep(0)
             while lane.queue:
                 batch = self._next_batch(lane.queue)
@@ -91,7 +91,7 @@ class OrderedAppends:
                 for piece in batch:
                     end += len(piece.content)
                     self._settle(piece)
-                    if not piece.done.done():  # Whoever waited may have been cancelled, and it with him.
+                    if not piece.done.done():  # The waiting task may have been cancelled, and this future with it.
                         piece.done.set_result(end)
                 batch = []
         except BaseException as error:
@@ -110,12 +110,12 @@ class OrderedAppends:
             self._settle(piece)
             if not piece.done.done():
                 piece.done.set_exception(failure)
-                piece.done.exception()  # It may be that nobody looks at it.
+                piece.done.exception()  # Perhaps nobody awaits it.
         lane.queue.clear()
 
     @staticmethod
     def _next_batch(queue: deque[_Piece]) -> list[_Piece]:
-        """The first piece, and those behind it that wait for nothing."""
+        """Return the first piece, and the pieces after it that wait for nothing."""
         batch = [queue.popleft()]
         size = len(batch[0].content)
         while queue and queue[0].after is None and size + len(queue[0].content) <= BATCH_BYTES:

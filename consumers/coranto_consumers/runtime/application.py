@@ -1,4 +1,4 @@
-"""What a user of the consumer runtime writes: one class."""
+"""`Application`, the one class that a user of the consumer runtime writes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ StoreT = TypeVar("StoreT", bound=Store)
 
 
 class Shard:
-    """The shard that a call of the application is about, while it is assigned to this process."""
+    """The shard of an application's call, while it is assigned to this process."""
 
     def __init__(self, spec: pc.ShardSpec, client: JournalClient, fqn: str = "") -> None:
         self.log_recorder: Recorder | None = None
         self.fqn = fqn or spec.id
-        """Its full name, by which stores know it, as Gazette's do: the key of its spec in etcd. Consumers that share a
-        database may so have shards of the same id. In a test without etcd it is the id."""
+        """Its full name: the key of its spec in etcd. Stores use it, as Gazette's stores do, so consumers that share a
+        database may have shards of the same id. In a test without etcd it is the id."""
         self.spec = spec
-        """As it is now: changes of the spec show here."""
+        """The present spec. Changes of the spec show here."""
         self.client = client
-        """For journals other than by the runtime's own reading and publishing. Used on the runtime's event loop."""
+        """A client for use besides the runtime's own reading and publishing. Use it on the runtime's event loop."""
 
     @property
     def id(self) -> str:
@@ -38,7 +38,7 @@ class Shard:
 
     @property
     def recorder(self) -> Recorder:
-        """Of the shard's recovery log, for a store whose files live there. Raises InvalidInput when it has no log."""
+        """The recorder of the shard's recovery log, for a store with files. Raises InvalidInput without a log."""
         if self.log_recorder is None:
             raise InvalidInput(
                 f"shard {self.id} has no recovery log: give its spec recovery_log_prefix and hint_prefix",
@@ -48,33 +48,34 @@ class Shard:
 
 
 class Application(ABC, Generic[StoreT]):
-    """A consumer. One instance serves all shards of a process, at the same time.
+    """A consumer. One instance serves all shards of a process at the same time.
 
-    Every method may be `async` or plain. Plain ones of a shard are called on a thread of that shard's own, one after
-    the other, so they may block; `async` ones must not. The calls of one transaction are
+    Every method may be `async` or plain. Plain methods are called on a thread of their shard's own, one after the
+    other, so they may block. `async` methods must not block. The calls of one transaction are
 
     ::
 
         consume_message(shard, store, message, publisher)      once for each message
         finalize_txn(shard, store, publisher)
 
-    and then the store commits what was done to it, together with how far was read and what was published. It is not
-    certain that calls are made only once for a message: a transaction may be abandoned, and its messages are consumed
-    again, by this process or another, with the store as it was before. What counts once is the effect on the store, and
-    what readers see of published messages. So keep the effects of messages in the store and in the publisher.
+    and then the store commits its changes, together with a checkpoint of the offsets read and the messages published.
+    A message may be consumed more than once: a transaction may be abandoned, and then its messages are consumed again,
+    by this process or another one, with the store as it was before. The effects on the store count exactly once, and so
+    do published messages for read-committed readers. So keep all effects of messages in the store and the publisher.
 
-    An error that a method raises fails the shard, unless the store calls it transient: then the shard starts anew from
-    its last checkpoint.
+    An error that a method raises fails the shard, unless the store considers it transient. Then the shard starts anew
+    from its last checkpoint.
     """
 
     @abstractmethod
     def new_store(self, shard: Shard) -> StoreT | Awaitable[StoreT]:
-        """The store of a shard that this process is now the primary of."""
+        """Return the store of a shard. Called when this process becomes the shard's primary."""
 
     def new_message(self, journal: pb.JournalSpec) -> Framing[Any]:
-        """How messages stand in a source journal, which says as what type `Envelope.message` decodes them.
+        """Return the framing of a source journal. It decides the type of `Envelope.message`.
 
-        By default JSON lines with a UUID at `/_meta/uuid`, for journals labelled as such.
+        The default is JSON lines with a UUID at `/_meta/uuid`, for journals with the label of that content type. Other
+        journals raise InvalidInput.
         """
         content_type = value_of(journal.labels, CONTENT_TYPE)
         if content_type != JSON_LINES:
@@ -89,11 +90,11 @@ class Application(ABC, Generic[StoreT]):
     def consume_message(
         self, shard: Shard, store: StoreT, message: Envelope[Any], publisher: ShardPublisher
     ) -> Awaitable[None] | None:
-        """Consume one committed message: change the store, publish.
+        """Consume one committed message: change the store, and publish.
 
-        Raise `DeferToNextTransaction` to have the transaction end before this message.
+        Raise `DeferToNextTransaction` to end the transaction before this message.
         """
 
     def finalize_txn(self, shard: Shard, store: StoreT, publisher: ShardPublisher) -> Awaitable[None] | None:
-        """All messages of a transaction were consumed: write to the store what was gathered, publish what is due."""
+        """Finish a transaction whose messages were all consumed: write gathered changes to the store, and publish."""
         return None

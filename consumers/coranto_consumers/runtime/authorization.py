@@ -1,4 +1,4 @@
-"""Who may call what of a consumer."""
+"""Authorization of calls to a consumer."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ RULES: Final[Mapping[str, Capability]] = {
     "GetHints": Capability.READ,
     "Unassign": Capability.APPLY,
 }
-"""What each method of `consumer.Shard` takes. One that is not here cannot be served."""
+"""The capability that each method of `consumer.Shard` requires. A method that is missing here is not served."""

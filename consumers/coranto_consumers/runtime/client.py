@@ -23,7 +23,7 @@ from coranto_consumers.runtime.specs import validate_change
 
 
 class ShardClient:
-    """A client of the consumer process at `config.endpoint`; any process of a consumer answers for all.
+    """A client of the consumer process at `config.endpoint`. Any process of a consumer answers for all of them.
 
     Use as `async with ShardClient(config) as client:`.
     """
@@ -44,22 +44,23 @@ class ShardClient:
         await self._peers.close()
 
     async def list(self, selector: str = "") -> Sequence[pc.ListResponse.Shard]:
-        """Shards that match a selector such as `app=sums` or `id=sums-001` (all, when empty), by id."""
+        """List shards that match a selector such as `app=sums` or `id=sums-001`, by id. An empty one selects all."""
         request = pc.ListRequest(selector=parse_selector(selector))
         response: pc.ListResponse = await self._call("List", Capability.LIST, pb.LabelSelector(), request)
         return response.shards
 
     async def stat(self, shard: str, read_through: Mapping[str, int] | None = None) -> pc.StatResponse:
-        """How far a shard has come, once completed transactions have read through these offsets of its sources."""
+        """Return a shard's progress, once its completed transactions have read through these offsets of its sources."""
         request = pc.StatRequest(shard=shard, read_through=read_through or {})
         response: pc.StatResponse = await self._call("Stat", Capability.READ, _scope([shard]), request)
         _check(response.status, f"stat of {shard}")
         return response
 
     async def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
-        """Create, update and delete shards, all or none. Returns etcd's revision.
+        """Create, update and delete shards in one transaction. Returns etcd's revision.
 
-        Raises EtcdTransactionFailed when a shard is not at the revision that its change expects, and InvalidInput.
+        Raises EtcdTransactionFailed when a shard is not at the revision that its change expects, and InvalidInput for
+        changes that are not valid. After cancelling, the changes may or may not be applied.
         """
         for change in changes:
             validate_change(change)
@@ -70,7 +71,7 @@ class ShardClient:
         return response.header.etcd.revision
 
     async def hints(self, shard: str) -> StoredHints:
-        """The hints of a shard's recovery log."""
+        """Return the hints of a shard's recovery log."""
         request = pc.GetHintsRequest(shard=shard)
         response: pc.GetHintsResponse = await self._call("GetHints", Capability.READ, _scope([shard]), request)
         _check(response.status, f"hints of {shard}")
@@ -83,9 +84,10 @@ class ShardClient:
     async def unassign(
         self, shards: Sequence[str], *, only_failed: bool = False, dry_run: bool = False
     ) -> Sequence[str]:
-        """Take shards from the processes that they failed in and, unless `only_failed`, from their primaries.
+        """Remove failed assignments of shards and, unless `only_failed`, the assignments of their primaries.
 
-        Returns those of which assignments were, or with `dry_run` would be, removed.
+        Returns the shards with assignments that were removed, or with `dry_run` would be removed. After cancelling,
+        assignments may or may not be removed.
         """
         request = pc.UnassignRequest(shards=shards, only_failed=only_failed, dry_run=dry_run)
         response: pc.UnassignResponse = await self._call("Unassign", Capability.APPLY, _scope(shards), request)

@@ -1,4 +1,4 @@
-"""A consumer's process, put together from the effects that it is given: its shards, and how it starts and ends."""
+"""`Consumer`: a consumer's process, made of the effects that it is given. It runs shards, starts and ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Consumer:
-    """The effects and long-lived parts of one consumer process. It closes none of the effects but its channels."""
+    """The effects and long-lived parts of one consumer process. Of the effects, it closes only its channels."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Consumer:
         metrics: ConsumerMetrics,
         peers: ShardPeers | None = None,
     ) -> None:
-        """`recovery_folder` is where recovery logs are played into folders."""
+        """Recovery logs are played into folders below `recovery_folder`."""
         self.settings = settings
         self.member = member
         self.clock = clock
@@ -72,16 +72,16 @@ class Consumer:
         self.resolver: ShardResolver
 
     def start(self, session: MemberSession) -> None:
-        """Run the shards that are assigned to us, and take part in assigning, for as long as `session` lives.
+        """Start to run the shards that are assigned to this process, and to take part in assigning shards.
 
-        The key space has been loaded.
+        Both go on for as long as `session` lives. The key space must have been loaded.
         """
         self.session = session
         self.resolver = ShardResolver(self.keyspace, self.member, self._start_replica, self._stop_replica)
         self._allocation = asyncio.create_task(self._allocator.run(), name="allocator")
 
     async def close(self) -> None:
-        """Stop all shards in bounded time, and what goes on in the background."""
+        """Stop all shards in bounded time, and the background tasks."""
         if self._allocation is not None:
             await self.stop_shards()
             self._allocation.cancel()
@@ -89,7 +89,10 @@ class Consumer:
         await self.peers.close()
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` (hands over, 0), or until lease, key space or the allocator are lost (1)."""
+        """Serve until `stop` is set or the process cannot go on, and return the exit code.
+
+        On `stop` it hands shards over and returns 0. It returns 1 when the lease, key space or allocator is lost.
+        """
         assert self._allocation is not None
         waits = [
             asyncio.ensure_future(stop.wait()),
@@ -109,7 +112,7 @@ class Consumer:
         return 1
 
     async def exit_gracefully(self) -> None:
-        """Hand shards over to others that can take them, then stop those that are left."""
+        """Hand shards over to other processes that can take them, then stop the remaining ones."""
         _log.info("exiting")
         state = self.keyspace.state
         member = state.member(self.member)
@@ -130,13 +133,13 @@ class Consumer:
         await self.stop_shards()
 
     async def stop_shards(self) -> None:
-        """Complete what local shards have consumed, in bounded time, and process nothing more."""
+        """Complete the open transactions of local shards in bounded time, and process nothing more."""
         self.resolver.stop()
         while self._stopping:
             await asyncio.wait(set(self._stopping))
 
     def unrouted_header(self) -> pb.Header:
-        """A header of a response that is not about one shard."""
+        """Return the header of a response that is not about one shard."""
         return pb.Header(
             process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
             route=pb.Route(primary=-1),
@@ -176,7 +179,7 @@ class Consumer:
         return next((each.kv for each in self.keyspace.state.assignments(shard) if each.member == self.member), None)
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """The specs of the shards that were created before a shard, or together with it and by a smaller id."""
+        """Return the specs of the shards created before a shard. Of shards created at once, a smaller id is earlier."""
         state = self.keyspace.state
         item = state.item(shard)
         if item is None:
@@ -185,7 +188,7 @@ class Consumer:
         return [other.spec for other in state.items if (other.create_revision, other.id) < age]
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
-        """Write a replica's status into its assignment, for as long as there is one and `is_due`."""
+        """Write a replica's status into its assignment. Tries again while there is an assignment and `is_due`."""
         value = status.SerializeToString(deterministic=True)
         while is_due():
             state = self.keyspace.state

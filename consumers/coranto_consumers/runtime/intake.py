@@ -1,8 +1,8 @@
-"""From what was read of a shard's sources to committed messages, one at a time. Pure.
+"""The sequencing of a shard's sources: from messages as they are read to committed messages, one at a time. Pure.
 
-The shell gives it messages as they are read (`add`) and takes committed ones (`pull`) until there are none without
-further reading. What must be read is either more of the sources or, when an acknowledgement commits messages that the
-sequencer holds no longer, a piece of a journal once more (`replay_range`, `add_replayed`, `end_replay`).
+The caller adds messages as they are read (`add`), and takes committed ones (`pull`) until more has to be read. Usually
+that is more of the sources. If an acknowledgement commits messages that the sequencer no longer holds, a range of a
+journal has to be read again (`replay_range`, `add_replayed`, `end_replay`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from coranto.messages.sequencer import DEFAULT_RING_SIZE
 M = TypeVar("M")
 
 MAX_PRODUCERS: Final = 250_000
-"""Of a source, that are known at once: all of them are in each checkpoint. Making one of so many takes seconds, in
-which the process does nothing else; of many more, it would lose its lease, and with it all its shards."""
+"""The most producers of a source that are known at once. All of them are in each checkpoint. Making a checkpoint of
+this many takes seconds, in which the process does nothing else. With many more, the process would lose its lease and
+all its shards."""
 
 _COMMITS = frozenset({Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY, Outcome.ACK_COMMIT_RING, Outcome.ACK_COMMIT_REPLAY})
-# Most messages are these, so looking at them costs no hashing.
+# Most messages have these outcomes, so they are compared without hashing.
 _BEGINS, _EXTENDS = Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND
 
 
@@ -38,57 +39,57 @@ class Intake(Generic[M]):
         self._delivering = False
         self._replaying = False
         self.resets = 0
-        """How many acknowledgements were met that lie below an earlier one of their producer."""
+        """The number of acknowledgements that were below an earlier one of their producer."""
         self.passed_over: dict[str, int] = {}
-        """How far journals were read by messages that commit nothing and open nothing, such as duplicates."""
+        """The end offsets, by journal, of messages that commit nothing and open nothing, such as duplicates."""
 
     @property
     def size(self) -> int:
-        """How many messages were read and not looked at yet."""
+        """The number of messages that were added and not sequenced yet."""
         return len(self._read)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes they have."""
+        """The bytes of the messages that were added and not sequenced yet."""
         return self._read_bytes
 
     @property
     def is_ready(self) -> bool:
-        """Whether `pull` has something to work on."""
+        """True if `pull` has messages to work on."""
         return bool(self._read) or self._delivering
 
     @property
     def has_pending(self) -> bool:
-        """Whether a producer's transaction was met since the last checkpoint that is not decided yet."""
+        """True if an undecided transaction of a producer was met since the last checkpoint."""
         return self._sequencer.has_pending
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """What is to be read again before `pull` can go on."""
+        """The range to read again before `pull` can go on. None when nothing has to be read again."""
         return self._sequencer.replay_range if self._replaying and not self._replayed else None
 
     def read_through(self, journal: str) -> int:
         return self._sequencer.read_through(journal)
 
     def add(self, envelopes: Iterable[Envelope[M]]) -> None:
-        """Messages that were read of a source, in order."""
+        """Add messages that were read from a source, in order."""
         before = len(self._read)
         self._read.extend(envelopes)
         self._read_bytes += sum(each.end - each.begin for each in islice(self._read, before, None))
 
     def add_replayed(self, envelopes: Iterable[Envelope[M]]) -> None:
-        """Messages of `replay_range`, in order."""
+        """Add messages of `replay_range`, in order."""
         self._replayed.extend(envelopes)
 
     def end_replay(self) -> None:
-        """All messages of `replay_range` were added and pulled."""
+        """End the replay, after all messages of `replay_range` were added and pulled. Raises InvalidInput before."""
         if self._replayed:
             raise InvalidInput(f"{len(self._replayed)} replayed messages were not pulled yet")
         self._replaying = False
         self._sequencer.end_replay()
 
     def pull(self) -> Envelope[M] | None:
-        """The next committed message, acknowledgements included; None when more has to be read first."""
+        """Return the next committed message, acknowledgements included. None when more has to be read first."""
         sequencer = self._sequencer
         while True:
             while self._replayed:
@@ -117,11 +118,11 @@ class Intake(Generic[M]):
                 self.resets += outcome is Outcome.ACK_RESET
 
     def put_back(self, envelope: Envelope[M]) -> None:
-        """Have the message pulled last, which was not consumed, pulled again."""
+        """Put back the message that was pulled last and not consumed. The next `pull` returns it again."""
         self._sequencer.put_back()
         if self._replaying:
             self._replayed.appendleft(envelope)
 
     def checkpoint(self, pruning: Pruning | None) -> dict[str, Source]:
-        """What to restore from, so that exactly the messages not pulled yet are pulled again."""
+        """Return the states of sources. An intake restored from them pulls exactly the messages not pulled yet."""
         return self._sequencer.checkpoint(pruning)

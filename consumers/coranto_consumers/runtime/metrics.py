@@ -1,4 +1,4 @@
-"""What a consumer process counts, for Prometheus."""
+"""Prometheus metrics of a consumer process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASES: Final = ("consuming", "stalled", "committing", "acknowledging")
 
 
 class ConsumerMetrics:
-    """Counters of one process, by shard, in a registry of its own."""
+    """The metrics of one process, by shard, in a registry of their own."""
 
     def __init__(self) -> None:
         self._journals: defaultdict[str, set[str]] = defaultdict(set)
@@ -70,7 +70,7 @@ class ConsumerMetrics:
         )
 
     def completed(self, shard: str, times: Times) -> None:
-        """A transaction was committed and acknowledged."""
+        """Count a transaction that was committed and acknowledged."""
         self._transactions.labels(shard).inc()
         self._messages.labels(shard).inc(times.messages)
         self._bytes.labels(shard).inc(times.bytes)
@@ -84,7 +84,7 @@ class ConsumerMetrics:
             self._read_through.labels(shard, journal).set(offset)
 
     def forget(self, shard: str) -> None:
-        """The shard is not this process's any longer."""
+        """Remove the metrics of a shard that no longer belongs to this process."""
         for family in (
             self._transactions,
             self._messages,
@@ -104,5 +104,5 @@ class ConsumerMetrics:
 
 
 def _remove(family: Counter | Gauge, *labels: str) -> None:
-    with contextlib.suppress(KeyError):  # Nothing was counted.
+    with contextlib.suppress(KeyError):  # Nothing was counted under these labels.
         family.remove(*labels)

@@ -1,4 +1,4 @@
-"""Channels to processes of a consumer: to each other, and from the command line."""
+"""Channels to the processes of a consumer, for each other and for the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShardPeers:
         self._channels = Channels(self._open, self._credentials)
 
     def stub(self, endpoint: str) -> pc_grpc.ShardAsyncStub:
-        """A stub of the process at an endpoint. Raises Unavailable when that is empty: the process is gone."""
+        """Return a stub of the process at an endpoint. Raises Unavailable for "": the process is gone."""
         if not endpoint:
             raise Unavailable("the process to ask is no longer there; try again shortly")
         return pc_grpc.ShardStub(self._channels.get(endpoint))
@@ -45,7 +45,7 @@ class ShardPeers:
         return grpc.aio.insecure_channel(target.address, options=_OPTIONS)
 
     def _credentials(self, endpoint: str) -> grpc.ChannelCredentials | None:
-        """What a channel to an endpoint is opened with; others once certificates have changed."""
+        """Return the credentials for a channel to an endpoint. They are new ones once certificates have changed."""
         return self._certificates.get() if endpoint.startswith("https:") else None
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A shard's primary at work: from its checkpoint on, it reads, consumes, commits and acknowledges.
+"""A shard's primary: it reads, consumes, commits and acknowledges, from its checkpoint on.
 
-`transaction.Transactions` decides what comes next, and `intake.Intake` what is consumed; here are the effects. One task
-runs the steps. Beside it are one reader for each source, the appends, and the completion of the prior transaction.
+`transaction.Transactions` decides the next step, and `intake.Intake` the next message. The effects are here. One task
+runs the steps. Beside it run one reader for each source, the appends, and the completion of the prior transaction.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from coranto_consumers.stores.base import Store
 _log = structlog.get_logger(__name__)
 
 READ_AHEAD: Final = 8192
-"""Messages of a source that are read ahead, where the shard's spec does not say."""
+"""Messages to read ahead, if the shard's spec does not set the number."""
 READ_AHEAD_BYTES: Final = 64 << 20
-"""How many bytes of messages are read ahead, however few they are: who writes them chooses their size."""
+"""The limit of bytes to read ahead, for any number of messages. Writers choose the size of messages."""
 
 ACKNOWLEDGE_SECONDS: Final = 10.0
-"""How long a shard that has failed goes on acknowledging what it had committed."""
+"""The time for which a failed shard goes on to acknowledge what it has committed."""
 
 _FOREVER: Final = 10.0 * 365 * 24 * 3600
 _SLICE_SECONDS: Final = 0.02
-"""How long plain methods are called before the event loop is asked what else there is."""
+"""The time for which messages are consumed before the event loop gets to do other work."""
 _STAGED_BYTES: Final = 1 << 20
 
 
@@ -61,7 +61,7 @@ def limits_of(spec: pc.ShardSpec) -> Limits:
 
 
 class Primary:
-    """One run of a shard's transactions. Use once: after an error, a new one goes on from the checkpoint."""
+    """One run of a shard's transactions. Use it once: after an error, a new one goes on from the checkpoint."""
 
     def __init__(
         self,
@@ -101,14 +101,17 @@ class Primary:
         self._producers = self._watch_producers({})
         self._aborted = False
         self._acknowledging = False
-        """What is being completed is committed."""
+        """The transaction that is being completed has committed."""
         self._resets = 0
         self.store: Store | None = None
         self.ready = asyncio.Event()
-        """The store has been restored."""
+        """Set once the store has been restored."""
 
     async def run(self) -> None:
-        """Until `stop`, and otherwise until something fails, which is raised."""
+        """Run transactions until `stop`, or until something fails. Raises the failure.
+
+        Cancelling abandons the current transaction. The outcome of a commit in progress is then unknown.
+        """
         try:
             store = self.store = await self._call(self._app.new_store, self._shard)
             if not isinstance(store, Store):
@@ -136,12 +139,15 @@ class Primary:
             await self._close()
 
     def stop(self) -> None:
-        """Consume nothing more, complete what was consumed, and end."""
+        """Consume nothing more, complete the transactions, and end `run`. Returns at once."""
         self._transactions.ended()
         self._wake.set()
 
     async def _finish_acknowledging(self) -> None:
-        """Whatever has failed, what is committed should be acknowledged: nobody may do so for long otherwise."""
+        """Wait a bounded time for acknowledgements of a committed transaction, after any failure.
+
+        Otherwise it may take long until another process acknowledges it.
+        """
         if self._acknowledging and self._completing is not None:
             await asyncio.wait([self._completing], timeout=ACKNOWLEDGE_SECONDS)
 
@@ -154,7 +160,7 @@ class Primary:
         await self._appends.close()
         if self._replay is not None:
             await self._replay.aclose()
-        # A plain method that is being called cannot be stopped, but what it does goes nowhere any more.
+        # A plain method that is being called cannot be stopped, but its effects are dropped.
         await asyncio.to_thread(self._thread.shutdown)
         if self.store is not None:
             await self.store.destroy()
@@ -185,13 +191,13 @@ class Primary:
                 await self._wake.wait()
 
     def _raise_failures(self) -> None:
-        """Raise what ended one of the tasks."""
+        """Raise the error that ended one of the tasks."""
         for task in (*self._tasks, *([self._completing] if self._completing is not None else [])):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _consume(self) -> None:
-        """Have the application consume what there is, for a while, and append what it published."""
+        """Let the application consume the available messages for a while, and append its published messages."""
         intake = self._intake
         for envelopes in self._arrived:
             intake.add(envelopes)
@@ -241,7 +247,7 @@ class Primary:
             self._transactions.consumed(now, message.end - message.begin)
 
     def _next_message(self, now: float, until: float) -> Envelope[Any] | None:
-        """The next committed message; None when it is time to look at something else."""
+        """Return the next committed message. None when there is none, or when the slice has to end."""
         if self._aborted or now >= until or self._publisher.staged_bytes >= _STAGED_BYTES:
             return None
         return self._intake.pull() if self._transactions.reads(now) else None
@@ -251,7 +257,7 @@ class Primary:
         self._intake.put_back(message)
 
     async def _read_again(self, wanted: ReplayRange) -> None:
-        """Read the next piece of what the sequencer wants replayed."""
+        """Read the next chunk of the range that the sequencer has to replay."""
         if self._replay is None or self._replay_decoder is None:
             _log.debug("replaying", shard=self._shard.id, journal=wanted.journal, begin=wanted.begin, end=wanted.end)
             self._replay = self._client.read(wanted.journal, wanted.begin, end_offset=wanted.end, block=True)
@@ -277,11 +283,11 @@ class Primary:
         intents = self._publisher.ack_intents()
         checkpoint = Checkpoint(self._intake.checkpoint(self._producers.pruning()), intents)
         self._producers.committing(checkpoint.sources)
-        # Nothing may commit before what it has published is there to be acknowledged, nor if that has failed.
+        # A transaction may commit only once its published messages are appended, and not if an append has failed.
         wait_for, self._published = self._published, []
         committing = asyncio.ensure_future(await store.start_commit(self._shard.fqn, checkpoint, wait_for))
         self._transactions.start_commit(self._now())
-        # Acknowledgements take their places now, so that nothing of the next transaction can come before them.
+        # Acknowledgements are queued now, so that no message of the next transaction can come before them.
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         acknowledged = {journal: self._appends.add(journal, intent, after=gate) for journal, intent in intents.items()}
         self._begin_completing(self._complete(committing, checkpoint, gate, acknowledged))
@@ -294,8 +300,10 @@ class Primary:
         self._completing.add_done_callback(lambda _: self._wake.set())
 
     async def _write_restored(self, written: dict[str, asyncio.Future[int]], offsets: dict[str, int]) -> None:
-        """Write the acknowledgements of the restored checkpoint, which may never have been written, and roll back what
-        came after it."""
+        """Write the acknowledgements of the restored checkpoint, which may never have been written.
+
+        They also roll back messages that were published after that checkpoint.
+        """
         self._acknowledging = True
         ends = await self._acknowledged(written, may_be_deleted=True)
         self._transactions.acknowledged(self._now())
@@ -327,10 +335,11 @@ class Primary:
     async def _acknowledged(
         self, written: dict[str, asyncio.Future[int]], *, may_be_deleted: bool = False
     ) -> dict[str, int]:
-        """Where acknowledgements end, once each was tried: no journal goes without for what is wrong with another.
+        """Wait for acknowledgements, and return the offsets at which they end, by journal.
 
-        Raises what the first one raised that failed. From then on the others have `ACKNOWLEDGE_SECONDS`, or as long
-        again after each that is done, since their brokers may be away for long.
+        All of them are tried: a failure of one journal does not keep the others from theirs. Raises the first failure.
+        After it, the others have `ACKNOWLEDGE_SECONDS` to go on, counted again from each one that is done, because
+        their brokers may be away for long.
         """
         journals = {done: journal for journal, done in written.items()}
         ends: dict[str, int] = {}
@@ -364,7 +373,10 @@ class Primary:
         )
 
     def _note_passed_over(self) -> None:
-        """While there is nothing to commit, being read through is all that can be done about duplicates."""
+        """Count skipped messages such as duplicates as read through, if no transaction is open or completing.
+
+        No commit would note them otherwise.
+        """
         if self._transactions.prior is Prior.DONE and not self._transactions.is_open and self._intake.passed_over:
             self._progress.advance(self._intake.passed_over, {})
             self._intake.passed_over.clear()
@@ -391,11 +403,11 @@ class Primary:
 
     async def _append(self, journal: str, pieces: Any) -> AppendResult:
         # Messages carry UUIDs, so one that is appended twice is read once. Brokers that cannot be reached are waited
-        # for: what else could be done with what must be acknowledged?
+        # for, because committed messages must be acknowledged.
         return await self._client.append(journal, pieces, retry_unknown=True, patience=_FOREVER)
 
     async def _read(self, journal: str, offset: int) -> None:
-        """Read a source for as long as the shard lives, a bounded number of messages ahead."""
+        """Read a source for as long as the shard lives, with a bounded number of messages ahead."""
         listing = await self._client.list(labels.label_selector(include={labels.NAME: journal}))
         if not listing.journals:
             raise JournalNotFound(f"source of shard {self._shard.id}: {journal}")
@@ -416,7 +428,7 @@ class Primary:
         raise CorantoError(f"the read of {journal} ended although it was to go on")
 
     def _has_room(self, limit: int) -> bool:
-        """Whether more is to be read ahead, of which there are to be `limit` messages at most."""
+        """Return whether there is room to read ahead, within `limit` messages and `READ_AHEAD_BYTES`."""
         return (
             self._intake.size + sum(map(len, self._arrived)) < limit
             and self._intake.size_bytes + self._arrived_bytes < READ_AHEAD_BYTES
@@ -428,5 +440,5 @@ def _succeeded(append: asyncio.Future[int]) -> bool:
 
 
 def _is_ack(message: Envelope[Any]) -> bool:
-    """An acknowledgement commits other messages, and is none of the application's."""
+    """Return whether a message is an acknowledgement. These commit other messages, and the application skips them."""
     return message.flags == Flags.ACK_TXN and message.clock != 0

@@ -1,4 +1,4 @@
-"""A consumer process: from its settings to shards at work, until it is told to end or loses its lease."""
+"""A consumer process: it builds a consumer from settings, and runs it until it is stopped or loses its lease."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from coranto_consumers.runtime.specs import ShardEntities, validate_consumer_spe
 _log = structlog.get_logger(__name__)
 
 GRACE_SECONDS = 1.0
-"""How long calls in progress may go on once the process has stopped serving."""
+"""The time for which calls in progress may go on once the process has stopped serving."""
 
 
 async def run(settings: ConsumerSettings, app: Application[Any], client: JournalClient) -> int:
@@ -61,7 +61,7 @@ async def run(settings: ConsumerSettings, app: Application[Any], client: Journal
 
 
 class ConsumerProcess:
-    """A running consumer with its own etcd connection, lease and port; also for tests, within their process.
+    """A running consumer with its own etcd connection, lease and port. Tests run it within their own process.
 
     `settings.etcd` and `settings.etcd_prefix` must be given. The client is not closed.
     """
@@ -91,11 +91,14 @@ class ConsumerProcess:
         await self._exits.aclose()
 
     async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` (hands over, 0), or until lease, key space or the allocator are lost (1)."""
+        """Serve until `stop` is set or the process cannot go on, and return the exit code.
+
+        On `stop` it hands shards over and returns 0. It returns 1 when the lease, key space or allocator is lost.
+        """
         return await self.consumer.serve_until(stop)
 
     async def exit_gracefully(self) -> None:
-        """Hand shards over to others that can take them, then stop those that are left."""
+        """Hand shards over to other processes that can take them, then stop the remaining ones."""
         await self.consumer.exit_gracefully()
 
     async def _start(self) -> None:
@@ -172,7 +175,7 @@ class ConsumerProcess:
 
 
 def member_spec(member: MemberId, endpoint: str, settings: ConsumerSettings) -> pc.ConsumerSpec:
-    """What a process tells of itself in etcd. Raises InvalidInput."""
+    """Return the spec of a process for etcd. Raises InvalidInput."""
     spec = pc.ConsumerSpec(
         process_spec=pb.ProcessSpec(id=pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix), endpoint=endpoint),
         shard_limit=settings.shard_limit,

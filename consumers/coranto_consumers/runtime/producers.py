@@ -1,7 +1,7 @@
-"""Looks after what a shard remembers of the producers of its sources, while it is primary.
+"""A watch over the producer states of a shard's sources, while this process is the primary.
 
-Once in a while it tells of producers whose clocks are far off, counts open transactions, and learns where journals
-begin of which old open transactions are remembered: those that are gone from them need not be.
+It periodically reports producers whose clocks are far off, and counts open transactions. For journals with old open
+transactions it also finds out where the journal begins: transactions whose content is gone can be forgotten.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 
 LOOK_SECONDS: Final = 60.0
 LIST_SECONDS: Final = 3600.0
-"""How long it is at least from one listing of a journal's fragments to the next."""
+"""The least time from one listing of a journal's fragments to the next."""
 
 _log = structlog.get_logger(__name__)
 
 
 class ProducerWatch:
-    """Of one shard. `journals` are its sources, and `sources` their states where it begins."""
+    """The watch of one shard. `journals` are its sources, and `sources` are their restored states."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class ProducerWatch:
         self._listed: dict[str, float] = {}
 
     def pruning(self) -> Pruning:
-        """Which producers the next checkpoint forgets."""
+        """Return the rules by which the next checkpoint forgets producers."""
         return Pruning(self._clock.now(), first_offsets=self._first_offsets)
 
     def committing(self, sources: Mapping[str, Source]) -> None:
-        """These are the states of a checkpoint."""
+        """Note the source states of the latest checkpoint."""
         self._committed = sources
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Look every `LOOK_SECONDS` until cancelled."""
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Look once, at the states of the last checkpoint."""
+        """Examine the states of the last checkpoint once."""
         sources, now = self._committed, self._clock.now()
         pending = 0
         for journal, watch in self._watches.items():

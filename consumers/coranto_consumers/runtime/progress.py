@@ -1,4 +1,4 @@
-"""How far a shard has come, for those who wait to read what they wrote."""
+"""A shard's progress, for writers that wait until their messages are processed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 class Progress:
-    """Offsets through which sources were read, and at which what that caused ends in other journals.
+    """Offsets through which sources were read, and offsets at which the messages published for them end.
 
-    Both are of completed transactions: committed, and acknowledged to readers.
+    Both belong to completed transactions: committed, and acknowledged to readers.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Progress:
         self._changed = asyncio.Event()
 
     def advance(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
-        """Move on, atomically. Offsets never go back."""
+        """Raise offsets, all at once. Offsets never go back."""
         for known, given in ((self.read_through, read_through), (self.publish_at, publish_at)):
             for journal, offset in given.items():
                 known[journal] = max(offset, known.get(journal, 0))
@@ -26,6 +26,6 @@ class Progress:
         self._changed = asyncio.Event()
 
     async def wait_for(self, read_through: Mapping[str, int]) -> None:
-        """Return once all of these offsets have been read through."""
+        """Wait until all of these offsets have been read through."""
         while any(self.read_through.get(journal, 0) < offset for journal, offset in read_through.items()):
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""What an application publishes in its transactions. It does no I/O: the shard appends what is staged here."""
+"""The publisher of an application's transactions. It does no I/O: it stages messages, and the shard appends them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DEFAULT_FRAMING: Framing[Any] = JsonLines()
 
 
 class ShardPublisher:
-    """Publishes messages as part of the current transaction: they commit with it, or are rolled back with it.
+    """Publishes messages as part of the current transaction. They commit, or are rolled back, with it.
 
-    Every assignment of a shard has a producer of its own.
+    Every run of a shard's primary has a producer of its own.
     """
 
     def __init__(self, producer: ProducerId, clock: Clock) -> None:
@@ -36,7 +36,7 @@ class ShardPublisher:
         self.staged_bytes += len(content)
 
     def take(self) -> list[tuple[str, bytes]]:
-        """What was published since the last call, by journal and in order, for the shard to append."""
+        """Return the content published since the last call, by journal and in order, for the shard to append."""
         staged, self._staged, self.staged_bytes = self._staged, [], 0
         joined: dict[str, list[bytes]] = {}
         for journal, content in staged:
@@ -44,7 +44,7 @@ class ShardPublisher:
         return [(journal, b"".join(contents)) for journal, contents in joined.items()]
 
     def ack_intents(self) -> dict[str, bytes]:
-        """End the transaction: what commits its messages, for each journal that has any."""
+        """End the transaction, and return the acknowledgements that commit its messages, by journal."""
         journals, self._journals = self._journals, {}
         return {
             journal: framing.acknowledgement(format_uuid(self.producer, self._clock.tick(), Flags.ACK_TXN))

@@ -1,15 +1,15 @@
-"""One shard in one process, from its assignment to its end.
+"""`ShardReplica`: one shard in one process, from its assignment to its end.
 
 ::
 
     IDLE ──> BACKFILL ──> STANDBY ──promoted──> PRIMARY
       └──────────┴───────────┴────────────────────┴──> FAILED
 
-A shard with a recovery log plays it, and goes on to follow it as a standby until it is promoted. One without has
-nothing to play, and is STANDBY at once. A primary that meets a transient error starts anew from its checkpoint, and so
-does one that was fenced off although the shard is assigned to it, or that appends to a journal while the brokers that
-know its end are away; one that does not get on, or meets any other error, is FAILED until it is unassigned. The status
-is kept in the assignment's value, where the allocator and everybody else see it.
+A shard with a recovery log plays the log, and follows it as a standby until it is promoted. A shard without one has
+nothing to play, and is STANDBY at once. A primary starts anew from its checkpoint in three cases: after a transient
+error, when it was fenced off although the shard is still assigned to it, and when it appends to a journal while the
+brokers that know the journal's end are away. A primary that makes no progress, or meets any other error, is FAILED
+until it is unassigned. The status is kept in the assignment's value, where the allocator and everybody else see it.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ from coranto_consumers.runtime.specs import exclusive, hint_keys, recovery_log
 _log = structlog.get_logger(__name__)
 
 RESTARTS: Final = 5
-"""How often a primary starts anew without completing a transaction in between, or because it was fenced off, before it
-counts as failed."""
+"""The most restarts of a primary before it counts as failed: restarts without a completed transaction in between, or
+restarts because it was fenced off."""
 
 AWAY_SECONDS: Final = 60.0
-"""How long brokers may be away that alone know where a journal ends, before a primary that gets nowhere counts as
-failed. The client repeats other refusals of brokers by itself; this one may need an operator."""
+"""The time for which a primary without progress waits for the brokers that alone know where a journal ends, before it
+counts as failed. The client repeats calls that brokers refuse for other reasons; this one may need an operator."""
 
 AWAY_PAUSE_SECONDS: Final = 2.0
 
 STOP_SECONDS: Final = 5.0
-"""How long a primary may take to complete what it has consumed, once the shard is no longer its own."""
+"""The time in which a primary may complete its transactions, once the shard is no longer assigned to it."""
 
 MAX_ERROR_CHARS: Final = 4096
-"""How much of an error's text is logged and kept in etcd. It may repeat what a journal holds, of any size."""
+"""The most characters of an error's text that are logged and kept in etcd. It may quote a journal's content at any
+length."""
 
 _FOLDER_CHARS: Final = 40
 
 
 class Host(Protocol):
-    """The process, as its replicas need it."""
+    """The parts of the process that its replicas need."""
 
     @property
     def coordinator(self) -> Coordinator: ...
@@ -70,23 +71,23 @@ class Host(Protocol):
 
     @property
     def recovery_folder(self) -> Path:
-        """Where recovery logs are played into folders."""
+        """The folder below which recovery logs are played."""
         ...
 
     async def set_status(self, shard: str, status: pc.ReplicaStatus, is_due: Callable[[], bool]) -> None:
-        """Write a replica's status into its assignment, for as long as there is one and `is_due`."""
+        """Write a replica's status into its assignment. Tries again while there is an assignment and `is_due`."""
         ...
 
     def fqn_of(self, shard: str) -> str:
-        """The key of a shard's spec in etcd."""
+        """Return the key of a shard's spec in etcd."""
         ...
 
     def assignment_of(self, shard: str) -> KeyValue | None:
-        """This process's assignment to a shard."""
+        """Return this process's assignment to a shard. None when there is none."""
         ...
 
     def earlier_shards(self, shard: str) -> Sequence[pc.ShardSpec]:
-        """The specs of the shards that were created before a shard, or together with it and by a smaller id."""
+        """Return the specs of the shards created before a shard. Of shards created at once, a smaller id is earlier."""
         ...
 
 
@@ -106,7 +107,7 @@ class ShardReplica:
         self.shard = Shard(spec, client, host.fqn_of(spec.id))
         self.progress = Progress()
         self.stopped = asyncio.Event()
-        """It processes nothing any more."""
+        """Set once the replica has stopped processing."""
         self._app = app
         self._host = host
         self._clock = clock
@@ -125,19 +126,21 @@ class ShardReplica:
         self._task = asyncio.create_task(self._run(), name=f"shard {self.spec.id}")
 
     def promote(self) -> None:
-        """This process is to be the primary."""
+        """Make this replica the primary."""
         self._promoted.set()
 
     def update(self, spec: pc.ShardSpec) -> None:
-        """The spec has changed. Other sources are taken up from the checkpoint on."""
+        """Use a changed spec. If the sources differ, the primary starts anew from its checkpoint with the new ones."""
         before, self.shard.spec = self.shard.spec, spec
         if list(before.sources) != list(spec.sources) and self._primary is not None:
             _log.info("sources changed", shard=spec.id)
             self._primary.stop()
 
     def stop(self) -> Coroutine[Any, Any, None]:
-        """Complete what was consumed, in bounded time, and end. To be awaited; but from the call on nothing is told of
-        this replica any more, since the assignment may be another one's already."""
+        """Complete transactions in bounded time, and end. Await the result.
+
+        From the call on, no status of this replica is written: the assignment may already belong to another replica.
+        """
         self._stopping = True
         return self._stop()
 
@@ -150,11 +153,11 @@ class ShardReplica:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait_serving(self) -> bool:
-        """Return once the primary has restored its store: True, or False when that will not be."""
+        """Wait until the primary has restored its store. Returns True then, or False when the replica has stopped."""
         return await self._unless_stopped(self._serving.wait())
 
     async def wait_read_through(self, offsets: dict[str, int]) -> bool:
-        """Return once completed transactions have read this far: True, or False when that will not be."""
+        """Wait until completed transactions have read this far. Returns True then, or False when it has stopped."""
         return await self._unless_stopped(self.progress.wait_for(offsets))
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, object]) -> bool:
@@ -172,7 +175,7 @@ class ShardReplica:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the application's, too: whatever it is, the shard has failed
-            # Rendered plainly: an elaborate traceback can take longer than a lease, while everything else waits.
+            # A plain traceback: elaborate formatting can take longer than a lease, while everything else waits.
             stack = (
                 {} if isinstance(error, CorantoError) else {"stack": _cut("".join(traceback.format_exception(error)))}
             )
@@ -184,9 +187,9 @@ class ShardReplica:
             self.stopped.set()
 
     async def _keep_running(self) -> None:
-        """Run the shard. Start anew after transient errors, and when who fenced it off does not own it."""
+        """Run the shard. Start anew after transient errors, and when the process that fenced it off does not own it."""
         failures = fencings = 0
-        away: float | None = None  # Since when brokers are away without which nothing can be appended.
+        away: float | None = None  # The time since when brokers are away that appends need.
         while not self._stopping:
             completed = dict(self.progress.read_through)
             self._primary = None
@@ -236,7 +239,7 @@ class ShardReplica:
             if not self._serving.is_set():
                 await self._status(pc.ReplicaStatus.STANDBY)
             await self._promoted.wait()
-            # A promotion makes another assignment of it.
+            # A promotion creates a new assignment.
             async with await standby.take_over(self._host.assignment_of(self.spec.id)) as owner:
                 self.shard.log_recorder = owner.recorder
                 try:
@@ -245,9 +248,10 @@ class ShardReplica:
                     self.shard.log_recorder = None
 
     def _check_log(self) -> None:
-        """Raises InvalidInput when an earlier shard has the same log: playing it here would fence that one off.
+        """Raise InvalidInput when an earlier shard has the same log: taking it over here would fence that shard off.
 
-        Apply refuses such a shard. This is for two that were applied at once, and for those that were there before.
+        Apply refuses such a shard. This check is for two shards that were applied at once, and for shards that were
+        applied before Apply had its check.
         """
         own = exclusive(self.spec)
         for other in self._host.earlier_shards(self.spec.id):
@@ -283,9 +287,10 @@ class ShardReplica:
         return self._is_transient(self._primary, error)
 
     async def _is_assigned(self) -> bool:
-        """Whether the shard is still assigned to this process, by etcd's own word or as far as can be known.
+        """Return whether the shard is still assigned to this process. Asks etcd, and returns True if it is unavailable.
 
-        Who raises a fence need not own the shard any more: it may have hung before that, for longer than its lease.
+        The process that raised the fence may no longer own the shard: it may have hung before, for longer than its
+        lease.
         """
         mine = self._host.assignment_of(self.spec.id)
         if mine is None:
@@ -314,7 +319,7 @@ class ShardReplica:
 
 
 def _cut(text: str) -> str:
-    """Text of bounded length: its beginning, and where it was longer its end."""
+    """Return text of bounded length: the beginning and end of a longer text."""
     if len(text) <= MAX_ERROR_CHARS:
         return text
     half = MAX_ERROR_CHARS // 2
@@ -322,5 +327,5 @@ def _cut(text: str) -> str:
 
 
 def _folder_prefix(shard: str) -> str:
-    """How the name of a shard's folder begins. Ids may be longer than names of files, and hold slashes and `..`."""
+    """Return the prefix of a shard's folder name. Ids may be longer than file names, and hold slashes and `..`."""
     return re.sub(r"[^\w-]", "_", shard)[:_FOLDER_CHARS] + "-"

@@ -1,4 +1,4 @@
-"""From a shard's id to the process that is responsible for it now; and the local replicas, kept in line with that.
+"""The resolver of shard ids to the processes that serve them. It also keeps local replicas in line with assignments:
 
 ==============================================  ====================================================================
 a shard is assigned to this process             start a replica
@@ -30,7 +30,7 @@ ShardState = State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Who serves a shard: `replica`, when that is this process; else the process that `header` names."""
+    """The server of a shard: `replica` if it is this process, else the process that `header` names."""
 
     status: pc.Status.ValueType
     header: pb.Header
@@ -46,7 +46,7 @@ class _Local:
 
 
 def covers(claims: Claims, spec: pc.ShardSpec) -> bool:
-    """Whether a shard is in the scope of claims: their selector sees its labels, and its `id`."""
+    """Return whether a shard is in the scope of claims. Their selector sees its labels, and `id`."""
     return claims.covers_all or labels.matches(claims.selector, with_meta(spec))
 
 
@@ -60,7 +60,7 @@ class ShardResolver:
         start: Callable[[pc.ShardSpec], ShardReplica],
         stop: Callable[[ShardReplica], None],
     ) -> None:
-        """`start` makes a started replica; `stop` stops one in the background. The key space has been loaded."""
+        """`start` returns a started replica; `stop` stops one in the background. The key space must be loaded."""
         self._keyspace = keyspace
         self._member = member
         self._start = start
@@ -77,9 +77,10 @@ class ShardResolver:
     async def resolve(
         self, shard: str, claims: Claims, *, may_proxy: bool = True, proxy_header: pb.Header | None = None
     ) -> Resolution:
-        """Resolve a shard, as of what `proxy_header` (a peer's, that sent us this) has seen or later.
+        """Resolve a shard, as of the etcd revision of `proxy_header` or later.
 
-        One that `claims` do not cover is as good as absent. Raises InvalidInput for a header that is not meant for us.
+        `proxy_header` is the header of the peer that passed the call on. A shard that `claims` do not cover counts as
+        absent. Raises InvalidInput for a header that is not meant for this process.
         """
         if proxy_header is not None:
             self._check_header(proxy_header)
@@ -111,7 +112,7 @@ class ShardResolver:
         return Resolution(status, header, item.spec if item is not None else None, replica)
 
     def stop(self) -> None:
-        """Stop all local replicas, and start none any more."""
+        """Stop all local replicas, and start no more."""
         self._stop_observing()
         self._stopped = True
         stopped, self._locals = self._locals, {}
@@ -133,7 +134,7 @@ class ShardResolver:
             )
 
     def _update(self, state: ShardState) -> None:
-        """Bring local replicas in line with the key space. An observer: it must not block."""
+        """Bring local replicas in line with the key space. It is an observer, so it must not block."""
         if self._stopped:
             return
         assigned = {each.item: each for each in state.by_member.get(self._member, [])}
@@ -146,7 +147,7 @@ class ShardResolver:
                 self._stop(self._locals.pop(shard).replica)
                 local = None
             if item is None:
-                continue  # Deleted, and the assignment is about to go; or a spec that cannot be read.
+                continue  # The shard is deleted and the assignment will follow, or its spec cannot be read.
             if local is None:
                 local = self._locals[shard] = _Local(self._start(item.spec), mine.slot, mine.kv.create_revision)
             elif local.replica.spec != item.spec:

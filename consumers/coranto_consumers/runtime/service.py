@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from coranto_consumers.runtime.consumer import Consumer
 
 MAX_HINTS_BYTES: Final = 1 << 20
-"""Of hints that a client gives. etcd takes little more at once."""
+"""The limit for hints that a client gives. etcd does not accept much larger values."""
 
 _log = structlog.get_logger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -59,7 +59,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
 
 
 class ShardService(pc_grpc.ShardServicer):
-    """Calls of clients, and of other processes of the consumer."""
+    """The service for clients, and for other processes of the consumer."""
 
     def __init__(self, process: Consumer) -> None:
         self._process = process
@@ -86,7 +86,7 @@ class ShardService(pc_grpc.ShardServicer):
 
     @asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[Claims]:
-        """Serve a call if it may be made, and end it with a status code where that fails."""
+        """Admit a call if its claims allow it. Ends it with a status code on CorantoError."""
         try:
             async with self._process.authorizer.admitted(method, context) as claims:
                 yield claims
@@ -98,7 +98,7 @@ class ShardService(pc_grpc.ShardServicer):
     # -- Stat ----------------------------------------------------------------------------------------------------------
 
     async def _stat(self, request: pc.StatRequest, claims: Claims) -> pc.StatResponse:
-        """How far a shard has come, once it has read through what the request says. The primary answers."""
+        """Return a shard's progress, once it has read through the request's offsets. The primary answers."""
         proxied = request.HasField("header")
         try:
             _validate_stat(request)
@@ -124,7 +124,7 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     def _is_hidden(self, shard: str, claims: Claims) -> bool:
-        """Whether the caller is told that there is no such shard, whatever else it asks."""
+        """Return whether the shard does not exist for this caller. Then no other check may reveal more."""
         item = self._process.keyspace.state.item(shard)
         return not claims.covers_all and (item is None or not covers(claims, item.spec))
 
@@ -160,9 +160,9 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     async def _apply(self, request: pc.ApplyRequest, claims: Claims) -> pc.ApplyResponse:
-        """Apply all changes in one transaction, and answer once this process has read what it wrote.
+        """Apply all changes in one transaction, and answer once this process's key space shows them.
 
-        Whoever may not make all of them is told that and no more, whatever is in them.
+        A caller that may not make all of the changes learns only that, whatever they hold.
         """
         process = self._process
         authorized = [self._authorized(change, claims) for change in request.changes]
@@ -180,7 +180,7 @@ class ShardService(pc_grpc.ShardServicer):
             except InvalidInput as error:
                 raise error.within(f"ApplyRequest.changes[{index}]") from None
             key = process.keyspace.layout.item_key(change.upsert.id or change.delete)
-            if not claims.covers_all:  # The labels that were judged must still be those that the shard has.
+            if not claims.covers_all:  # The shard must still have the labels that were checked.
                 compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
             if change.HasField("upsert"):
                 try:
@@ -208,10 +208,10 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     def _authorized(self, change: pc.ApplyRequest.Change, claims: Claims) -> Item[pc.ShardSpec] | None:
-        """The shard of a change that claims cover, None if it is new. Raises PermissionDenied when they do not.
+        """Return the present shard of a change, None if it is new. Raises PermissionDenied if claims do not cover it.
 
-        Both the shard as it is and as it is to be must be in their scope, so that nobody takes one over by relabelling.
-        The change may be malformed: that is looked at afterwards.
+        The claims must cover the shard both as it is and as it is to be, so that nobody takes one over by relabelling.
+        The change may be malformed: it is validated afterwards.
         """
         shard = change.upsert.id or change.delete
         item = self._process.keyspace.state.item(shard)
@@ -221,9 +221,9 @@ class ShardService(pc_grpc.ShardServicer):
         return item
 
     async def _require_place_of_hints(self, spec: pc.ShardSpec) -> None:
-        """Raises InvalidInput for hints that are to be kept among this consumer's keys, or where another log's are.
+        """Raise InvalidInput for a hint prefix among this consumer's keys, or one that holds another log's hints.
 
-        A place that the shard has already is taken as it is: its hints cannot be left behind.
+        The present prefix of a shard is accepted as it is, because its hints are there.
         """
         process = self._process
         before = process.keyspace.state.item(spec.id)
@@ -249,9 +249,10 @@ class ShardService(pc_grpc.ShardServicer):
             )
 
     def _check_logs(self, request: pc.ApplyRequest) -> None:
-        """Raises InvalidInput for a shard that is to have what another shard has: its recovery log, or its hints.
+        """Raise InvalidInput for a shard that would have the recovery log, or the hints, of another shard.
 
-        Who takes over a recovery log fences off whoever recorded to it, so no scope of a token would protect it.
+        A process that takes over a recovery log fences off the earlier recorder. Without this check, no token's scope
+        would protect the log.
         """
         changed = {change.upsert.id or change.delete for change in request.changes}
         present = [item.spec for item in self._process.keyspace.state.items if item.id not in changed]
@@ -265,9 +266,10 @@ class ShardService(pc_grpc.ShardServicer):
                     )
 
     def _acceptable(self, given: FSMHints, spec: pc.ShardSpec, claims: Claims) -> Hints:
-        """Hints that a client gives for a shard, if they are of its log, and lead to no log beyond the client's scope.
+        """Return the hints that a client gives for a shard, after checks.
 
-        Raises InvalidInput and PermissionDenied: the process would read for the client whatever hints name.
+        They must be of the shard's log, and name no log outside of the client's scope: otherwise the process would read
+        any journal for the client. Raises InvalidInput and PermissionDenied.
         """
         if given.ByteSize() > MAX_HINTS_BYTES:
             raise InvalidInput(
@@ -286,7 +288,7 @@ class ShardService(pc_grpc.ShardServicer):
     # -- Hints and assignments -----------------------------------------------------------------------------------------
 
     async def _hints(self, request: pc.GetHintsRequest, claims: Claims) -> pc.GetHintsResponse:
-        """The hints of a shard's recovery log: none, for a shard that has no recovery log."""
+        """Return the hints of a shard's recovery log. A shard without a recovery log has none."""
         process = self._process
         try:
             validate_shard_id(request.shard)
@@ -309,8 +311,10 @@ class ShardService(pc_grpc.ShardServicer):
         return response
 
     async def _unassign(self, request: pc.UnassignRequest, claims: Claims) -> pc.UnassignResponse:
-        """Remove failed assignments of shards and, unless only those are asked for, their primaries'. The allocator
-        then assigns the shards anew."""
+        """Remove failed assignments of shards and, unless `only_failed`, the assignments of their primaries.
+
+        The allocator then assigns the shards anew.
+        """
         process = self._process
         state = process.keyspace.state
         due: list[Assignment[pc.ReplicaStatus]] = []

@@ -1,4 +1,4 @@
-"""Settings of a consumer process. The command line's options and the environment's variables come from here."""
+"""Settings of a consumer process. They define the options of the command line and the environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class ConsumerSettings(BaseSettings):
-    """How one consumer process runs. Times are in seconds."""
+    """Settings of one consumer process. Times are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_CONSUMER_", frozen=True)
 
@@ -52,4 +52,4 @@ class ConsumerSettings(BaseSettings):
 
 
 SECRETS = frozenset(name for name, field in ConsumerSettings.model_fields.items() if field.annotation is SecretStr)
-"""Settings that no command line may carry, since it shows in lists of processes."""
+"""Settings that are not options of the command line, because lists of processes show it."""

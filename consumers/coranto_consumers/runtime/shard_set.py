@@ -1,4 +1,4 @@
-"""Shard specs in YAML, interchangeable with Gazette's: what shards share once, and then each shard::
+"""Shard specs in YAML, interchangeable with Gazette's. Common fields are given once, and then each shard::
 
     common:
       max_txn_duration: 1s
@@ -14,8 +14,9 @@
       - journal: flights/events/part-001
       revision: 1234
 
-A shard takes from `common` what it leaves out itself; its labels replace those of `common` name by name. `revision` is
-the shard's present one: absent or 0 creates it, -1 applies whatever it is. `delete: true` removes the shard.
+A shard takes from `common` the fields that it leaves out itself. Its labels replace those of `common` with the same
+names. `revision` is the shard's present revision: if it is absent or 0, the shard is created; -1 applies the change at
+any revision. `delete: true` removes the shard.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from coranto_consumers.runtime.specs import validate_change
 
 _FLAG = Kind(read_flag, bool, bool, lambda message, name, value: setattr(message, name, bool(value)))
 
-# In the order in which they are written.
+# In the order in which fields are written.
 _FIELDS: dict[str, Kind] = {
     "recovery_log_prefix": TEXT,
     "hint_prefix": TEXT,
@@ -76,9 +77,9 @@ Sources = tuple[tuple[str, int], ...]
 
 
 def parse_shards(text: str) -> list[pc.ApplyRequest.Change]:
-    """The changes that a set of shards asks for, complete and validated, in its order.
+    """Return the changes of a shard set, complete and validated, in its order.
 
-    An empty text asks for none. Raises InvalidInput, which names the line and, where there is one, the shard.
+    An empty text has no changes. Raises InvalidInput, which names the line and, if possible, the shard.
     """
     found = read_document(text, _read_set)
     changes: list[pc.ApplyRequest.Change] = []
@@ -92,7 +93,7 @@ def parse_shards(text: str) -> list[pc.ApplyRequest.Change]:
 
 
 def render_shards(shards: Iterable[tuple[pc.ShardSpec, int]]) -> str:
-    """Specs and their revisions as YAML, with everything shared moved to `common`. None at all are the empty text."""
+    """Return specs and their revisions as YAML, with shared fields moved to `common`. Without specs, return ""."""
     found = [_Shard.of_spec(spec, revision) for spec, revision in sorted(shards, key=lambda pair: pair[0].id)]
     if not found:
         return ""
@@ -111,7 +112,7 @@ def render_shards(shards: Iterable[tuple[pc.ShardSpec, int]]) -> str:
 
 @dataclass(slots=True)
 class _Shard:
-    """A shard, or what shards have in common; zero values are left out, as in YAML."""
+    """A shard, or the fields that shards have in common. Zero values are left out, as in YAML."""
 
     id: str = ""
     sources: Sources = ()
@@ -133,7 +134,7 @@ class _Shard:
         return self
 
     def change(self) -> pc.ApplyRequest.Change:
-        """What is asked for this shard. Raises InvalidInput when that is not acceptable."""
+        """Return the change for this shard. Raises InvalidInput when it is not valid."""
         change = pc.ApplyRequest.Change(expect_mod_revision=self.revision)
         try:
             if self.delete:

@@ -1,4 +1,4 @@
-"""Shard specs and what else consumers keep in etcd: what makes them valid, and what follows from them."""
+"""Shard specs and the other entities of consumers in etcd: their validation, and values derived from them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from coranto_consumers.recoverylog.hint_store import HintKeys, require_no_cluste
 
 MAX_SHARD_LIMIT = 131_072
 MAX_HOT_STANDBYS = 3
-"""Caps the hot standbys of every shard, unless a process is told otherwise."""
+"""The default limit for the hot standbys of every shard."""
 MAX_HINT_BACKUPS = 64
-"""Each is a key of etcd that is read whenever the shard is recovered."""
+"""The most backups of hints. Each is a key of etcd that is read at every recovery of the shard."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
 
 
 def validate_shard_spec(spec: pc.ShardSpec) -> None:
-    """Raises InvalidInput, which names the field."""
+    """Raise InvalidInput, which names the field, for a spec that is not valid."""
     _named("id", validate_shard_id, spec.id)
     if spec.recovery_log_prefix:
         _named("recovery_log_prefix", validate_journal, recovery_log(spec))
@@ -70,7 +70,7 @@ def _validate_labels(found: pb.LabelSet) -> None:
 
 
 def validate_consumer_spec(spec: pc.ConsumerSpec) -> None:
-    """Raises InvalidInput, which names the field."""
+    """Raise InvalidInput, which names the field, for a spec that is not valid."""
     _within("process_spec.id", validate_process_id, spec.process_spec.id)
     _named("process_spec.endpoint", validate_endpoint, spec.process_spec.endpoint)
     if spec.shard_limit > MAX_SHARD_LIMIT:
@@ -78,7 +78,7 @@ def validate_consumer_spec(spec: pc.ConsumerSpec) -> None:
 
 
 def validate_status(status: pc.ReplicaStatus) -> None:
-    """Raises InvalidInput: there are errors where, and only where, the code is FAILED."""
+    """Raise InvalidInput for a status that is not valid. The code FAILED, and no other, has errors."""
     if status.code not in pc.ReplicaStatus.Code.values():
         raise InvalidInput(f"{status.code} is no code of a replica", field="code")
     if bool(status.errors) != (status.code == pc.ReplicaStatus.FAILED):
@@ -86,14 +86,14 @@ def validate_status(status: pc.ReplicaStatus) -> None:
 
 
 def validate_change(change: pc.ApplyRequest.Change) -> None:
-    """Raises InvalidInput, which names the field."""
+    """Raise InvalidInput, which names the field, for a change that is not valid."""
     if change.expect_mod_revision < ANY_REVISION:
         raise InvalidInput(f"{change.expect_mod_revision} is below -1", field="expect_mod_revision")
     if change.HasField("upsert") == bool(change.delete):
         raise InvalidInput("give either upsert or delete", field="upsert")
     if change.HasField("upsert"):
         _within("upsert", validate_shard_spec, change.upsert)
-        # Not with the spec itself: one that is stored already must still be read.
+        # This is not checked with the spec itself, so that stored specs can still be read.
         _within("upsert", require_no_cluster_keys, change.upsert.hint_prefix)
         if change.HasField("primary_hints") and not change.upsert.recovery_log_prefix:
             raise InvalidInput("the shard has no recovery log that hints could be of", field="primary_hints")
@@ -106,24 +106,24 @@ def validate_change(change: pc.ApplyRequest.Change) -> None:
 
 
 def replication(spec: pc.ShardSpec, max_hot_standbys: int = MAX_HOT_STANDBYS) -> int:
-    """To how many processes the shard shall be assigned: the primary and its hot standbys."""
+    """Return the number of processes for the shard: the primary and its hot standbys. 0 for a disabled shard."""
     return 0 if spec.disable else 1 + min(spec.hot_standbys, max_hot_standbys)
 
 
 def recovery_log(spec: pc.ShardSpec) -> str:
-    """The journal of the shard's recovery log; empty when it has none."""
+    """Return the journal of the shard's recovery log, or "" when it has none."""
     return f"{spec.recovery_log_prefix}/{spec.id}" if spec.recovery_log_prefix else ""
 
 
 def hint_keys(spec: pc.ShardSpec) -> HintKeys:
-    """Where the hints of a shard with a recovery log are."""
+    """Return the keys of the hints of a shard with a recovery log."""
     return HintKeys(spec.hint_prefix, spec.id, spec.hint_backups)
 
 
 def exclusive(spec: pc.ShardSpec) -> tuple[str, ...]:
-    """What no two shards may have in common, in words: a recovery log, and the key of its hints.
+    """Return descriptions of the things that no two shards may share: the recovery log, and the key of its hints.
 
-    Ids hold slashes, so `logs` and `app/sums-000` come to the same log as `logs/app` and `sums-000` do.
+    Ids may hold slashes, so prefix `logs` with id `app/sums-000` gives the same log as `logs/app` with `sums-000`.
     """
     if not spec.recovery_log_prefix:
         return ()
@@ -131,12 +131,12 @@ def exclusive(spec: pc.ShardSpec) -> tuple[str, ...]:
 
 
 def with_meta(spec: pc.ShardSpec) -> pb.LabelSet:
-    """The shard's labels, and `id` for selectors."""
+    """Return the shard's labels, with `id` added for selectors."""
     return labels.add_value(spec.labels, "id", spec.id)
 
 
 def most_advanced(statuses: Sequence[pc.ReplicaStatus]) -> pc.ReplicaStatus:
-    """The one status that stands for all replicas of a shard; IDLE when there are none."""
+    """Return one status for all replicas of a shard: the highest code, and all errors. IDLE without replicas."""
     merged = pc.ReplicaStatus()
     for status in statuses:
         if status.code > merged.code:
@@ -167,7 +167,7 @@ class ShardEntities:
         return spec
 
     def decode_assignment(self, key: AssignmentKey, value: bytes) -> pc.ReplicaStatus:
-        """An empty value is IDLE."""
+        """Decode a status. An empty value is IDLE."""
         status = _parse(pc.ReplicaStatus(), value)
         validate_status(status)
         return status
@@ -185,8 +185,10 @@ class ShardEntities:
         return member.process_spec.endpoint
 
     def consistent(self, assignments: Sequence[tuple[AssignmentKey, pc.ReplicaStatus]]) -> Sequence[bool]:
-        """Those that are ready to take over. Failed ones count once the primary has failed too: nothing is lost by
-        moving them then."""
+        """Return for each assignment whether its replica is ready to take over.
+
+        Failed replicas count as ready once the primary has failed too: nothing is lost by moving them then.
+        """
         failed = any(key.slot == 0 and status.code == pc.ReplicaStatus.FAILED for key, status in assignments)
         ready = (pc.ReplicaStatus.STANDBY, pc.ReplicaStatus.PRIMARY)
         return [
@@ -210,7 +212,7 @@ def _within(field: str, check: Callable[[ValueT], object], value: ValueT) -> Non
 
 
 def _named(field: str, check: Callable[[str], object], value: str) -> None:
-    """As `_within`, for a check that has its own name for the value."""
+    """Run `check` like `_within`, but replace the field that the check names."""
     try:
         check(value)
     except InvalidInput as error:

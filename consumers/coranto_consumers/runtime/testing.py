@@ -1,4 +1,4 @@
-"""For tests of applications: a shard that runs in this process, without the processes that share shards out."""
+"""A shard that runs in the test's process, for tests of applications. It needs no consumer processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coranto_consumers.runtime.specs import validate_shard_spec
 def shard_spec(
     id: str, sources: Sequence[str], *, min_seconds: float = 0.0, max_seconds: float = 1.0, **fields: Any
 ) -> pc.ShardSpec:
-    """A shard over some journals. Raises InvalidInput."""
+    """Return the spec of a shard with `sources`. Raises InvalidInput for a spec that is not valid."""
     spec = pc.ShardSpec(id=id, **fields)
     spec.min_txn_duration.FromNanoseconds(round(min_seconds * 1e9))
     spec.max_txn_duration.FromNanoseconds(round(max_seconds * 1e9))
@@ -34,16 +34,16 @@ def shard_spec(
 
 
 class RunningShard:
-    """A shard at work."""
+    """A running shard."""
 
     def __init__(self, primary: Primary, task: asyncio.Task[None], progress: Progress) -> None:
         self.primary = primary
         self.task = task
-        """Ends with the error that ends the shard."""
+        """The running task. It ends with the error that ends the shard."""
         self.progress = progress
 
     async def read_through(self, offsets: dict[str, int]) -> None:
-        """Return once the shard has read through these offsets; raise what ended it before."""
+        """Wait until the shard has read through these offsets. Raises the error of a shard that ended before."""
         waiting = asyncio.create_task(self.progress.wait_for(offsets))
         try:
             await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
@@ -54,12 +54,12 @@ class RunningShard:
             waiting.cancel()
 
     async def finish(self) -> None:
-        """Complete what was consumed, and end."""
+        """Complete transactions, and end."""
         self.primary.stop()
         await self.task
 
     async def crash(self) -> None:
-        """End at once, whatever is under way."""
+        """End at once, and abandon transactions in progress."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
@@ -68,10 +68,10 @@ class RunningShard:
 async def running_shard(
     app: Application[Any], spec: pc.ShardSpec, client: JournalClient, *, owner: LogOwner | None = None
 ) -> AsyncIterator[RunningShard]:
-    """`spec` processed by `app`, with the journals of `client`, until the context is left.
+    """Run the shard of `spec` with `app` and the journals of `client` until the context is left.
 
-    Every run has a producer of its own, as if the shard had been assigned anew. For a store that lives in a recovery
-    log, `owner` has taken that over (see `coranto_consumers.recoverylog.standby`).
+    Every run has a producer of its own, as after a new assignment. For a store in a recovery log, pass the `owner` that
+    has taken the log over (see `coranto_consumers.recoverylog.standby`).
     """
     progress = Progress()
     shard = Shard(spec, client)

@@ -1,6 +1,6 @@
-"""When consumer transactions begin, end and complete. Pure: it reads no clock and waits for nothing.
+"""The state machine of consumer transactions. Pure: it reads no clock and waits for nothing.
 
-Transactions of a shard are pipelined: while one commits, the next one consumes messages already.
+Transactions of a shard are pipelined: while one commits, the next one already consumes messages.
 
 ::
 
@@ -8,14 +8,14 @@ Transactions of a shard are pipelined: while one commits, the next one consumes 
                          ^                                         │ becomes the prior one, and the next is IDLE
     the prior one      DONE <──acknowledged()── ACKNOWLEDGING <──committed()── COMMITTING
 
-A transaction has at least one message. It may begin to commit only once the prior one is DONE: its store commit has
-completed, and then all acknowledgements of what it published have been appended. So there are never two commits under
-way, and no acknowledgement of an uncommitted transaction is ever written. What is left to a shard that starts are the
-acknowledgements of the checkpoint that it restored; therefore its prior transaction is ACKNOWLEDGING at first.
+A transaction has at least one message. It may begin to commit only once the prior one is DONE: the prior store commit
+has completed, and then all acknowledgements of the messages that it published have been appended. So two commits are
+never in progress at once, and no acknowledgement of an uncommitted transaction is ever written. A shard that starts
+still has to append the acknowledgements of its restored checkpoint, so its prior transaction is ACKNOWLEDGING at first.
 
-The current transaction ends at the first pause of its input after `min_seconds`, or after `max_seconds` in any case.
-A pause in which read messages still await their producer's acknowledgement does not count, unless the shard's spec says
-so: the acknowledgement is likely to come soon, and to complete what was read.
+The current transaction ends at the first pause of its input after `min_seconds`, and at the latest after `max_seconds`.
+A pause does not count while messages that were read await their producer's acknowledgement, unless the shard's spec
+disables this: the acknowledgement is likely to come soon, and to commit these messages.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from coranto.errors import CorantoError, InvalidInput
 
 
 class DeferToNextTransaction(Exception):
-    """Raised by an application's `consume_message` to have the transaction end before this message.
+    """Raised by an application's `consume_message` to end the transaction before this message.
 
     The next transaction begins with it. At a transaction's first message it is an error.
     """
 
 
 class EmptyTransactionDeferred(CorantoError):
-    """An application deferred the first message of a transaction, for which there is no other to wait for."""
+    """An application deferred the first message of a transaction, which cannot be empty."""
 
 
 class Step(enum.Enum):
-    """What to do next."""
+    """The next step of a shard."""
 
     CONSUME = "consume a message that is ready"
     WAIT = "wait: for a message if `reads`, for the prior transaction, and until `deadline`"
@@ -47,7 +47,7 @@ class Step(enum.Enum):
 
 
 class Prior(enum.Enum):
-    """Where the prior transaction stands."""
+    """The state of the prior transaction."""
 
     COMMITTING = "its store commit is under way"
     ACKNOWLEDGING = "it has committed; its acknowledgements are being appended"
@@ -56,7 +56,7 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a transaction consumes, in seconds from its first message."""
+    """The limits of the time in which a transaction consumes, in seconds from its first message."""
 
     min_seconds: float = 0.0
     max_seconds: float = 1.0
@@ -69,11 +69,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Times:
-    """When a transaction reached its stages, as monotonic readings, and what it consumed."""
+    """The times at which a transaction reached its stages, as monotonic readings, and its messages and bytes."""
 
     began: float = 0.0
     stalled: float = 0.0
-    """When it could consume no more for want of time, and had to wait for the prior one."""
+    """The time at which it stopped consuming, and began to wait for the prior one."""
     commit_began: float = 0.0
     committed: float = 0.0
     acknowledged: float = 0.0
@@ -82,7 +82,7 @@ class Times:
 
 
 class Transactions:
-    """The transactions of one shard, from its start on. All `now` are monotonic readings, in seconds."""
+    """The transactions of one shard, from its start on. Every `now` is a monotonic reading in seconds."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -90,30 +90,30 @@ class Transactions:
         self.prior = Prior.ACKNOWLEDGING
         self.current = Times()
         self.completing = Times()
-        """The prior transaction's."""
+        """The times of the prior transaction."""
         self._deferred = False
         self._ended = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the current transaction has messages."""
+        """True if the current transaction has messages."""
         return self.current.messages > 0
 
     def reads(self, now: float) -> bool:
-        """Whether the current transaction takes further messages."""
+        """Return whether the current transaction takes further messages."""
         if self._deferred or self._ended:
             return False
         return not self.is_open or now < self.current.began + self.limits.max_seconds
 
     def deadline(self, now: float) -> float | None:
-        """When to ask for the next step again, should nothing happen before. None: nothing changes by itself."""
+        """Return the time at which to ask for the next step again if nothing happens before. None: not by time."""
         if not self.is_open or not self.reads(now):
             return None
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)
         return minimum if now < minimum else self.current.began + self.limits.max_seconds
 
     def next_step(self, now: float, *, ready: bool, pending: bool) -> Step:
-        """What to do. `ready`: input is there already. `pending`: what was read awaits an acknowledgement."""
+        """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement."""
         reads = self.reads(now)
         if ready and reads:
             return Step.CONSUME
@@ -130,16 +130,16 @@ class Transactions:
         return Step.COMMIT
 
     def consumed(self, now: float, size: int) -> None:
-        """A message of `size` bytes was consumed."""
+        """Note that a message of `size` bytes was consumed."""
         if not self.is_open:
             self.current.began = now
         self.current.messages += 1
         self.current.bytes += size
 
     def deferred(self) -> None:
-        """The application wants the message that it was given to begin the next transaction.
+        """Note that the application deferred a message to the next transaction.
 
-        Raises EmptyTransactionDeferred.
+        Raises EmptyTransactionDeferred if the current transaction has no messages.
         """
         if not self.is_open:
             raise EmptyTransactionDeferred(
@@ -148,11 +148,11 @@ class Transactions:
         self._deferred = True
 
     def ended(self) -> None:
-        """There will be no further input: commit what there is."""
+        """Note that there is no further input: commit the current transaction."""
         self._ended = True
 
     def start_commit(self, now: float) -> None:
-        """The current transaction begins to commit, and the next one may consume."""
+        """Note that the current transaction begins to commit. The next one may consume."""
         if not self.is_open or self.prior is not Prior.DONE:
             raise InvalidInput(f"no transaction can begin to commit: prior {self.prior.name}, open {self.is_open}")
         self.current.commit_began = now
@@ -162,14 +162,14 @@ class Transactions:
         self._deferred = False
 
     def committed(self, now: float) -> None:
-        """The prior transaction's store commit has completed: acknowledgements may be appended."""
+        """Note that the prior transaction's store commit has completed. Acknowledgements may be appended."""
         if self.prior is not Prior.COMMITTING:
             raise InvalidInput(f"the prior transaction is {self.prior.name}, and cannot commit")
         self.completing.committed = now
         self.prior = Prior.ACKNOWLEDGING
 
     def acknowledged(self, now: float) -> None:
-        """All acknowledgements of the prior transaction are in their journals."""
+        """Note that all acknowledgements of the prior transaction are in their journals."""
         if self.prior is not Prior.ACKNOWLEDGING:
             raise InvalidInput(f"the prior transaction is {self.prior.name}: nothing of it can be acknowledged")
         self.completing.acknowledged = now

@@ -1,7 +1,7 @@
 """Exactly-once consumers on Spark, and journals as DataFrames.
 
-Names are imported when they are first used: Spark's workers import this package for the source alone, each time one
-starts, and need neither SQLAlchemy nor a database driver for that.
+Names are imported at their first use. Each of Spark's workers imports this package when it starts, only for the data
+source, and needs neither SQLAlchemy nor a database driver for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user writes: an application, which turns committed messages into rows of tables and messages for journals."""
+"""The application that a user writes. It turns committed messages into rows of tables and messages for journals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ MappingName = Literal["rendezvous", "modulo", "random"]
 class TableOutput:
     """Rows for a table of the store.
 
-    The rows' columns are those of the table by name. With `keys`, which the table must hold unique, rows are merged
-    into it: `merge` says for each other column how. Without, they are appended. The table is created when absent.
+    The rows' columns are columns of the table by name. With `keys`, which must be unique in the table, rows are merged
+    into the table, and `merge` has a rule for each other column. Without keys, rows are appended. The table is created
+    if absent.
     """
 
     table: Table
@@ -32,9 +33,9 @@ class TableOutput:
 class JournalOutput:
     """Messages for journals.
 
-    `rows` has a column `value`, a struct or the text of a JSON object, and a column `key` (text or binary), which
-    `mapping` maps to one of the journals: a label selector or a list of names. `random` needs no key. The message gets
-    its UUID on the way.
+    `rows` has a column `value`, which is a struct or the text of a JSON object, and a column `key` (text or binary).
+    `mapping` maps the key to one of `journals`, which is a label selector or a list of names. The mapping `random`
+    needs no key. Each message is given a UUID.
     """
 
     rows: DataFrame
@@ -44,7 +45,7 @@ class JournalOutput:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """All that one transaction writes. It becomes visible together with the transaction, or never."""
+    """The output of one transaction. It becomes visible when the transaction commits, or never."""
 
     tables: Sequence[TableOutput] = ()
     journals: Sequence[JournalOutput] = ()
@@ -55,23 +56,24 @@ class Application(Protocol):
 
     @property
     def name(self) -> str:
-        """Identifies the consumer in its store. A new instance of the same name fences off the one before."""
+        """The consumer's name in its store. A new instance with the same name fences off the one before."""
         ...
 
     @property
     def sources(self) -> str:
-        """Label selector of the journals to consume, such as `name:prefix=flights/events/`."""
+        """The label selector of the journals to consume, such as `name:prefix=flights/events/`."""
         ...
 
     @property
     def value_schema(self) -> str:
-        """DDL of the columns that messages are parsed into: `carrier STRING, arr_delay DOUBLE`."""
+        """The DDL of the columns that messages are parsed into, such as `carrier STRING, arr_delay DOUBLE`."""
         ...
 
     def outputs(self, committed: DataFrame) -> Outputs:
-        """What to write for the committed messages of one transaction, each of which is there exactly once.
+        """Return the output for the committed messages of one transaction. Each message is there exactly once.
 
-        The columns of `committed` are those of `value_schema`, and `_journal`, `_offset`, `_producer` and `_clock`.
-        It may be evaluated several times, also for transactions that are then abandoned: no effects of its own.
+        The columns of `committed` are the columns of `value_schema`, and `_journal`, `_offset`, `_producer` and
+        `_clock`. The output may be evaluated several times, also for transactions that are then abandoned. So it must
+        have no side effects.
         """
         ...

@@ -1,19 +1,19 @@
-"""`SparkConsumer`: exactly-once consumer transactions whose work is spread over Spark's executors.
+"""`SparkConsumer`: exactly-once consumer transactions that run on Spark's executors.
 
-The driver owns each transaction, executors do the work (`docs/architecture.md`):
+The driver owns each transaction, and executors do the work (`docs/architecture.md`):
 
-1. **Start.** Raise the fence in the SQL store and restore the checkpoint. From here no earlier instance can commit.
-   Append the checkpoint's acknowledgements again: the instance before may have died between its commit and them.
+1. **Start.** Raise the fence in the SQL store and restore the checkpoint. From now on no earlier instance can commit.
+   Append the checkpoint's acknowledgements again: the earlier instance may have died after its commit and before them.
 2. **Plan** byte ranges of the source journals, bounded per transaction, from the checkpoint's offsets on.
-3. **Read and sequence.** Tasks read ranges and number their messages by segment; the driver decides from the ranges'
-   summaries which of them are committed, and what the next checkpoint's producer states are.
-4. **Write.** Tasks stage rows in the store and publish messages as pending, each under an identity of its attempt.
-5. **Commit** in one SQL transaction: the fence is checked, the rows of winning attempts are merged, and the checkpoint
-   is written with the acknowledgements of winning attempts.
-6. **Acknowledge.** Only now the acknowledgements are appended.
+3. **Read and sequence.** Tasks read ranges and number their messages by segment. From the ranges' summaries, the driver
+   decides which messages are committed, and makes the next checkpoint's producer states.
+4. **Write.** Task attempts stage rows in the store and publish messages as pending, each under its own identity.
+5. **Commit** in one SQL transaction: check the fence, merge the rows of winning attempts, and write the checkpoint with
+   the acknowledgements of winning attempts.
+6. **Acknowledge.** Append the acknowledgements, only after the commit.
 
-Whatever stops a consumer, the next one goes on from what did commit: reading is repeated, staged rows are deleted,
-pending messages are never acknowledged.
+After any failure of a consumer, the next one goes on from the last commit: it reads again, and deletes staged rows.
+Pending messages of the failed transaction are never acknowledged.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from coranto_consumers.stores.staging import delete_staged, delete_stale
 DEFAULT_TRANSACTION_BYTES = 256 << 20
 DEFAULT_PARTITION_BYTES = 32 << 20
 _PATIENCE_AFTER_FAILURE = 5.0
-"""Seconds for each further acknowledgement, once one has failed."""
+"""The time in seconds for each further acknowledgement, once one has failed."""
 
 _log = structlog.get_logger(__name__)
 
 
 class SparkConsumer:
-    """Runs an application exactly once over its source journals.
+    """Runs an application over its source journals, with exactly-once effects.
 
-    `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads about `max_transaction_bytes`
-    of journal content at most, a task about `max_partition_bytes`. `spark` may be a function that starts a session,
-    called when there is something to read. `on_progress` is called once the plan is known, and after each transaction.
-    Use one instance from one thread. Instances of the same application name, here or elsewhere, fence each other off.
+    `store_url` is a SQLAlchemy URL (see `coranto_consumers.stores`). A transaction reads at most about
+    `max_transaction_bytes` of journal content, and a task at most about `max_partition_bytes`. `spark` may be a
+    function that starts a session; it is called when there is something to read. `on_progress` is called once the plan
+    is known, and after each transaction. Use an instance from one thread only. Instances with the same application
+    name fence each other off, on any machine.
     """
 
     def __init__(
@@ -81,14 +82,18 @@ class SparkConsumer:
         self._inputs: InputReader | None = None
 
     def run_until_caught_up(self, max_transactions: int | None = None) -> ConsumeReport:
-        """Process what the journals hold now, in at most `max_transactions` transactions.
+        """Process the present content of the journals, in at most `max_transactions` transactions.
 
-        Messages written meanwhile are left to the next run, and so are transactions of producers that are still open.
-        Raises Fenced when another instance has started (stop then; nothing was committed), CorruptMessage for a
-        message that is no JSON or does not fit the application's schema, InvalidInput for outputs that fit no table
-        or journal, SqlStoreError or CommitOutcomeUnknown for a failing store, and what clients raise for unreachable
-        brokers; CorruptData when a journal is not the one that was processed before. After any of them, running again
-        goes on from the last commit.
+        Messages written meanwhile, and transactions of producers that are still open, are left to the next run. Raises
+
+        * Fenced when another instance has started (stop then; nothing was committed),
+        * CorruptMessage for a message that is no JSON or does not fit the application's schema,
+        * InvalidInput for outputs that do not fit a table or journal,
+        * SqlStoreError or CommitOutcomeUnknown for a failing store,
+        * CorruptData when a journal is not the one that was processed before,
+        * errors of the client for unreachable brokers.
+
+        After any of them, the next run goes on from the last commit.
         """
         with SyncJournalClient.of(self._config) as client:
             try:
@@ -121,7 +126,7 @@ class SparkConsumer:
             if not ranges:
                 break
             report, after = self._transaction(client, ranges, sources, report)
-            # A journal may end in a line that its writer has not finished. It stays there for the next run.
+            # A journal may end in a line that its writer has not finished. That line is left to the next run.
             behind -= {each.journal for each in ranges if after[each.journal].read_through == each.begin}
             sources = after
             self._on_progress(report)
@@ -137,7 +142,7 @@ class SparkConsumer:
     def _transaction(
         self, client: SyncJournalClient, ranges: Sequence[Range], sources: Mapping[str, Source], report: ConsumeReport
     ) -> tuple[ConsumeReport, dict[str, Source]]:
-        """Steps 2 to 6 of the module's description, for ranges that are planned."""
+        """Run steps 2 to 6 of the module's description for planned ranges."""
         self._hooks.reached(Step.PLANNED)
         cuts = {each.journal: fragment_begins(client, each.journal) for each in ranges}
         with self._input_reader().read(ranges, sources, cuts) as read:
@@ -160,7 +165,7 @@ class SparkConsumer:
     def _write(
         self, client: SyncJournalClient, committed: DataFrame, messages: int, fence: int
     ) -> tuple[list[Staged], Published]:
-        """Have tasks stage and publish what the application makes of committed messages."""
+        """Let tasks stage and publish the application's output for committed messages."""
         if not messages:
             return [], Published({}, 0)
         outputs = self._application.outputs(committed)
@@ -181,15 +186,15 @@ class SparkConsumer:
             transaction.commit(checkpoint)
 
     def _acknowledge(self, client: SyncJournalClient, intents: Mapping[str, bytes]) -> int:
-        """Append acknowledgements; to how many journals.
+        """Append acknowledgements, and return the number of journals.
 
-        Each one is tried: no journal goes without for what is wrong with another. Then this raises what the client did
-        first, after its patience. They are in the committed checkpoint, so the next start appends them again.
+        Each one is tried: a failure of one journal does not keep the others from theirs. Then the client's first error
+        is raised. Acknowledgements are in the committed checkpoint, so the next start appends them again.
         """
         appended = 0
         failure: CorantoError | None = None
         for journal, content in sorted(intents.items()):
-            # Where brokers are away for long they may be so for all journals.
+            # Brokers that are away for long may be away for all journals.
             patience = None if failure is None else min(_PATIENCE_AFTER_FAILURE, self._config.patience)
             try:
                 client.append(journal, content, retry_unknown=True, patience=patience)
@@ -205,7 +210,7 @@ class SparkConsumer:
         return appended
 
     def _delete_stale_rows(self, fence: int) -> None:
-        """Delete what dead or fenced instances staged."""
+        """Delete rows that dead or fenced instances staged."""
         try:
             with self._store.engine.begin() as connection:
                 delete_stale(self._store, connection, self._application.name, fence)
@@ -215,7 +220,7 @@ class SparkConsumer:
     def _new_sources(
         self, client: SyncJournalClient, journals: Sequence[str], checkpoint: Checkpoint
     ) -> dict[str, Source]:
-        """Journals met for the first time are read from the earliest offset that they have."""
+        """Return the sources that the checkpoint does not have. They are read from their earliest offset."""
         return {
             journal: Source(earliest(fragment_begins(client, journal)))
             for journal in journals
@@ -224,7 +229,7 @@ class SparkConsumer:
 
 
 def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:
-    """Offsets only grow. A journal that ends before what was processed of it is not the journal that was."""
+    """Raise CorruptData for a journal that ends before its processed content: it is not the one processed before."""
     for journal, head in heads.items():
         if head < sources[journal].read_through:
             raise CorruptData(

@@ -1,4 +1,4 @@
-"""What there is to read: the journals of a selector, and the offsets they begin and end at."""
+"""Discovery of content to read: the journals of a selector, and the offsets at which they begin."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, NAME, label_selector, value
 
 
 def find_journals(client: SyncJournalClient, wanted: str | Sequence[str], *, field: str) -> tuple[str, ...]:
-    """Names of the journals of a label selector, or of a list of names, sorted.
+    """Return the sorted names of the journals of a label selector or a list of names.
 
-    Raises InvalidInput, naming `field`, when there are none, one of the names is unknown, or one holds no JSON lines.
+    Raises InvalidInput, naming `field`, when there are none, a name is unknown, or a journal does not hold JSON lines.
     """
     if isinstance(wanted, str):
         listing = client.list(wanted)
@@ -38,10 +38,10 @@ def _require_json_lines(info: JournalInfo, field: str) -> None:
 
 
 def fragment_begins(client: SyncJournalClient, journal: str) -> list[int]:
-    """Offsets at which the journal's fragments begin, sorted."""
+    """Return the offsets at which the journal's fragments begin, sorted."""
     return sorted({info.fragment.begin for info in client.fragments(journal)})
 
 
 def earliest(begins: Sequence[int]) -> int:
-    """The first offset that can be read, from the journal's fragments."""
+    """Return the first offset that can be read, given the begins of the journal's fragments."""
     return begins[0] if begins else 0

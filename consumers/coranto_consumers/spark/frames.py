@@ -1,4 +1,4 @@
-"""DataFrames of a consumer transaction: the rows that were read, and those that are committed and parsed."""
+"""DataFrames of a consumer transaction: the rows that were read, and the committed and parsed rows."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.sequencing import Window
 
 METADATA = {"_journal": "journal", "_offset": "offset", "_producer": "producer", "_clock": "clock"}
-"""Columns that committed rows have besides their values, and what they are in the source."""
+"""Metadata columns of committed rows, with their names in the source."""
 
 _CORRUPT = "_coranto_corrupt"
 _SEQUENCED = StructType([*(FIELDS[name] for name in ("journal", "offset", "producer", "clock", "value")), PIECE])
 
 
 def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFrame:
-    """All messages of a plan's ranges with their pieces, and the ranges' summaries."""
+    """Return all messages of a plan's ranges with their pieces, and the ranges' summaries."""
     reader = spark.read.format("journal").options(
         **client_options(client), isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
     )
-    # Only what is needed below: rows are cached whole, and each column costs.
+    # Only the columns that are needed below, because rows are cached whole.
     return reader.schema(_SEQUENCED).load()
 
 
 def collect_summaries(rows: DataFrame, plan: Plan) -> dict[Range, RangeSummary]:
-    """The summaries of a plan's ranges."""
+    """Return the summaries of a plan's ranges."""
     found = rows.where(F.col(PIECE.name) == SUMMARY_PIECE).select("value").collect()
     summaries = {summary.number: summary for summary in (RangeSummary.loads(row.value.encode()) for row in found)}
     return {part: summaries[number] for part, number in plan.numbers.items()}
 
 
 def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Window]) -> DataFrame:
-    """The rows that lie within the windows: committed messages, each once."""
+    """Return the rows that lie within the windows: committed messages, each once."""
     pieces, lows, highs = zip(*((window.piece, window.lo, window.hi) for window in windows), strict=True)
     chosen = spark.createDataFrame(pa.table({PIECE.name: pieces, "lo": lows, "hi": highs}))
     return (
@@ -54,7 +54,7 @@ def choose_committed(spark: SparkSession, rows: DataFrame, windows: Sequence[Win
 
 
 def parse_schema(ddl: str) -> StructType:
-    """The columns of an application's `value_schema`. Raises InvalidInput."""
+    """Return the columns of an application's `value_schema`. Raises InvalidInput."""
     try:
         schema = StructType.fromDDL(ddl)
     except PySparkException as error:
@@ -68,10 +68,10 @@ def parse_schema(ddl: str) -> StructType:
 
 
 def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Rows with their JSON values as columns, and a column that is not null for those that do not fit: see `take_in`.
+    """Return rows with their JSON values as columns, and a column that marks values that do not fit; see `take_in`.
 
-    Values that do not fit are not filtered out here, nor made to fail: Spark would parse each value once for that and
-    once more for its columns.
+    The column is null for values that fit. Other values are neither filtered out nor made to fail here: Spark would
+    then parse each value twice, once for the check and once for its columns.
     """
     asked = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
     parsed = F.from_json("value", asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
@@ -82,7 +82,7 @@ def parse_values(rows: DataFrame, schema: StructType) -> DataFrame:
 
 
 def take_in(parsed: DataFrame, schema: StructType) -> tuple[DataFrame, int]:
-    """Evaluate persisted `parse_values`: the columns for the application, and the number of rows.
+    """Evaluate persisted `parse_values`, and return the application's columns and the number of rows.
 
     Raises CorruptMessage for a value that does not fit the schema.
     """
@@ -101,7 +101,7 @@ _INVALID_INPUT = re.compile(r"InvalidInput: (?:([^\n:]*): )?([^\n]*)")
 
 
 def error_of_task(error: PySparkException) -> CorantoError | None:
-    """The error that a task raised, out of what Spark says of it; None when it was none of ours."""
+    """Return the error that a task raised, parsed from Spark's text. None when it was not an error of Coranto's."""
     text = str(error)
     if found := _CORRUPT_MESSAGE.search(text):
         return CorruptMessage(found[1], int(found[2]), found[3].rstrip())

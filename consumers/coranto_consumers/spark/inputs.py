@@ -1,4 +1,4 @@
-"""The input of one transaction: reading ranges once, and telling which of their messages are committed."""
+"""The input of one transaction. Ranges are read once, and their committed messages are chosen."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a transaction consumes, while its context is open."""
+    """The input of a transaction, while its context is open."""
 
     committed: DataFrame
     """The application's columns and metadata, persisted."""
     messages: int
-    """Rows of `committed`."""
+    """The number of rows of `committed`."""
     rows: int
-    """Messages that were read."""
+    """The number of messages that were read."""
     sources: dict[str, Source]
     """The sources' states after this transaction."""
 
@@ -57,9 +57,9 @@ class InputReader:
     def read(
         self, ranges: Sequence[Range], sources: Mapping[str, Source], cuts: Mapping[str, Sequence[int]]
     ) -> Iterator[Input]:
-        """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting them is cheap.
+        """Read ranges that begin where `sources` end. `cuts` are offsets at which splitting the ranges is cheap.
 
-        Raises CorruptData when a message is missing; what tasks raise comes out of Spark.
+        Raises CorruptData when a message is missing. Errors of tasks are raised as Spark's errors.
         """
         with ExitStack() as persisted:
             plan = self._plan(ranges, cuts)
@@ -86,7 +86,7 @@ class InputReader:
             chosen = choose_committed(self._spark, rows, windows_of(list(results.values())))
             with _persisted(parse_values(chosen, self._schema)) as parsed:
                 committed, messages = take_in(parsed, self._schema)
-                persisted.close()  # What was read is not needed any more, now that `parsed` is there.
+                persisted.close()  # The rows that were read are not needed any more once `parsed` is evaluated.
                 yield Input(
                     committed,
                     messages,
@@ -107,7 +107,7 @@ class InputReader:
     def _plan_replays(
         self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int
     ) -> Plan:
-        """Pending messages from before the checkpoint that are now committed must be read again."""
+        """Plan to read pending messages from before the checkpoint again, if they are committed now."""
         ranges = [result.replay[0] for result in results.values() if result.replay is not None]
         begins = {
             journal: {producer.hex(): state.begin for producer, state in _replaying(result).items()}
@@ -118,7 +118,7 @@ class InputReader:
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks the session runs at once, as far as its settings tell (Connect has no other way to ask)."""
+    """Return an estimate of the tasks that run at once, from the session's settings. Connect offers nothing better."""
     local = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", spark.conf.get("spark.master", "") or "")
     if local:
         return int(local[1])

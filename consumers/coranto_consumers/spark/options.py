@@ -1,6 +1,6 @@
-"""Options of `format("journal")`: what a user may write, checked before anything is read.
+"""Options of `format("journal")`. They are checked before anything is read.
 
-They are spelled as Spark's Kafka source spells its own, where both have the same thing.
+Options that Spark's Kafka source has too are spelled as there.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 
 class Isolation(enum.StrEnum):
-    """Which messages are read."""
+    """The isolation of a read, which decides the messages that are read."""
 
     READ_COMMITTED = "read_committed"
-    """Committed content, each message once. What is pending or rolled back at the end of the range is left out."""
+    """Committed content, each message once. Messages pending or rolled back at the end of the range are left out."""
     READ_UNCOMMITTED = "read_uncommitted"
-    """Every message as it stands: duplicates, pending ones and acknowledgements included."""
+    """Every message as it is written, with duplicates, pending messages and acknowledgements."""
     SEQUENCED = "sequenced"
-    """For consumers: every message with the number of its segment, and what the driver needs to resolve segments."""
+    """For consumers: every message with the number of its segment, and summaries to resolve segments in the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ReadOptions:
 
     client: ClientConfig
     journals: tuple[str, ...] | None
-    """None means those of `selector`."""
+    """None means the journals of `selector`."""
     selector: str
     starting: Mapping[str, int] | None
     """None means earliest."""
@@ -82,7 +82,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Options from a mapping whose keys are in any case. Raises InvalidInput."""
+        """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:
             _require_known(key)
@@ -115,7 +115,7 @@ class ReadOptions:
 
 
 def client_options(config: ClientConfig) -> dict[str, str]:
-    """The options that say what a client's configuration does."""
+    """Return the options that are equivalent to a client's configuration."""
     options = {"endpoint": config.endpoint, "patience": str(config.patience)}
     if config.zone:
         options["zone"] = config.zone

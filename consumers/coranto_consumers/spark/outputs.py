@@ -1,4 +1,4 @@
-"""Writing an application's outputs in a way that only a committing transaction makes count."""
+"""Writing of an application's outputs. They count only if the transaction commits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coranto_consumers.stores.staging import stage_of
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows that stand ready in a stage table."""
+    """Rows that are ready in a stage table."""
 
     plan: MergePlan
     stage: Table
@@ -32,20 +32,20 @@ class Staged:
     rows: int
 
     def merge(self, connection: Connection) -> None:
-        """Merge them into their table. Raises as `merge_staged` does."""
+        """Merge the rows into their table. Raises like `merge_staged`."""
         merge_staged(connection, self.plan, self.stage, self.attempts, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Messages that are pending in their journals, and what commits them."""
+    """Messages that are pending in their journals, and the acknowledgements that commit them, by journal."""
 
     intents: dict[str, bytes]
     messages: int
 
 
 def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: int) -> Staged:
-    """Stage the rows of an output. Raises InvalidInput when they do not fit their table."""
+    """Stage the rows of an output. Raises InvalidInput when they do not fit the table."""
     plan = plan_merge(output.table, output.rows.columns, output.keys, output.merge)
     stage = stage_of(store, plan)
     task = StageTask(store.url, stage, shard, fence)
@@ -54,7 +54,7 @@ def stage_table_output(output: TableOutput, store: SqlStore, shard: str, fence: 
 
 
 def publish_journal_outputs(outputs: Sequence[JournalOutput], client: SyncJournalClient) -> Published:
-    """Publish the messages of outputs as pending. Raises InvalidInput for journals or columns that are not there."""
+    """Publish the messages of outputs as pending. Raises InvalidInput for missing journals or columns."""
     intents: defaultdict[str, bytes] = defaultdict(bytes)
     messages = 0
     for output in outputs:

@@ -1,4 +1,4 @@
-"""What a running consumer tells, and where it can be interrupted."""
+"""The progress of a running consumer, and hooks that can interrupt it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 
 class Step(enum.Enum):
-    """Steps of a consumer, in order. The last ones repeat for each transaction."""
+    """The steps of a consumer, in order. Those from PLANNED on repeat for each transaction."""
 
     FENCED = "the fence is raised and the checkpoint restored"
     RECOVERED = "the checkpoint's acknowledgements are appended again, and stale staged rows are deleted"
@@ -24,36 +24,36 @@ class Step(enum.Enum):
 
 
 class Hooks:
-    """Called by a consumer as it goes. An exception from a hook ends the consumer there, as a crash would."""
+    """Hooks that a consumer calls while it runs. An exception from a hook ends the consumer there, as a crash would."""
 
     def reached(self, step: Step) -> None:
-        """The consumer has just completed `step`."""
+        """Called when the consumer has just completed `step`."""
 
     def commit(self, connection: Connection) -> None:
-        """Commits the SQL transaction."""
+        """Commit the SQL transaction."""
         connection.commit()
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeReport:
-    """What a run has done so far."""
+    """The progress of a run so far."""
 
     transactions: int
     messages: int
     """Committed content messages that were processed."""
     rows: int
-    """Messages that were read, with duplicates, acknowledgements and what is pending or rolled back."""
+    """Messages that were read, including duplicates, acknowledgements, and pending or rolled back messages."""
     published: int
     """Messages that were published and acknowledged."""
     offsets: Mapping[str, int]
-    """Offsets through which each source journal is processed, as committed."""
+    """Offsets through which each source journal is processed, as in the committed checkpoint."""
     heads: Mapping[str, int]
-    """Write heads of the source journals: while running, those to catch up with; at the end, the latest."""
+    """Write heads of the source journals. During a run: the heads to catch up with. At its end: the latest heads."""
     replayed_intents: int
-    """Journals to which acknowledgements of the restored checkpoint were appended again."""
+    """The number of journals to which acknowledgements of the restored checkpoint were appended again."""
     fence: int
 
     @property
     def lag_bytes(self) -> int:
-        """Bytes of content up to `heads` that are not processed."""
+        """The bytes of content up to `heads` that are not processed yet."""
         return sum(max(0, head - self.offsets.get(journal, 0)) for journal, head in self.heads.items())

@@ -1,8 +1,8 @@
-"""Planning what a transaction reads: byte ranges of journals, split into slices that tasks read.
+"""Planning of a transaction's input: byte ranges of journals, split into slices that tasks read.
 
-A range [begin, end) stands for the lines that *start* within it. `begin` of a whole range is where a line starts; the
-borders of slices fall anywhere, and the slice in which a line starts reads all of it. So any way of splitting a range
-reads each line exactly once, and where a range really ends, which is where its last line does, is known once it was
+A range [begin, end) stands for the lines that *start* within it. The `begin` of a whole range is the start of a line.
+Slices may be split at any offset, and a line is read by the slice in which it starts. So each line is read exactly
+once, however a range is split. The real end of a range is the end of its last line; it is known once the range was
 read.
 
 Nothing here does I/O.
@@ -20,14 +20,14 @@ from coranto.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Lines of `journal` that start in [begin, end). `limit` >= `end` is how far the last of them may reach."""
+    """Lines of `journal` that start in [begin, end). The last of them may reach up to `limit` >= `end`."""
 
     journal: str
     begin: int
     end: int
     limit: int
     aligned: bool = True
-    """Whether a line starts at `begin`. Otherwise the line that `begin` falls into belongs to another slice."""
+    """True if a line starts at `begin`. Otherwise the line that contains `begin` belongs to another slice."""
 
     @property
     def length(self) -> int:
@@ -35,21 +35,21 @@ class Range:
 
 
 Slice = tuple[Range, ...]
-"""What one task reads, in order."""
+"""The ranges that one task reads, in order."""
 
 
 def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> list[Range]:
-    """Ranges from each journal's (begin, head), together at most about `max_bytes`, sorted by journal.
+    """Return ranges from each journal's (begin, head), of at most about `max_bytes` in total, sorted by journal.
 
-    The bytes are shared out evenly, so that a journal far behind does not hold up the others; what one does not need
-    goes to the rest. Journals with nothing to read are left out.
+    Each journal gets an even share of the bytes, so that a journal far behind does not delay the others. Bytes that one
+    journal does not need go to the others. Journals with nothing to read are left out.
     """
     if max_bytes < 1:
         raise InvalidInput(f"{max_bytes} is not a positive number of bytes", field="max_transaction_bytes")
     behind = {journal: head - begin for journal, (begin, head) in heads.items() if head > begin}
     shares: dict[str, int] = {}
     left = max_bytes
-    # From the smallest: whoever needs less than its even share leaves the difference to those after it.
+    # In order of size: a journal that needs less than its even share leaves the difference to the ones after it.
     for index, (journal, lag) in enumerate(sorted(behind.items(), key=lambda item: (item[1], item[0]))):
         shares[journal] = min(lag, max(1, left // (len(behind) - index)))
         left -= shares[journal]
@@ -60,10 +60,10 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 
 
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]:
-    """Adjacent ranges that together are `whole`, each of about `max_bytes` at most.
+    """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
-    `cuts` are offsets, sorted, where a border is welcome (the begins of fragments, so that two tasks do not decompress
-    the same one). One is taken where it makes a part of at least half the size.
+    `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not
+    decompress the same one. A cut is used if the part before it has more than half of `max_bytes`.
     """
     if max_bytes < 1:
         raise InvalidInput(f"{max_bytes} is not a positive number of bytes", field="maxBytesPerPartition")
@@ -88,10 +88,11 @@ def plan_slices(
     cuts: Mapping[str, Sequence[int]] | None = None,
     worthwhile_bytes: int = 1 << 20,
 ) -> list[Slice]:
-    """Ranges dealt out to at most `max_slices` tasks of similar size.
+    """Distribute ranges to at most `max_slices` tasks of similar size.
 
-    Every task costs some tens of milliseconds, so small journals share one, and less than `worthwhile_bytes` is not
-    split. A slice grows beyond `max_bytes` only when there would be more than `max_slices` otherwise.
+    Every task costs some tens of milliseconds. So small journals share a task, and ranges of less than
+    `worthwhile_bytes` are not split. A slice is larger than `max_bytes` only if there would be more than `max_slices`
+    otherwise.
     """
     ranges = [found for found in ranges if found.length > 0]
     total = sum(found.length for found in ranges)
@@ -99,7 +100,7 @@ def plan_slices(
         return []
     if max_slices < 1:
         raise InvalidInput(f"{max_slices} is not a positive number of slices", field="max_slices")
-    # Parts of at most an even share, dealt to the least loaded slice, keep tasks of similar size.
+    # Parts of at most an even share go to the least loaded slice, so that tasks have similar sizes.
     share = min(max_bytes, max(worthwhile_bytes, -(-total // max_slices)))
     wanted = min(max_slices, -(-total // share))
     parts = [part for found in ranges for part in split(found, share, (cuts or {}).get(found.journal, ()))]
@@ -114,26 +115,26 @@ def plan_slices(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a read in sequenced isolation reads: slices, whose ranges have numbers by which rows and verdicts meet."""
+    """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that verdicts can be joined to rows."""
 
     slices: tuple[Slice, ...]
     first_number: int = 0
     replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """When not empty only messages of these producers count: offsets to begin at, by journal and producer id in hex."""
+    """If not empty, only messages of these producers count: begin offsets, by journal and producer id in hex."""
 
     @property
     def numbers(self) -> dict[Range, int]:
-        """Numbers of ranges: they count up by journal and offset."""
+        """The numbers of ranges, ascending by journal and offset."""
         parts = sorted(part for slice_ in self.slices for part in slice_)
         return {part: number for number, part in enumerate(parts, self.first_number)}
 
     def dumps(self) -> str:
-        """The plan as the text of an option."""
+        """Return the plan as the text of an option."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str) -> Plan:
-        """The plan of `dumps`. Raises InvalidInput."""
+        """Return the plan from a text of `dumps`. Raises InvalidInput."""
         try:
             raw = json.loads(text)
             slices = tuple(tuple(Range(**part) for part in slice_) for slice_ in raw["slices"])

@@ -1,4 +1,4 @@
-"""Reading a range of a journal as blocks of whole lines, and those as columns."""
+"""Reading of a journal's range as blocks of whole lines, and of blocks as columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_CLOCK = (1 << 63) - 1
 
 
 class JournalContent(Protocol):
-    """Where content is read from: `SyncJournalClient`, or a stand-in."""
+    """The source of content: `SyncJournalClient`, or a stand-in."""
 
     def read(
         self, journal: str, offset: int = 0, *, end_offset: int = 0, block: bool = False, fail_on_jump: bool = False
@@ -37,18 +37,18 @@ class Lines:
     journal: str
     begins: Int64s
     ends: Int64s
-    """Offset just beyond the line's newline."""
+    """The offsets just after the lines' newlines."""
     producers: UInt64s
     clocks: UInt64s
     flags: UInt16s
     values: Any
-    """Arrow binary array of the lines, without their newlines."""
+    """An Arrow binary array of the lines, without their newlines."""
 
     def __len__(self) -> int:
         return len(self.begins)
 
     def where(self, mask: Mask) -> Lines:
-        """Only the lines that `mask` marks."""
+        """Return only the lines that `mask` marks."""
         if mask.all():
             return self
         return Lines(
@@ -65,16 +65,16 @@ class Lines:
 def read_lines(
     content: JournalContent, part: Range, framing: JsonLines, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Lines]:
-    """The lines that start in a range, in blocks.
+    """Yield the lines that start in a range, in blocks.
 
-    Raises CorruptMessage for a line that is not a message and OffsetJump where content is gone.
+    Raises CorruptMessage for a line that is not a message, and OffsetJump where content is gone.
     """
     for offset, block in read_blocks(content, part, block_bytes, framing.max_line_bytes):
         yield parse_lines(framing, part.journal, offset, block)
 
 
 def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> Lines:
-    """The lines of a block, which begins at `offset` and ends with a newline."""
+    """Return the lines of a block that begins at `offset` and ends with a newline."""
     lines = read_json_lines(framing, journal, block, offset)
     begins = lines.starts + offset
     clocks = lines.uuids.clocks
@@ -97,12 +97,12 @@ def parse_lines(framing: JsonLines, journal: str, offset: int, block: bytes) -> 
 def read_blocks(
     content: JournalContent, part: Range, block_bytes: int = BLOCK_BYTES, max_line_bytes: int = DEFAULT_LINE_BYTES
 ) -> Iterator[tuple[int, bytes]]:
-    """Offsets and content of blocks of whole lines: those lines that start in the range, and no others.
+    """Yield offset and content of blocks of whole lines: exactly the lines that start in the range.
 
-    A last line that the range's `limit` cuts off is left out: its writer has not finished it. Raises CorruptMessage for
-    one that has not ended after `max_line_bytes`.
+    A last line that reaches beyond the range's `limit` is left out, because its writer has not finished it. Raises
+    CorruptMessage for a line that has not ended after `max_line_bytes`.
     """
-    # A border within a line is told from one between lines by the byte before it.
+    # The byte before a border shows if the border is within a line or between lines.
     start = part.begin if part.aligned else part.begin - 1
     skipping = not part.aligned
     held = bytearray()
@@ -132,9 +132,10 @@ def read_blocks(
 
 
 def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: int, max_bytes: int) -> None:
-    """Read on behind the range until the line that it ends in does, or the range's limit comes.
+    """Read on after the range, up to the end of its last line or the range's limit.
 
-    `held` begins at `offset`, and is added to. Raises CorruptMessage for a line that has not ended after `max_bytes`.
+    The content is added to `held`, which begins at `offset`. Raises CorruptMessage for a line that has not ended after
+    `max_bytes`.
     """
     begin, step = part.end, _OVERRUN_BYTES
     line = held.rfind(b"\n") + 1
@@ -152,7 +153,7 @@ def _finish_line(content: JournalContent, part: Range, held: bytearray, offset: 
 
 
 def _contiguous(content: JournalContent, journal: str, begin: int, end: int) -> Iterator[bytes]:
-    """Exactly the content [begin, end). It was there when the range was planned, so whoever lags is waited for."""
+    """Yield exactly the content [begin, end). It existed when the range was planned, so lagging brokers are awaited."""
     if begin >= end:
         return
     expected = begin

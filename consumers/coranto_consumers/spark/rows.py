@@ -1,4 +1,4 @@
-"""Rows of the source: its columns, and Arrow batches of exactly the types that Spark asks for."""
+"""Rows of the source: its columns, and Arrow batches with exactly the types that Spark requests."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FIELDS: Final[Mapping[str, StructField]] = {
     )
 }
 PIECE: Final = StructField("piece", LongType())
-"""Of sequenced reads: which segment of which range a row belongs to (see `scanning.py`)."""
+"""The column of sequenced reads that holds a row's range and segment (see `scanning.py`)."""
 
 
 def require_known_columns(schema: StructType, *, sequenced: bool) -> None:
-    """Raises InvalidInput for a column that the source does not have, or not in that type."""
+    """Raise InvalidInput for a column that the source does not have, or does not have in that type."""
     known = {**FIELDS, PIECE.name: PIECE} if sequenced else FIELDS
     for field in schema.fields:
         expected = known.get(field.name)
@@ -47,13 +47,13 @@ def require_known_columns(schema: StructType, *, sequenced: bool) -> None:
 
 
 class BatchBuilder:
-    """Makes Arrow batches of a schema out of lines."""
+    """Builds Arrow batches of a schema from lines."""
 
     def __init__(self, schema: StructType) -> None:
         self._schema: Any = to_arrow_schema(schema, timezone="UTC")
 
     def build(self, lines: Lines, pieces: Int64s | None = None) -> Iterator[Any]:
-        """Record batches of the lines. Raises CorruptMessage for one that must be text and is not UTF-8."""
+        """Yield record batches of the lines. Raises CorruptMessage for a text that is not UTF-8."""
         if not len(lines):
             return
         columns: dict[str, Callable[[Any], Any]] = {
@@ -74,7 +74,7 @@ class BatchBuilder:
 
 
 def producer_ids(producers: UInt64s) -> Any:
-    """Producer ids as an Arrow binary array of six bytes each."""
+    """Return producer ids as an Arrow binary array of six bytes each."""
     data = np.ascontiguousarray(producers.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 2:])
     borders = np.arange(0, 6 * len(producers) + 1, 6, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(producers), [None, pa.py_buffer(borders), pa.py_buffer(data)])

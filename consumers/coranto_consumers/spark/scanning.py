@@ -1,9 +1,9 @@
-"""Reading ranges in sequence: committed messages of one range, or what a driver needs to sequence many.
+"""Sequenced reading of ranges: the committed messages of one range, or input for a driver that sequences many ranges.
 
-A sequenced read numbers rows by *piece*: the range's number in the plan above, the row's segment in the range below
-(see `coranto.messages.columnar`). Behind the rows of each range stands one that is no message but the range's summary,
-for the driver. The driver decides which clocks of which pieces are committed, and rows are then chosen by a join on
-`piece`.
+A sequenced read gives each row a number, its *piece*. The upper bits are the range's number in the plan, and the lower
+bits are the row's segment in the range (see `coranto.messages.columnar`). After the rows of each range comes one row
+that is not a message but the range's summary, for the driver. The driver decides which clocks of which pieces are
+committed, and rows are then chosen by a join on `piece`.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _NO_BOUND: Final = (1 << 63) - 1
 
 
 def piece_of(number: int, segment: int) -> int:
-    """The piece of a segment in the range that has a number."""
+    """Return the piece of a segment in the range with number `number`."""
     return number << _SEGMENT_BITS | segment
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSummary:
-    """What the driver learns of a range that was read."""
+    """The summary of a range that was read, for the driver."""
 
     number: int
     rows: int
-    """Messages in the range, those that do not count for a replay included."""
+    """The number of messages in the range, including messages that do not count for a replay."""
     first: int
-    """Offset of the first of them; that of the range when there are none."""
+    """The offset of the first message. Without messages, the range's begin."""
     end: int
-    """Offset behind the last of them; that of the range's begin when there are none."""
+    """The offset after the last message. Without messages, the range's begin."""
     segments: tuple[Segment, ...]
 
     def dumps(self) -> bytes:
@@ -65,7 +65,7 @@ class RangeSummary:
 
     @classmethod
     def loads(cls, content: bytes) -> Self:
-        """Raises CorruptData."""
+        """Return the summary from bytes of `dumps`. Raises CorruptData."""
         try:
             number, rows, first, end, raw = json.loads(content)
             segments = tuple(
@@ -78,10 +78,10 @@ class RangeSummary:
 
 
 def read_committed(content: JournalContent, part: Range, framing: JsonLines) -> Iterator[Lines]:
-    """The committed content of a range that stands for itself: nothing is known of messages before it.
+    """Yield the committed content of a range by itself, without knowledge of messages before it.
 
-    Reads the range twice, first to learn which transactions commit, so that memory does not grow with their size.
-    Raises CorruptMessage and OffsetJump.
+    Reads the range twice, so that memory does not grow with the size of transactions. The first pass finds out which
+    transactions commit. Raises CorruptMessage and OffsetJump.
     """
     scanner = RangeScanner()
     for lines in read_lines(content, part, framing):
@@ -97,7 +97,7 @@ def read_committed(content: JournalContent, part: Range, framing: JsonLines) -> 
 def read_sequenced(
     content: JournalContent, part: Range, plan: Plan, framing: JsonLines
 ) -> Iterator[tuple[Lines, Int64s]]:
-    """The messages of one range of a plan with their pieces, and at the end a row that holds the range's summary.
+    """Yield the messages of one range of a plan with their pieces, and at the end a row with the range's summary.
 
     Raises CorruptMessage and OffsetJump.
     """

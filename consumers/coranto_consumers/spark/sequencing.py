@@ -1,6 +1,6 @@
-"""The driver's part of sequencing: from the summaries of ranges to what is committed, and where the next read begins.
+"""The driver's part of sequencing. From summaries of ranges it decides what is committed, and where to read next.
 
-Pure: it sees summaries (`scanning.py`), never rows. The rules are those of `coranto.messages.columnar`.
+Pure: it handles summaries (`scanning.py`), never rows. It uses the rules of `coranto.messages.columnar`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto_consumers.spark.scanning import ALWAYS_PIECE, RangeSummary, piece_o
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Of a piece, the rows whose clock lies in (lo, hi] are committed."""
+    """The committed rows of a piece: those with a clock in (lo, hi]."""
 
     piece: int
     lo: int
@@ -27,14 +27,15 @@ class Window:
 
 
 ALWAYS_WINDOW = Window(ALWAYS_PIECE, -1, 0)
-"""Messages that opted out of sequencing have a zero clock, and are committed."""
+"""The window of messages that opted out of sequencing. They have a zero clock, and are always committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """What the ranges of one journal amount to.
+    """The result of sequencing the ranges of one journal.
 
-    When `replay` is not None the rest is not final: read that range for those producers, and sequence again with it.
+    If `replay` is not None, the other fields are not final: read its range for its producers, and sequence again with
+    that.
     """
 
     source: Source
@@ -53,9 +54,8 @@ def sequence(
 ) -> Sequenced:
     """Sequence adjacent ranges of a journal that begin at the entry's `read_through`.
 
-    Forgets the producers that `pruning` does; without it, none.
-
-    Raises CorruptData when ranges do not add up to one contiguous piece of the journal.
+    Forgets producers as `pruning` decides; without it, none. Raises CorruptData when the ranges are not one contiguous
+    part of the journal.
     """
     read_through = read_end(journal, entry.read_through, parts)
     before = dict(replayed or {})
@@ -85,7 +85,7 @@ def sequence(
 
 
 def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> int:
-    """The offset behind the last message of adjacent ranges, having checked that no message between is missing."""
+    """Return the offset after the last message of adjacent ranges. Raises CorruptData when a message is missing."""
     expected = begin
     for part in sorted(parts):
         summary = parts[part]
@@ -98,5 +98,5 @@ def read_end(journal: str, begin: int, parts: Mapping[Range, RangeSummary]) -> i
 
 
 def windows_of(sequenced: Sequence[Sequenced]) -> list[Window]:
-    """The windows of all journals of a transaction."""
+    """Return the windows of all journals of a transaction."""
     return [ALWAYS_WINDOW, *(window for each in sequenced for window in each.windows)]

@@ -1,4 +1,4 @@
-"""Spark sessions with the settings that consumers want."""
+"""Spark sessions with settings for consumers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _SETTINGS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Aggregates of one transaction are small: more partitions than cores only cost.
+    # Aggregates of one transaction are small, so more partitions than cores only cost time.
     "spark.sql.shuffle.partitions": "2",
-    # Staging writes to the store as it goes, so a second attempt beside the first would only load the store.
+    # Staging writes to the store all the time, so a second attempt beside the first would only load the store.
     "spark.speculation": "false",
 }
 
 
 def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on `master`, or the process's existing one. `settings` add to, and override, those for consumers.
+    """Return a session on `master`, or the process's existing one. `settings` override the settings for consumers.
 
-    Python workers run on this interpreter, unless PYSPARK_PYTHON says otherwise. Raises InvalidInput without Java.
+    Python workers run on this interpreter, unless PYSPARK_PYTHON names another. Raises InvalidInput without Java.
     """
     java = os.environ.get("JAVA_HOME")
     if not (os.path.exists(os.path.join(java, "bin", "java")) if java else shutil.which("java")):
@@ -41,7 +41,7 @@ def new_session(app_name: str, *, master: str = "local[2]", settings: Mapping[st
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith("local"):
-        # Otherwise Spark looks up this machine's name, and warns of what it finds.
+        # Otherwise Spark looks up this machine's name, and logs a warning.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**_SETTINGS, **(settings or {})}.items():

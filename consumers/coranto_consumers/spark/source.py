@@ -4,13 +4,13 @@
 
     spark.read.format("journal").options(endpoint="127.0.0.1:8080", selector="name:prefix=flights/events/").load()
 
-has a row for each message: `journal`, `offset` (where it begins), `next_offset`, `producer` (six bytes), `clock`,
+has a row for each message: `journal`, `offset` (at which it begins), `next_offset`, `producer` (six bytes), `clock`,
 `flags` and `value`, which is the line without its newline. A schema given by the user chooses columns (Spark offers
-Python sources no other way) and may declare `value` as BINARY. See `options.py` for what can be asked for.
+Python sources no other way) and may declare `value` as BINARY. See `options.py` for the options.
 
-Spark plans a read in one process and runs it in others, which find this module only where `coranto` is installed. The
-package `pyspark_coranto` beside this one makes the name `journal` known without registration; `register` does so where
-Spark's discovery does not.
+Spark plans a read in one process and runs it in others, so `coranto` must be installed in all of them. The package
+`pyspark_coranto` beside this one makes the name `journal` known without registration. Call `register` where Spark does
+not discover it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from coranto_consumers.spark.scanning import read_committed, read_sequenced
 
 @dataclass
 class JournalPartition(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads."""
 
     parts: Slice
 
 
 class JournalDataSource(DataSource):
-    """The source. Its options are described in `options.OPTIONS`."""
+    """The data source. `options.OPTIONS` describes its options."""
 
     @classmethod
     def name(cls) -> str:
@@ -62,12 +62,12 @@ class JournalDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("journal")` known to a session whose Python path has no `pyspark_coranto` on it."""
+    """Make `format("journal")` known to a session without `pyspark_coranto` on its Python path."""
     spark.dataSource.register(JournalDataSource)
 
 
 class JournalReader(DataSourceReader):
-    """Plans and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
+    """Plans a read, and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -81,7 +81,7 @@ class JournalReader(DataSourceReader):
         return [JournalPartition((part,)) for part in parts]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark replaces an empty list of partitions by one that is None or plain.
+        # Spark replaces an empty list of partitions by a single one that is None or a plain InputPartition.
         if not isinstance(partition, JournalPartition):
             return
         options = self._options
@@ -104,7 +104,7 @@ class JournalReader(DataSourceReader):
 
 
 def plan_read(client: SyncJournalClient, options: ReadOptions) -> list[Range]:
-    """The ranges of a read, one for each task. Raises InvalidInput for offsets that are not there."""
+    """Return the ranges of a read, one for each task. Raises InvalidInput for offsets that the journals do not have."""
     wanted = options.selector if options.journals is None else options.journals
     journals = find_journals(client, wanted, field="options")
     for name, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
@@ -122,7 +122,7 @@ def plan_read(client: SyncJournalClient, options: ReadOptions) -> list[Range]:
         end = head if end == LATEST else end
         if not start <= end <= head:
             raise InvalidInput(f"[{start}, {end}) is no range of {journal}, whose head is {head}", field="options")
-        # Where a user's offset falls into a line, reading begins with the next one.
+        # If a user's offset is within a line, reading begins with the next line.
         whole = Range(journal, start, end, head, aligned=start <= first)
         if options.isolation is Isolation.READ_UNCOMMITTED:
             ranges += split(whole, options.max_bytes, begins)

@@ -1,8 +1,8 @@
-"""What tasks do with an output's rows: stage them in the store, or publish them.
+"""Tasks for an output's rows: they stage rows in the store, or publish them.
 
-Both return only what the driver needs to make the rows count: who wrote them. Spark hands the driver the results of the
-attempts that won, so what any other attempt wrote stays without effect: its staged rows are not merged, and its
-messages are never acknowledged.
+Both return only the identity of their attempt, which the driver needs to make the rows count: an attempt id, or
+acknowledgements. Spark gives the driver the results of the winning attempts. Rows of other attempts have no effect:
+staged rows are not merged, and messages are never acknowledged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PUBLISHED: Final = "journal STRING, intent BINARY, messages BIGINT"
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Stages the rows of a partition. Yields (attempt, rows) when there are any."""
+    """Stages the rows of a partition. Yields (attempt, rows) if there are rows."""
 
     store_url: str = field(repr=False)  # It may hold a password.
     stage: Table
@@ -59,7 +59,7 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows (`key`, `value`) of a partition, pending. Yields each journal's acknowledgement.
+    """Publishes the rows (`key`, `value`) of a partition as pending. Yields each journal's acknowledgement.
 
     On return all messages are in their journals. They commit when the acknowledgements are appended.
     """

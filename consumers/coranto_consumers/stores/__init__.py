@@ -1,4 +1,4 @@
-"""Stores of consumers: where the effects of messages and the offsets they came from commit together."""
+"""Stores of consumers. Effects of messages commit there together with the offsets of these messages."""
 
 from coranto_consumers.stores.base import Store
 from coranto_consumers.stores.json_file import JsonFileStore

@@ -1,19 +1,19 @@
-"""What a consumer's runtime asks of a store.
+"""The interface of stores for the consumer runtime.
 
-A store keeps the state that an application builds from messages, and with it the `Checkpoint` that says which messages
-those were. Both change together or not at all: that is the whole of its part in exactly-once semantics, and the fence
-is the other half of it. The life of a store within one assignment of a shard to a process is
+A store keeps the state that an application builds from messages, and the `Checkpoint` of these messages. For
+exactly-once semantics a store does two things: it changes state and checkpoint together or not at all, and it fences
+off former owners. During one assignment of a shard to a process, the runtime makes these calls:
 
-1.  `restore_checkpoint`, once. It places the fence: when it returns, no process that was assigned the shard before can
-    commit any more. The checkpoint that it returns is the last that any of them committed.
-2.  Transactions, one after the other. The application changes the store's state in whatever way the store offers for
+1.  `restore_checkpoint`, once. It sets the fence: when it returns, no process that was assigned the shard before can
+    commit any more. It returns the last checkpoint that any of these processes committed.
+2.  Transactions, one after the other. The application changes the store's state by the methods that the store has for
     that, and `start_commit` ends the transaction.
 3.  `destroy`, once, also after a failure.
 
-Calls are made one at a time, except that a transaction's state may be changed while the commit of the one before is
-still pending, and that `destroy` may find one pending.
+The runtime makes one call at a time, with two exceptions. A transaction may change the state while the commit of the
+transaction before is pending, and `destroy` may be called while a commit is pending.
 
-`coranto_consumers.stores.contract` holds any store to this.
+`coranto_consumers.stores.contract` tests a store against this contract.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ from coranto.messages.checkpoints import Checkpoint
 class Store(ABC):
     """The state of one shard, while it is assigned to this process.
 
-    `shard` is its full name, which no shard of another consumer has.
+    In its methods, `shard` is the shard's full name, which is unique among all consumers.
     """
 
     @abstractmethod
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
-        """Fence off all earlier owners of the shard, and return the checkpoint last committed (empty before the first).
+        """Fence off all earlier owners of the shard, and return the last committed checkpoint (empty before the first).
 
-        The store's state is that of the checkpoint. Raises Fenced when a later owner has fenced off this one.
+        The store's state then corresponds to the checkpoint. Raises Fenced when a later owner has fenced off this one.
         """
 
     @abstractmethod
     async def start_commit(
         self, shard: str, checkpoint: Checkpoint, wait_for: Sequence[Awaitable[object]]
     ) -> Awaitable[None]:
-        """Begin to commit what the application changed since the last call, together with `checkpoint`.
+        """Begin to commit the application's changes since the last call, together with `checkpoint`.
 
-        Returns as soon as the application may change the state for the next transaction, with an awaitable that is
-        done once the commit is durable. Nothing may commit before all of `wait_for` are done (the appends of messages
-        that the transaction published), and when one of those raises, nothing may commit at all.
+        Returns as soon as the application may change the state for the next transaction. The returned awaitable is done
+        once the commit is durable. The commit must wait until all of `wait_for` are done (the appends of messages that
+        the transaction published). If one of them raises, nothing may commit.
 
-        The next call is made after the awaitable of this one was done. It raises Fenced when a later owner has fenced
-        off this one, and then nothing was committed; with any other error the commit may or may not have taken place
-        (unless the error says more), and the shard starts anew from `restore_checkpoint`. The caller awaits it once.
+        The awaitable raises Fenced when a later owner has fenced off this one; then nothing was committed. After any
+        other error the commit may or may not have taken place (unless the error says more), and the shard starts anew
+        from `restore_checkpoint`. The caller awaits it once, and calls `start_commit` again only after it is done.
         """
 
     @abstractmethod
     async def destroy(self) -> None:
-        """Give back what the store holds (connections, files). What was not committed is dropped. Never raises."""
+        """Release the store's connections and files. Uncommitted changes are dropped. Never raises."""
 
     def is_transient(self, error: BaseException) -> bool:
-        """Whether an error, of this store or of the application's own use of it, may be gone when the shard starts anew
-        from its checkpoint, as after a lost connection. Other errors need somebody's attention."""
+        """Return whether an error may be gone when the shard starts anew from its checkpoint, like a lost connection.
+
+        The error is one of this store, or of the application's own use of it. Other errors need an operator.
+        """
         return isinstance(error, CorantoError) and error.retriable

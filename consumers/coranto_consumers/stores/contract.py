@@ -1,4 +1,4 @@
-"""The contract of stores as tests, to hold a store of your own to.
+"""The contract suite of stores. Run it against a store of your own.
 
 In a test module, with pytest and pytest-asyncio::
 
@@ -33,24 +33,26 @@ _PATIENCE_S = 30
 
 
 class Subject(ABC):
-    """How the tests use a kind of store. One subject is one place in which a shard's state is kept."""
+    """An adapter through which the tests use a kind of store. One subject is one place of a shard's state."""
 
     @abstractmethod
     async def open(self) -> Store:
-        """A store over the place, as another process that is assigned the shard would open it. Nothing of an owner
-        that was there before is told that there is a new one."""
+        """Open a store at that place, as another process does that is assigned the shard.
+
+        Earlier stores at the place must not be told about the new one.
+        """
 
     @abstractmethod
     async def add(self, store: Any, number: int) -> None:
-        """Add a number to the state, in the current transaction."""
+        """Add a number to the state in the current transaction."""
 
     @abstractmethod
     async def numbers(self, store: Any) -> Sequence[int]:
-        """The numbers of the state as the owner sees it, in any order."""
+        """Return the numbers of the state as the owner sees it, in any order."""
 
 
 def checkpoint(offset: int) -> Checkpoint:
-    """A checkpoint with all that one may hold."""
+    """Return a checkpoint in which every field is used."""
     producers = {ProducerId(b"\x01abcde"): ProducerState(1 << 63, offset), ProducerId(b"\x03abcde"): ProducerState(17)}
     return Checkpoint(
         {"a/journal": Source(offset, producers), "b/journal": Source(offset)}, {"c/journal": b"\x00ack\n"}
@@ -58,7 +60,7 @@ def checkpoint(offset: int) -> Checkpoint:
 
 
 async def commit(store: Store, offset: int, wait_for: Sequence[Awaitable[object]] = (), *, shard: str = SHARD) -> None:
-    """Commit the current transaction, and return once it is durable."""
+    """Commit the current transaction, and wait until it is durable."""
     async with asyncio.timeout(_PATIENCE_S):
         await (await store.start_commit(shard, checkpoint(offset), wait_for))
 
@@ -72,12 +74,12 @@ class StoreContract:
         raise NotImplementedError("a subclass says what is tested")
 
     async def owner(self, subject: Subject) -> tuple[Any, Checkpoint]:
-        """A new owner, and what it restored."""
+        """Return a new owner and the checkpoint that it restored."""
         store = await subject.open()
         return store, await store.restore_checkpoint(SHARD)
 
     async def found(self, subject: Subject) -> tuple[list[int], Checkpoint]:
-        """What a new owner finds."""
+        """Return the numbers and the checkpoint that a new owner finds."""
         store, restored = await self.owner(subject)
         try:
             return sorted(await subject.numbers(store)), restored
@@ -169,7 +171,7 @@ class StoreContract:
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
     async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: Subject) -> None:
-        """It has begun before the new owner restores, and goes on afterwards."""
+        """The old owner begins to commit before the new owner restores, and goes on afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         committing = asyncio.ensure_future(await old.start_commit(SHARD, checkpoint(100), [published]))

@@ -1,7 +1,8 @@
-"""Whether a database keeps what it has committed.
+"""Checks that a database keeps what it has committed.
 
 Acknowledgements follow the commit of a checkpoint and cannot be taken back. A server that confirms commits before they
-are on its disk may lose the checkpoint in a crash, and what was acknowledged is then consumed and published again.
+are on its disk may lose the checkpoint in a crash. Messages that were consumed and acknowledged are then consumed and
+published again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 RELAXED: Final = "relaxed_durability"
-"""The option of a store's URL that takes such a server all the same."""
+"""The option of a store's URL that accepts such a server."""
 
 _POSTGRESQL: Final = text("SELECT current_setting('fsync')")
 _SYNCHRONOUS: Final = text(
@@ -21,16 +22,16 @@ _MYSQL: Final = text("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, @@GLOBAL.l
 
 
 def commit_durably(connection: Connection) -> None:
-    """Have the open transaction's commit wait for the disk, whatever the session's settings are.
+    """Make the open transaction's commit wait for the disk, for any settings of the session.
 
-    PostgreSQL can be told so for each transaction; for others see `risks`.
+    Only PostgreSQL has such a setting for each transaction. For other servers see `risks`.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_SYNCHRONOUS)
 
 
 def risks(connection: Connection) -> list[str]:
-    """The server's settings by which it may lose what it has committed, each with its remedy."""
+    """Return the server's settings by which it may lose committed transactions, each with its remedy."""
     found = []
     if connection.dialect.name == "postgresql":
         if connection.execute(_POSTGRESQL).scalar_one() != "on":

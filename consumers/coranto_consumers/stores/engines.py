@@ -1,7 +1,7 @@
 """SQLAlchemy engines for stores, with transactions that begin and block as consumers need.
 
-Engines do not pool: a consumer opens one connection per transaction, so a connection that broke in between is never
-met.
+Engines do not pool: a consumer opens one connection per transaction, so it never gets a connection that broke between
+transactions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sqlalchemy.pool import NullPool
 from coranto_consumers.stores import mysql
 
 BUSY_TIMEOUT_MS = 60_000
-"""How long a SQLite connection waits for another's write."""
+"""The time in milliseconds for which a SQLite connection waits for another connection's write."""
 
 _WAL_PAUSE_S = 0.01
 _INSUFFICIENT_PRIVILEGE = "42501"
 
 READS_ONLY = "coranto_reads_only"
-"""Execution option of a connection that will write nothing, and so need not wait for writers."""
+"""The execution option of a connection that writes nothing, and so need not wait for writers."""
 
 IDLE_IN_TRANSACTION_MS = 120_000
-"""After which PostgreSQL ends the session of a transaction whose client fell silent, and frees its locks."""
+"""The time in milliseconds after which PostgreSQL ends the session of an idle transaction, and frees its locks."""
 
 
 def open_engine(url: URL) -> Engine:
-    """An engine for a parsed store URL. Connects to nothing yet."""
+    """Return an engine for a parsed store URL. It does not connect yet."""
     match url.get_backend_name():
         case "sqlite":
             return _sqlite_engine(url)
@@ -43,12 +43,12 @@ def open_engine(url: URL) -> Engine:
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
-    """Whether a transaction conflicted with another: it is gone, and can be tried again."""
+    """Return whether a transaction conflicted with another one. It was rolled back, and can be tried again."""
     return _state(error).startswith("40") or (mysql.is_mysql(error) and mysql.was_rolled_back(error))
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Whether an error may be gone at the next try: a conflict, a lost connection, a server that is not available."""
+    """Return whether the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
     if mysql.is_mysql(error):
         return mysql.is_transient(error)
     lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
@@ -56,7 +56,7 @@ def is_transient(error: DBAPIError) -> bool:
 
 
 def is_denied(error: DBAPIError) -> bool:
-    """Whether the database has what was asked for, and does not let this role touch it."""
+    """Return whether the database denies this role access to something that exists."""
     return _state(error) == _INSUFFICIENT_PRIVILEGE or mysql.code_of(error) == ER.TABLEACCESS_DENIED_ERROR
 
 
@@ -91,7 +91,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
-        # SQLAlchemy says BEGIN itself (below); the driver's own habit of doing so late would defeat the fence.
+        # SQLAlchemy sends BEGIN itself (below). The driver would send it late, which would defeat the fence.
         connection.isolation_level = None
         cursor = connection.cursor()
         _use_wal(cursor)
@@ -102,8 +102,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later could find the file changed in between and fail; taking the
-        # write lock first waits instead.
+        # A transaction that reads first and writes later could find the file changed in between and fail. A transaction
+        # that takes the write lock first waits instead.
         reads = connection.get_execution_options().get(READS_ONLY, False)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -111,9 +111,10 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _use_wal(cursor: sqlite3.Cursor) -> None:
-    """Switch a file to WAL, which it then stays in. While another writes in a file that is not, this waits.
+    """Switch a database file to WAL permanently. Waits while another connection writes to it in another mode.
 
-    SQLite refuses to, whatever its time-out: as far as it knows, the other could be waiting for us.
+    The wait is needed because SQLite's own time-out does not apply: SQLite must assume that the other connection waits
+    for this one.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:

@@ -1,7 +1,7 @@
-"""`JsonFileStore`: the state as one JSON file, which lives in a recovery log.
+"""`JsonFileStore`: the state as one JSON file in a recovery log.
 
-The file is written anew by every transaction, so it is for small states. It is laid out as that of Gazette's
-`JSONFileStore`: three JSON documents, each on a line: the offsets read of each source, the state, the checkpoint.
+Every transaction writes the whole file, so the store is for small states. The file has the layout of Gazette's
+`JSONFileStore`, three JSON documents with one line each: the offsets read of each source, the state, the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ S = TypeVar("S")
 
 
 class JsonFileStore(Store, Generic[S]):
-    """`state` is what the application reads and changes, from one transaction to the next.
+    """A store whose `state` the application reads and changes, from one transaction to the next.
 
-    `dump` makes what `json` can encode of it, and `load` makes the state of what was decoded; they are for states that
-    are no plain JSON, such as models. The recorder's directory must have been recovered for this process alone.
+    `dump` turns the state into values that `json` can encode, and `load` turns decoded values into the state. Pass them
+    for states that are not plain JSON, such as models. The recorder's directory must have been recovered for this
+    process alone.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class JsonFileStore(Store, Generic[S]):
         dump: Callable[[S], Any] = lambda state: state,
         load: Callable[[Any], S] = lambda decoded: decoded,
     ) -> None:
-        """`initial` is the state when the log has none. Raises CorruptData for a file that is not this store's."""
+        """`initial` is the state if the log holds none. Raises CorruptData for a file that no such store wrote."""
         self._recorder = recorder
         self._dump = dump
         self._checkpoint = Checkpoint()
@@ -78,7 +79,7 @@ class JsonFileStore(Store, Generic[S]):
 
 
 def failed(error: BaseException) -> Awaitable[None]:
-    """What a commit that could not begin gives: the error is raised where it is awaited."""
+    """Return the awaitable of a commit that could not begin. It raises `error`."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     done.set_exception(error)
     return done
@@ -106,7 +107,7 @@ def decode_state(content: str) -> tuple[Any, Checkpoint]:
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as Go encodes its struct: bytes in base 64, and numbers that are zero left out."""
+    """Return a checkpoint in the JSON of Go's struct: bytes are in base 64, and zero numbers are left out."""
     sources: dict[str, Any] = {}
     for journal, source in sorted(checkpoint.to_wire().sources.items()):
         producers = [
@@ -122,7 +123,7 @@ def _scalars(message: consumer_pb2.Checkpoint.Source | consumer_pb2.Checkpoint.P
 
 
 def checkpoint_from_json(document: Any) -> Checkpoint:
-    """The checkpoint of a decoded document. Raises CorruptData."""
+    """Return the checkpoint of a decoded document. Raises CorruptData."""
     wire = consumer_pb2.Checkpoint()
     try:
         for journal, source in (document.get("sources") or {}).items():

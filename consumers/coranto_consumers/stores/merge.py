@@ -1,8 +1,8 @@
 """Merging staged rows into a table: one SQL statement per table, built from a rule per column.
 
-Rows of one key may be staged by several tasks, in any order. A rule says how their values combine with each other and
-with what the table already holds, so rules that depend on no order (`Add`, `Max`, `Min`) need no unique key among
-staged rows; `Replace` does, and staging the same key twice is then an error rather than a coin toss.
+Several tasks may stage rows of one key, in any order. A rule combines their values with each other, and with the value
+in the table. Rules that do not depend on order (`Add`, `Max`, `Min`) accept several staged rows of one key. With
+`Replace`, staging a key twice is an error, because the result would be arbitrary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coranto.errors import InvalidInput, SqlStoreError
 from coranto_consumers.stores.mysql import NAME
 
 STAGE_COLUMNS = ("coranto_shard", "coranto_fence", "coranto_attempt")
-"""Columns of a stage table that say whose row it is; no output column may use these names."""
+"""Columns of a stage table that identify a row's writer. No output column may use these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """The largest value. Nulls are passed over."""
+    """The largest value. Nulls are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Min:
-    """The smallest value. Nulls are passed over."""
+    """The smallest value. Nulls are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """`numerator` divided by `denominator` (names of other columns) after these were merged; null where that is zero.
+    """`numerator` divided by `denominator`, other columns, after these were merged. Null if the denominator is zero.
 
-    Such a column is not part of the rows: it keeps, say, a mean exact while the table takes in more rows.
+    Rows do not have such a column. It can hold, for example, a mean that stays exact while more rows are merged.
     """
 
     numerator: str
@@ -71,7 +71,7 @@ MergeRule = Add | Max | Min | Replace | Quotient
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """How rows of `columns` go into `table`. Without keys they are appended."""
+    """The plan to merge rows with `columns` into `table`. Without keys, rows are appended."""
 
     table: Table
     keys: tuple[str, ...]
@@ -80,7 +80,7 @@ class MergePlan:
 
 
 def plan_merge(table: Table, columns: Sequence[str], keys: Sequence[str], rules: Mapping[str, MergeRule]) -> MergePlan:
-    """Check an output against its table. Raises InvalidInput that says what to change."""
+    """Check an output against its table, and return its plan. Raises InvalidInput that says what to change."""
     where = f"table {table.name}"
     unknown = [name for name in [*columns, *keys, *rules] if name not in table.c]
     if unknown:
@@ -124,7 +124,7 @@ def _check_keys(table: Table, columns: Sequence[str], keys: Sequence[str], where
 
 
 def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
-    """The table that rows of a plan are staged in: the plan's columns without constraints, and whose rows they are.
+    """Return the table in which a plan's rows are staged: its columns without constraints, and `STAGE_COLUMNS`.
 
     An unlogged table (PostgreSQL) is emptied when the server crashes; `merge_staged` notices missing rows.
     """
@@ -144,8 +144,8 @@ def stage_table(plan: MergePlan, name: str, *, unlogged: bool) -> Table:
 def merge_staged(connection: Connection, plan: MergePlan, stage: Table, attempts: Sequence[str], expected: int) -> None:
     """Merge the rows that `attempts` staged into the plan's table.
 
-    Raises SqlStoreError when there are not exactly `expected` of them, and InvalidInput when a key that is to be
-    replaced was staged twice.
+    Raises SqlStoreError when there are not exactly `expected` rows, and InvalidInput when a key with a `Replace` rule
+    was staged twice.
     """
     if not attempts:
         return
@@ -181,7 +181,7 @@ def _refuse_repeated_keys(connection: Connection, plan: MergePlan, stage: Table,
 
 
 def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: ColumnElement[bool]) -> None:
-    """Group what was staged by key, insert it, and where the key exists combine it with what is there."""
+    """Group staged rows by key and insert them. A row whose key exists is combined with the row in the table."""
     staged = {
         name: _grouped(rule, stage.c[name]) for name, rule in plan.rules.items() if not isinstance(rule, Quotient)
     }
@@ -190,7 +190,7 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
         if isinstance(rule, Quotient):
             inserted[name] = _quotient(staged[rule.numerator], staged[rule.denominator])
     keys = [stage.c[key] for key in plan.keys]
-    # In the order of keys, so that two consumers that merge into one table wait for each other instead of deadlocking.
+    # In key order, so that two consumers that merge into one table wait for each other instead of deadlocking.
     rows = (
         select(*(value.label(name) for name, value in inserted.items())).where(chosen).group_by(*keys).order_by(*keys)
     )
@@ -199,7 +199,7 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
         _refuse_other_keys(plan, set(inserted))
         update = mysql.insert(plan.table).from_select(list(inserted), rows)
         merged = _merged(plan, update.inserted)
-        # Assignments are made from left to right and see what was assigned before: quotients of old values come first.
+        # Assignments run from left to right and see earlier ones, so quotients come first, while values are old.
         ordered = sorted(merged.items(), key=lambda item: not isinstance(plan.rules[item[0]], Quotient))
         same = [(key, update.inserted[key]) for key in plan.keys]
         connection.execute(update.on_duplicate_key_update(ordered or same))
@@ -214,7 +214,7 @@ def _upsert(connection: Connection, plan: MergePlan, stage: Table, chosen: Colum
 
 
 def _merged(plan: MergePlan, new: Any) -> dict[str, ColumnElement[Any]]:
-    """What becomes of a row that exists; `new` has the columns of what is merged into it."""
+    """Return the new values of an existing row; `new` has the columns of the row that is merged into it."""
     merged = {
         name: _combined(rule, plan.table.c[name], new[name])
         for name, rule in plan.rules.items()
@@ -227,7 +227,7 @@ def _merged(plan: MergePlan, new: Any) -> dict[str, ColumnElement[Any]]:
 
 
 def _refuse_other_keys(plan: MergePlan, inserted: set[str]) -> None:
-    """MariaDB and MySQL do not say which key of the table a row has to share with one that exists."""
+    """Raise InvalidInput for a table with another unique key: MariaDB and MySQL would merge rows that share any key."""
     for unique in _uniques(plan.table):
         if unique >= set(plan.keys) or not inserted & unique:
             continue
@@ -245,7 +245,7 @@ def _uniques(table: Table) -> list[set[str]]:
 
 
 def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> ColumnElement[Any]:
-    """The value of a group of staged rows."""
+    """Return the value of a group of staged rows."""
     match rule:
         case Add():
             return func.sum(staged)
@@ -254,12 +254,12 @@ def _grouped(rule: Add | Max | Min | Replace, staged: ColumnElement[Any]) -> Col
         case Min():
             return func.min(staged)
         case Replace():
-            # The group has one row, as was checked before.
+            # The group has one row; this was checked before.
             return func.max(staged)
 
 
 def _combined(rule: Add | Max | Min | Replace, old: ColumnElement[Any], new: ColumnElement[Any]) -> ColumnElement[Any]:
-    """The value of a row that exists, once a group was merged into it."""
+    """Return the value of an existing row after a group was merged into it."""
     if isinstance(rule, Replace):
         return new
     match rule:

@@ -1,14 +1,14 @@
-"""MariaDB and MySQL: engines that keep what consumers rely on, and what the server's errors mean.
+"""MariaDB and MySQL: engines with the guarantees that consumers need, and the meaning of the servers' errors.
 
-Some habits of these servers would break exactly-once semantics without anybody being told:
+Some behaviour of these servers would silently break exactly-once semantics:
 
-* Data definition commits the transaction at hand. A store's transaction refuses it, and stops where it was ended in
-  another way.
-* A deadlock rolls the whole transaction back, and the next statement begins another, which would commit without what
-  came before. The connection is given up instead: nothing but a new transaction can go on.
-* Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, 0 in an AUTO_INCREMENT
-  column means "the next number". Sessions are strict, and tables are created with the collation and the sizes that
-  equal those of the other databases.
+* Data definition commits the open transaction. A store's transaction refuses it, and fails if it was ended in another
+  way.
+* A deadlock rolls the whole transaction back. The next statement would begin another transaction, and commit without
+  the changes before it. The connection is closed instead, so that only a new transaction can go on.
+* Text is compared without regard to case and trailing spaces, values are cut or rounded to fit, and 0 in an
+  AUTO_INCREMENT column means "the next number". Sessions are therefore strict, and tables are created with the
+  collation and the sizes of the other databases.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from sqlalchemy.types import LargeBinary, Text
 from coranto.errors import InvalidInput
 
 IDLE_S: Final = 120
-"""After which the server ends the session of a client that fell silent, and frees its locks."""
+"""The time in seconds after which the server ends the session of an idle client, and frees its locks."""
 
 NAME: Final = Text().with_variant(VARCHAR(512), "mysql")
-"""The type of columns that hold names, of consumers and others. Keys of these servers are bounded."""
+"""The type of columns that hold names, such as those of consumers. Keys of these servers have a maximum size."""
 
 GUARDED: Final = "coranto_guarded"
-"""Execution option of a connection whose transaction must end by a commit of ours or not at all."""
+"""The execution option of a connection whose transaction may only be committed by the store."""
 
 _SESSION: Final = (
     f"SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', wait_timeout = {IDLE_S}"
@@ -70,7 +70,8 @@ _ENDS_TRANSACTION: Final = re.compile(
 
 _RECORD_CHANGED: Final = 1020
 _ROLLED_BACK: Final = frozenset({_RECORD_CHANGED, ER.LOCK_WAIT_TIMEOUT, ER.LOCK_TABLE_FULL, ER.LOCK_DEADLOCK})
-"""After which the transaction is gone, or may be (a time-out rolls back one statement or all, as the server is set)."""
+"""Errors after which the transaction is, or may be, rolled back. Server settings decide if a time-out rolls back one
+statement or all."""
 
 _UNAVAILABLE: Final = frozenset(
     {
@@ -80,7 +81,7 @@ _UNAVAILABLE: Final = frozenset(
             1290,
             1792,
             1836,
-        ),  # A cluster's node that is not ready; a server that is read-only while others take over.
+        ),  # A cluster's node is not ready, or a server is read-only while others take over.
         *(1969, 3024),  # A statement took longer than the server allows.
     }
 )
@@ -93,13 +94,13 @@ _EXISTS: Final = frozenset({ER.TABLE_EXISTS_ERROR, ER.DUP_KEYNAME})
 
 
 def mysql_engine(url: URL) -> Engine:
-    """An engine for a parsed store URL. Connects to nothing yet."""
+    """Return an engine for a parsed store URL. It does not connect yet."""
     engine = create_engine(
         url,
         poolclass=NullPool,
         hide_parameters=True,
-        # As PostgreSQL's default: readers lock nothing, and an update sees what was committed last. Under the server's
-        # own default, merging staged rows would lock the rows that others are staging.
+        # The default of PostgreSQL: readers lock nothing, and an update sees the last committed values. Under these
+        # servers' default, merging staged rows would lock the rows that others are staging.
         isolation_level="READ COMMITTED",
         connect_args={
             "charset": "utf8mb4",
@@ -122,10 +123,11 @@ def mysql_engine(url: URL) -> Engine:
 
 
 def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
-    """Create tables where they are absent. Several may try at once, and one that died halfway has not spoiled it.
+    """Create absent tables. Several processes may try at once, and a later call completes one that died halfway.
 
-    Nothing here is transactional, so each part is created for itself: a table, and any index that it lacks. Raises
-    InvalidInput for a table that cannot be, or is kept by an engine without transactions, and SQLAlchemy's errors.
+    Data definition is not transactional here, so each part is created by itself: a table, and each index that it lacks.
+    Raises InvalidInput for a table that these servers cannot have, or whose engine has no transactions, and
+    SQLAlchemy's errors.
     """
     for table in tables:
         _check_keys(table, engine.dialect)
@@ -142,34 +144,34 @@ def create_tables(engine: Engine, tables: Sequence[Table]) -> None:
 
 
 def code_of(error: BaseException | None) -> int:
-    """The server's or driver's number of an error; 0 when there is none."""
+    """Return the server's or driver's number of an error; 0 when it has none."""
     original = error.orig if isinstance(error, DBAPIError) else error
     number = original.args[0] if original is not None and original.args else None
     return number if isinstance(number, int) else 0
 
 
 def is_mysql(error: DBAPIError) -> bool:
-    """Whether the error is one of these servers' driver."""
+    """Return whether the error comes from the driver of these servers."""
     return isinstance(error.orig, MySQLError)
 
 
 def was_rolled_back(error: DBAPIError) -> bool:
-    """Whether the transaction conflicted with another: it is gone, and can be tried again."""
+    """Return whether a transaction conflicted with another one. It was rolled back, and can be tried again."""
     state = getattr(error.orig, "sqlstate", None) or ""
     return code_of(error) in _ROLLED_BACK or state.startswith("40")
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Whether an error may be gone at the next try: a conflict, a lost connection, a server that is not available."""
+    """Return whether the next try may succeed, as after a conflict, a lost connection or an unavailable server."""
     code = code_of(error)
     return error.connection_invalidated or was_rolled_back(error) or code in _UNAVAILABLE or 2000 <= code < 3000
 
 
 class _Connection(pymysql.Connection):
-    """Without words on TLS in the URL, it is used where the server has it, as PostgreSQL's client does."""
+    """A connection that uses TLS if the server has it, unless the URL sets TLS options. PostgreSQL's client does so."""
 
     def _create_ssl_ctx(self, sslp: dict[str, Any]) -> ssl.SSLContext:
-        # The driver would load the system's certificates for each connection, only to verify nothing by them.
+        # The driver would load the system's certificates for each connection, although it would verify nothing.
         made: ssl.SSLContext = super()._create_ssl_ctx(sslp) if sslp else _unverified()  # type: ignore[misc]
         return made
 
@@ -183,7 +185,7 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _keep_alive(connection: Any, _record: object) -> None:
-    """Notice within half a minute that the server's machine is gone."""
+    """Set keep-alive, so that the loss of the server's machine is noticed within half a minute."""
     if isinstance(connection._sock, socket.socket) and connection._sock.family != socket.AF_UNIX:
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             connection._sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -195,7 +197,7 @@ def _is_guarded(connection: Connection) -> bool:
 
 def _begin(connection: Connection) -> None:
     if _is_guarded(connection):
-        connection.exec_driver_sql(_BEGIN)  # From here on the server says of each statement whether this still lasts.
+        connection.exec_driver_sql(_BEGIN)  # From now on, each answer tells if the transaction is still open.
 
 
 def _refuse_what_commits(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -228,7 +230,7 @@ def _brief(statement: str) -> str:
 
 
 def _escape_datetime(value: dt.datetime, mapping: Mapping[Any, Any] | None = None) -> str:
-    """A time with a zone is kept as UTC. The driver would drop the zone."""
+    """Escape a time, and convert one with a zone to UTC. The driver would drop the zone."""
     return escape_datetime(value if value.tzinfo is None else value.astimezone(dt.UTC), mapping)
 
 
@@ -256,20 +258,20 @@ def _check_engines(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 class _TableCompiler(MySQLDDLCompiler):
-    """Tables are transactional, and compare text as other databases do, unless they say otherwise."""
+    """Makes tables transactional, with text comparison as in other databases, unless a table sets its own options."""
 
     def post_create_table(self, table: Table) -> str:
         said = {name.removeprefix("mysql_") for name in table.kwargs if name.startswith("mysql_")}
         options = "" if "engine" in said else " ENGINE=InnoDB"
         if not said & {"charset", "default_charset", "character_set", "default_character_set", "collate"}:
-            # By code points, spaces at the end included. The two servers have different names for that.
+            # Compare by code points, with spaces at the end. The two servers have different names for that collation.
             collation = "utf8mb4_nopad_bin" if self.dialect.is_mariadb else "utf8mb4_0900_bin"
             options += f" DEFAULT CHARSET=utf8mb4 COLLATE={collation}"
         return f"{options} {super().post_create_table(table)}"
 
 
 class _TypeCompiler(MySQLTypeCompiler):
-    """Types that name no size get the one that they have elsewhere, rather than 64 KiB, whole seconds or 24 bits."""
+    """Gives types without a size the size of other databases, instead of 64 KiB, whole seconds or 24 bits."""
 
     def visit_large_binary(self, type_: Any, **kw: Any) -> str:
         return "LONGBLOB" if type_.length is None else super().visit_large_binary(type_, **kw)

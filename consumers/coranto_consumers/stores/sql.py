@@ -1,12 +1,12 @@
 """The SQL store: a consumer's tables and its checkpoint, committed together under a fence.
 
-Every consumer owns one row of the table `gazette_checkpoints` (`shard_fqn`, `fence`, `checkpoint`), laid out as
-Gazette's SQL store has it. Starting a consumer raises the row's fence. Committing a transaction updates the row only
-where the fence is still the one that was raised; when a later owner has raised it again nothing is updated, the
-transaction rolls back and the former owner stops (seed 002, "Store Fencing").
+Every consumer owns one row of the table `gazette_checkpoints` (`shard_fqn`, `fence`, `checkpoint`), which has the
+layout of Gazette's SQL store. Starting a consumer raises the row's fence. A commit updates the row only if the fence
+still has the value that this owner raised it to. If a later owner has raised it again, nothing is updated, the
+transaction rolls back, and the former owner stops (seed 002, "Store Fencing").
 
-A connection can break while a commit is under way, and then nobody has said whether it took place. The store finds out
-by reading the row back, waiting for the broken transaction's lock to be gone first.
+If a connection breaks during a commit, the outcome is unknown. The store finds it out by reading the row back, after it
+has waited for the lock of the broken transaction.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ _log = structlog.get_logger(__name__)
 
 _RESOLVE_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 _CONFLICT_WAITS_S = (0.01, 0.05, 0.2, 0.5, 1.0)
-_DDL_LOCK = 0x636F72616E746F  # An arbitrary number that all of us agree on: "coranto".
+_DDL_LOCK = 0x636F72616E746F  # An arbitrary number, the same in all processes: "coranto".
 
 
 class Restored(NamedTuple):
-    """What a store holds of a consumer: the fence, and the checkpoint it last committed (empty before the first)."""
+    """A consumer's row in a store: the fence, and the last committed checkpoint (empty before the first)."""
 
     fence: int
     checkpoint: Checkpoint
 
 
 class StoreTransaction:
-    """An open SQL transaction of one consumer transaction. Use `connection` for its effects, then `commit` once."""
+    """The open SQL transaction of a consumer transaction. Use `connection` for its effects, then `commit` once."""
 
     def __init__(self, store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
         self._store = store
@@ -73,10 +73,10 @@ class StoreTransaction:
         self.committed = False
 
     def commit(self, checkpoint: Checkpoint) -> None:
-        """Commit all effects and `checkpoint`; on return they are durable.
+        """Commit all effects and `checkpoint`. On return they are durable.
 
         Raises Fenced when a later owner has raised the fence (nothing was committed), SqlStoreError when the database
-        refused (nothing was committed) and CommitOutcomeUnknown when it could not be asked what became of the commit.
+        refused (nothing was committed), and CommitOutcomeUnknown when the outcome of the commit could not be read.
         """
         payload = checkpoint.to_bytes()
         try:
@@ -93,7 +93,7 @@ class StoreTransaction:
         try:
             self._store.do_commit(self.connection)
         except SQLAlchemyError as error:
-            # Whatever the connection still holds must not stand in the way of looking.
+            # Locks that the connection still holds must not block the lookup.
             with suppress(SQLAlchemyError):
                 self.connection.invalidate()
             self._store.resolve_commit(self._shard, self._fence, payload, error)
@@ -103,7 +103,7 @@ class StoreTransaction:
 class SqlStore:
     """Tables and checkpoints in a SQLite file, or a database of PostgreSQL, MariaDB or MySQL.
 
-    `commit` and `sleep` exist so that a test can break a commit and not wait; nobody else passes them.
+    Only tests pass `commit` and `sleep`, to break a commit and to avoid waiting.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class SqlStore:
         parsed = parse_store_url(url)
         self._may_lose = RELAXED in parsed.query
         self.url = parsed.render_as_string(hide_password=False)
-        """With its password: for handing to executors, never for printing."""
+        """The URL with its password, to pass to executors. Never print it."""
         self.name = display_url(parsed)
-        """For people: without its password."""
+        """The URL without its password, for people to read."""
         self.engine: Engine = open_engine(parsed.difference_update_query([RELAXED]))
         self.do_commit = commit
         self._sleep = sleep
@@ -136,11 +136,11 @@ class SqlStore:
 
     @property
     def is_mysql(self) -> bool:
-        """MariaDB or MySQL."""
+        """True if the database is MariaDB or MySQL."""
         return self.engine.dialect.name == "mysql"
 
     def create_tables(self, *tables: Table) -> None:
-        """Create the checkpoint table and `tables` where they are absent.
+        """Create the checkpoint table and `tables` if they are absent.
 
         Raises SqlStoreError, and InvalidInput for tables that MariaDB or MySQL cannot keep.
         """
@@ -150,7 +150,7 @@ class SqlStore:
                 return
             with self.engine.begin() as connection:
                 if self.is_postgresql:
-                    # CREATE TABLE IF NOT EXISTS of two sessions at once fails in one of them.
+                    # If two sessions run CREATE TABLE IF NOT EXISTS at once, one of them fails.
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _DDL_LOCK})
                 for table in (CHECKPOINTS, *tables):
                     table.create(connection, checkfirst=True)
@@ -158,14 +158,14 @@ class SqlStore:
             raise self.failure("tables could not be created", error) from error
 
     def table_names(self, connection: Connection, prefix: str) -> list[str]:
-        """Tables of the default schema whose names start with `prefix`, sorted."""
+        """Return the names of tables in the default schema that start with `prefix`, sorted."""
         return sorted(name for name in inspect(connection).get_table_names() if name.startswith(prefix))
 
     def raise_fence(self, shard: str) -> Restored:
-        """Raise the fence of a consumer and return it with the checkpoint last committed.
+        """Raise the fence of a consumer, and return it with the last committed checkpoint.
 
-        On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput when the server's settings are
-        such that it may lose what it has committed, unless the URL allows that.
+        On return no earlier owner can commit. Raises SqlStoreError, and InvalidInput when the server may lose committed
+        transactions because of its settings, unless the URL allows that.
         """
         if not shard:
             raise InvalidInput("a consumer needs a name; it is the identity that fences it", field="shard")
@@ -176,7 +176,7 @@ class SqlStore:
                 with self.engine.begin() as connection:
                     return _raised(connection, shard)
             except SQLAlchemyError as error:
-                # Several that raise it at once may conflict, in databases that notice that late.
+                # Several processes that raise it at once may conflict, in databases that detect conflicts late.
                 if wait is None or not isinstance(error, DBAPIError) or not was_rolled_back(error):
                     raise self.failure(f"the fence of {shard} could not be raised", error) from error
                 self._sleep(wait)
@@ -199,7 +199,7 @@ class SqlStore:
         _log.warning(what, store=self.name, settings=found)
 
     def read(self, shard: str) -> Restored | None:
-        """What is committed for a consumer, for observers: no fence is raised. None when it never started."""
+        """Return a consumer's fence and checkpoint without raising the fence. None when it never started."""
         try:
             with self.engine.connect().execution_options(**{READS_ONLY: True}) as connection:
                 if not inspect(connection).has_table(CHECKPOINTS.name):
@@ -210,9 +210,9 @@ class SqlStore:
 
     @contextmanager
     def transaction(self, shard: str, fence: int) -> Iterator[StoreTransaction]:
-        """A transaction of the owner that holds `fence`. Leaving without `commit` rolls it back.
+        """Begin a transaction of the owner that holds `fence`. Leaving the block without `commit` rolls it back.
 
-        Raises Fenced at once when the fence was raised since (commit checks again), and SqlStoreError for failures of
+        Raises Fenced at once when the fence was raised since (`commit` checks again), and SqlStoreError for failures of
         the database in the block.
         """
         try:
@@ -225,11 +225,15 @@ class SqlStore:
             raise self.failure(f"a transaction of {shard} failed", error) from error
 
     def resolve_commit(self, shard: str, fence: int, payload: bytes, cause: SQLAlchemyError) -> None:
-        """Return when `payload` turns out to be committed; raise what happened otherwise."""
+        """Find out if `payload` was committed, and return if it was.
+
+        Raises Fenced when a later owner has raised the fence, SqlStoreError when nothing was committed, and
+        CommitOutcomeUnknown when the database does not answer.
+        """
         for wait in (*_RESOLVE_WAITS_S, None):
             try:
                 with self.engine.begin() as connection:
-                    # The lock waits for the broken transaction to end, whichever way it does.
+                    # The lock waits until the broken transaction has committed or rolled back.
                     row = connection.execute(
                         select(CHECKPOINTS.c.fence, CHECKPOINTS.c.checkpoint)
                         .where(CHECKPOINTS.c.shard_fqn == shard)
@@ -257,14 +261,14 @@ class SqlStore:
 
 
 def _raised(connection: Connection, shard: str) -> Restored:
-    """Raise the fence of a consumer in this transaction, and return what its row holds then."""
+    """Raise the fence of a consumer in this transaction, and return its row."""
     commit_durably(connection)
     row = {"shard_fqn": shard, "fence": 1, "checkpoint": b""}
     higher = {"fence": CHECKPOINTS.c.fence + 1}
     if connection.dialect.name == "mysql":
         connection.execute(mysql.insert(CHECKPOINTS).values(row).on_duplicate_key_update(higher))
         restored = _row(connection, shard)
-        assert restored is not None  # The row is locked, by us.
+        assert restored is not None  # This transaction has locked the row.
         return restored
     insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(CHECKPOINTS)
     found = connection.execute(
@@ -283,6 +287,6 @@ def _row(connection: Connection, shard: str) -> Restored | None:
 
 
 def _brief(error: SQLAlchemyError) -> str:
-    """The database's own words, in one line; never the statement's parameters."""
+    """Return the database's message in one line, never the statement's parameters."""
     original = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(original).split()) or type(original).__name__

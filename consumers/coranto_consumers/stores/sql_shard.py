@@ -1,4 +1,4 @@
-"""The SQL store of a shard: the application works in the SQL transaction that the checkpoint commits in."""
+"""The SQL store of a shard: the application's changes and the checkpoint are in one SQL transaction."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from coranto_consumers.stores.sql import SqlStore, StoreTransaction
 class SqlShardStore(Store):
     """Tables of a SQL database, and the shard's checkpoint in `gazette_checkpoints` beside them.
 
-    `connection` is that of the current transaction; the application never commits it. Several shards may share the
-    tables. A transaction sees everything that the shard's earlier ones did: its SQL begins after their commit, while
-    messages are read and sequenced meanwhile.
+    `connection` belongs to the current transaction. The application never commits it. Several shards may share the
+    tables. A transaction sees all changes of the shard's earlier transactions: its SQL begins only after their commit.
+    Messages are read and sequenced meanwhile.
 
-    A commit whose outcome is not known is looked up by its fence and checkpoint. Conflicts of transactions and lost
+    If the outcome of a commit is unknown, it is looked up by fence and checkpoint. Conflicts of transactions and lost
     connections are transient: the shard starts anew from its checkpoint.
     """
 
     def __init__(self, database: SqlStore | str, *tables: Table) -> None:
-        """`tables` are created where they are absent."""
+        """`tables` are created if they are absent."""
         self.database = SqlStore(database) if isinstance(database, str) else database
         self._tables = tables
         self._shard = ""
@@ -43,10 +43,10 @@ class SqlShardStore(Store):
 
     @property
     def connection(self) -> Connection:
-        """The connection of the current transaction, which this begins. For plain methods of an application; `async`
-        ones say `await store.begin()` first.
+        """The connection of the current transaction. Begins the transaction if necessary.
 
-        Raises Fenced when a later owner has fenced off this one, and SqlStoreError.
+        For plain methods of an application. `async` methods call `await store.begin()` first. Raises Fenced when a
+        later owner has fenced off this one, and SqlStoreError.
         """
         if self._open is None:
             if not self._settled.is_set():
@@ -96,7 +96,7 @@ class SqlShardStore(Store):
 
     def _begin(self) -> None:
         if self._failure is not None:
-            # Whoever works on the next transaction may hear of it first.
+            # The next transaction may be the first to raise it.
             raise self._failure
         exits = ExitStack()
         self._open = exits.enter_context(self.database.transaction(self._shard, self._fence))
@@ -119,7 +119,7 @@ class SqlShardStore(Store):
         try:
             for awaited in wait_for:
                 await awaited
-            # What a thread has begun cannot be called back: whoever waits for us waits for it.
+            # Work in a thread cannot be cancelled, so a cancelled caller waits for its end.
             working = asyncio.ensure_future(asyncio.to_thread(commit))
             try:
                 await asyncio.shield(working)

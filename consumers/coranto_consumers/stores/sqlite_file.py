@@ -1,7 +1,7 @@
-"""`SqliteStore`: the state as a local SQLite database, which lives in a recovery log.
+"""`SqliteStore`: the state as a local SQLite database in a recovery log.
 
-What is recorded is SQLite's own write-ahead log, commit by commit, and a copy of the database now and then: see
-`docs/recovery-logs.md`. The local files need never be synced to the disk, since the log is what survives.
+The store records SQLite's own write-ahead log, commit by commit, and sometimes a copy of the database; see
+`docs/recovery-logs.md`. The local files are never synced to the disk, because they are recovered from the log.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ _log = structlog.get_logger(__name__)
 
 
 class SqliteStore(Store):
-    """`connection` is where the application works; what it does within a transaction commits with the checkpoint.
+    """A store whose `connection` the application uses. Changes within a transaction commit with the checkpoint.
 
-    The store keeps its one connection to itself: it has the file locked, and a `COMMIT` of the application's own ends
-    nothing but SQLite's transaction. `schema` is a script of statements such as `CREATE TABLE IF NOT EXISTS`, which
-    runs at each start. When the write-ahead log has grown to `copy_bytes`, and to the size of the database, the
-    database is recorded anew, so that the log before it is dead and can be pruned; the commit that does so takes
-    longer.
+    The store has the only connection, and locks the file. A `COMMIT` by the application only ends SQLite's transaction.
+    `schema` is a script of statements such as `CREATE TABLE IF NOT EXISTS`, which runs at each start. When the
+    write-ahead log has reached both `copy_bytes` and the size of the database, the database is recorded anew. The
+    recovery log before that is then dead and can be pruned. The commit that does so takes longer.
     """
 
     def __init__(self, recorder: Recorder, schema: str = "", *, copy_bytes: int = DEFAULT_COPY_BYTES) -> None:
@@ -62,7 +61,7 @@ class SqliteStore(Store):
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, in the current transaction, which this begins. Not for several threads at once."""
+        """The connection, in the current transaction. Begins it if necessary. Not safe for use by several threads."""
         connection = self._opened
         if not connection.in_transaction:
             connection.execute("BEGIN IMMEDIATE")
@@ -75,9 +74,9 @@ class SqliteStore(Store):
         return self._connection
 
     async def restore_checkpoint(self, shard: str) -> Checkpoint:
-        """Opens the database, too. Raises CorruptData when what was recovered is no database."""
+        """Open the database, and return its checkpoint. Raises CorruptData when the recovered file is no database."""
         if self._recorder.exists(NEXT_FILE):
-            self._recorder.remove(NEXT_FILE)  # Of an owner that stopped in the midst of a copy.
+            self._recorder.remove(NEXT_FILE)  # Left by an owner that stopped during a copy.
         try:
             fresh, content = await in_thread(self._open)
         except sqlite3.DatabaseError as error:
@@ -99,7 +98,7 @@ class SqliteStore(Store):
         connection.execute("PRAGMA synchronous = OFF")
         if not fresh:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            self._wal.read()  # What the log holds already.
+            self._wal.read()  # Skip content that the recovery log already holds.
         connection.executescript(_CHECKPOINTS)
         if self._schema:
             connection.executescript(self._schema)
@@ -137,9 +136,9 @@ class SqliteStore(Store):
                 recorder.write(fnode, tail.offset + begin, tail.content[begin : begin + _PIECE_BYTES])
 
     async def _copy(self) -> None:
-        """Bring all commits into the database file, begin the write-ahead log anew, and record the database.
+        """Move all commits into the database file, begin the write-ahead log anew, and record the database.
 
-        Players find the former files until the last of it is recorded, and what it waits for is done.
+        Players see the former files until the whole copy is recorded, and the commit's `wait_for` is done.
         """
         busy, *_ = await in_thread(self._opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone)
         if busy:
@@ -163,13 +162,13 @@ class SqliteStore(Store):
         await self._recorder.close()
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(sqlite3.Error):  # Of a database that goes away with its folder.
+            with contextlib.suppress(sqlite3.Error):  # The database is removed with its folder anyway.
                 connection.close()
         shutil.rmtree(self._recorder.directory, ignore_errors=True)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do work in a thread. It cannot be called back: a cancelled caller waits for its end all the same."""
+    """Run work in a thread, and return its result. Work cannot be cancelled: a cancelled caller waits for its end."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)

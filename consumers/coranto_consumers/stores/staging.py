@@ -1,8 +1,8 @@
-"""Stage tables: where tasks put their output rows before the driver's transaction merges them.
+"""Stage tables. Tasks put their output rows there, and the driver's transaction merges them.
 
-A task attempt stages under an id of its own, so that the driver merges the rows of exactly those attempts that Spark
-declared successful. Everything else in a stage table is waste: rows of lost attempts, of transactions that died, of
-owners that were fenced. It is deleted by fence, by whoever owns the consumer next.
+A task attempt stages rows under an id of its own, so that the driver merges exactly the rows of attempts that Spark
+declared successful. All other rows are waste: rows of lost attempts, failed transactions and fenced owners. The next
+owner of the consumer deletes them by fence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX = "coranto_stage_"
 
 
 def stage_of(store: SqlStore, plan: MergePlan) -> Table:
-    """The stage table of a plan, created when absent. Raises SqlStoreError."""
+    """Return the stage table of a plan, and create it if absent. Raises SqlStoreError."""
     stage = stage_table(
         plan, stage_name(plan, store.engine.dialect if store.is_mysql else None), unlogged=store.is_postgresql
     )
@@ -35,9 +35,9 @@ def stage_of(store: SqlStore, plan: MergePlan) -> Table:
 
 
 def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
-    """A name that changes with the columns' types, so that a table of an earlier layout is not taken for this one.
+    """Return the name of a plan's stage table. It depends on the columns' types, so a table of another layout differs.
 
-    Types are named as `dialect` does, or else PostgreSQL's.
+    Types have the names of `dialect`, or PostgreSQL's without one.
     """
     named: Dialect = dialect or postgresql.dialect()  # type: ignore[no-untyped-call]
     layout = [plan.table.fullname] + [f"{name} {plan.table.c[name].type.compile(named)}" for name in plan.columns]
@@ -46,21 +46,21 @@ def stage_name(plan: MergePlan, dialect: Dialect | None = None) -> str:
 
 
 def stage_tables(store: SqlStore, connection: Connection) -> list[Table]:
-    """Every stage table there is, of any consumer. What only has the name of one is left out."""
+    """Return the stage tables of all consumers. Other tables with such a name are left out."""
     found = (Table(name, MetaData(), autoload_with=connection) for name in store.table_names(connection, PREFIX))
     return [table for table in found if set(STAGE_COLUMNS) <= set(table.c.keys())]
 
 
 def delete_staged(connection: Connection, stage: Table, shard: str, *, below_fence: int) -> None:
-    """Delete what a consumer staged under fences below `below_fence`."""
+    """Delete rows that a consumer staged under fences below `below_fence`."""
     shard_column, fence_column, _ = STAGE_COLUMNS
     connection.execute(delete(stage).where(stage.c[shard_column] == shard, stage.c[fence_column] < below_fence))
 
 
 def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int) -> None:
-    """Delete what dead or fenced instances of a consumer staged. Nothing will ever merge it.
+    """Delete rows that dead or fenced instances of a consumer staged. Nothing will ever merge them.
 
-    Tables that this consumer may not touch are another's, and hold nothing of it.
+    Tables that this consumer may not access belong to other consumers, and hold no rows of this one.
     """
     for stage in stage_tables(store, connection):
         try:
@@ -74,9 +74,9 @@ def delete_stale(store: SqlStore, connection: Connection, shard: str, fence: int
 class StageWriter:
     """Writes one task attempt's rows. Leaving the context without an error makes them visible to the merge.
 
-    PostgreSQL takes the attempt in one COPY. The others take each batch in a short transaction: SQLite has one writer
-    at a time, and MariaDB ends a session that waits long for the next batch. Rows that an attempt wrote before it
-    failed stay behind, and no merge asks for them.
+    PostgreSQL takes all rows of an attempt in one COPY. The other databases take each batch in a short transaction:
+    SQLite has one writer at a time, and MariaDB ends a session that waits long for the next batch. Rows that an attempt
+    wrote before it failed stay in the table, and no merge uses them.
     """
 
     def __init__(self, url: str, stage: Table, shard: str, fence: int, attempt: str) -> None:
@@ -102,7 +102,7 @@ class StageWriter:
         return self
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> int:
-        """Stage rows given by column name; how many. Raises SqlStoreError."""
+        """Stage rows, given by column name, and return their number. Raises SqlStoreError."""
         if self._copy is not None:
             for row in rows:
                 self._copy.write_row((*self._owner, *(row[name] for name in self._columns)))

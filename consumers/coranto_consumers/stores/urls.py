@@ -1,4 +1,4 @@
-"""Store URLs: SQLAlchemy's, of the databases that stores are tested with."""
+"""Store URLs: SQLAlchemy URLs of the databases that stores are tested with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coranto.errors import InvalidInput
 from coranto_consumers.stores.durability import RELAXED
 
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
-"""Names of drivers' options: `password`, `sslpassword`, `passwd`, `scram_client_key` and so on."""
+"""Matches names of drivers' secret options: `password`, `sslpassword`, `passwd`, `scram_client_key` and so on."""
 
 ACCEPTED = (
     "sqlite:////absolute/path/to/file.db or postgresql+psycopg://user:password@host:5432/database "
@@ -21,9 +21,9 @@ ACCEPTED = (
 
 
 def parse_store_url(text: str) -> URL:
-    """The URL of a store, its driver spelled out and a SQLite path made absolute.
+    """Parse the URL of a store. The result names its driver, and a SQLite path is absolute.
 
-    Raises InvalidInput, which never repeats the text: it may hold a password.
+    Raises InvalidInput. The error never repeats the text, because it may hold a password.
     """
     try:
         url = make_url(text)
@@ -71,6 +71,6 @@ def _sqlite(url: URL, driver: str) -> URL:
 
 
 def display_url(url: URL) -> str:
-    """The URL for people and logs: a password is replaced by `***`, options that may hold a secret by `hidden`."""
+    """Return the URL for people and logs. A password is shown as `***`, and options with secrets as `hidden`."""
     secrets = {name: "hidden" for name in url.query if _SECRET.search(name)}
     return url.update_query_dict(secrets).render_as_string(hide_password=True)

@@ -1,9 +1,9 @@
-"""SQLite's write-ahead log as a file to follow: what commits have added to it.
+"""A reader of the content that each commit adds to SQLite's write-ahead log.
 
-The format is SQLite's documented one (https://www.sqlite.org/fileformat2.html#the_write_ahead_log): a header of 32
-bytes, and frames, each a header of 24 bytes and a page. The last frame of a transaction tells the size of the database
-after it; in others that is 0. Frames are valid when they repeat the two salts of the header, which change whenever the
-file is begun anew.
+SQLite documents the format (https://www.sqlite.org/fileformat2.html#the_write_ahead_log). The file has a header of 32
+bytes, then frames of a 24-byte header and a page each. The last frame of a transaction holds the size of the database
+after it; other frames hold 0. A frame is valid when it repeats the two salts of the file's header. The salts change
+whenever the file is begun anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGICS: Final = (0x377F0682, 0x377F0683)
 
 @dataclass(frozen=True, slots=True)
 class WalTail:
-    """Bytes of the file from `offset` on. The header is among them when the offset is 0."""
+    """Bytes of the file from `offset` on. They include the header when the offset is 0."""
 
     offset: int
     content: bytes
@@ -34,20 +34,20 @@ class WalTail:
 
 
 class WalFollower:
-    """Reads what each commit adds to a write-ahead log that one connection writes, and that only we begin anew."""
+    """Reads the content that commits add to a write-ahead log. One connection writes it; only its owner restarts it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._salts: tuple[int, int] | None = None
         self.position = 0
-        """The end of the last commit that was read."""
+        """The offset at which the last commit that was read ends."""
 
     def restart(self) -> None:
-        """The file is empty, and will be begun anew."""
+        """Note that the file is empty, and will be begun anew."""
         self._salts, self.position = None, 0
 
     def read(self) -> WalTail:
-        """All whole transactions that were committed since the last call. Raises CorruptData for what is none."""
+        """Return the whole transactions committed since the last call. Raises CorruptData for invalid content."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`python -m coranto_consumers.testing_chain`: kills in a chain of consumers, for as long as is wanted."""
+"""`python -m coranto_consumers.testing_chain`: kill processes in a chain of consumers for a given time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Run three consumers in a chain while their processes and brokers are killed, then check every store and journal.
 
-    The same seed publishes and harms in the same order; how that meets the rest depends on the machine. Runs of more
+    The same seed gives the same order of numbers and of harm, but their timing depends on the machine. Runs of more
     than three minutes are done in rounds, each with a new chain.
     """
     if sql not in ("postgresql", "sqlite"):

@@ -1,4 +1,4 @@
-"""The three consumers. Each has another kind of store."""
+"""The three consumers. Each has a different kind of store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coranto_consumers.stores import JsonFileStore, SqliteStore, SqlShardStore, 
 from coranto_consumers.testing_chain.model import ALERT_EVERY, ALERTS, CLEAN, TOTAL_EVERY, TOTALS, digest_of, journal_of
 
 STORE_VARIABLE = "CORANTO_CHAIN_STORE"
-"""The URL of the SQL store of `Aggregate`."""
+"""The environment variable with the URL of `Aggregate`'s SQL store."""
 
 SUMS = Table(
     "chain_sums",
@@ -36,7 +36,7 @@ CleanState = dict[str, dict[str, int]]
 
 
 class Clean(Application[JsonFileStore[CleanState]]):
-    """Drops what is no number, numbers the others of each stream, and passes them on."""
+    """Drops messages without a number, and publishes the others with their position in their stream."""
 
     def new_store(self, shard: Shard) -> JsonFileStore[CleanState]:
         return JsonFileStore(shard.recorder, {})
@@ -59,7 +59,7 @@ class Clean(Application[JsonFileStore[CleanState]]):
 
 
 class Aggregate(Application[SqlShardStore]):
-    """Keeps the sum of each stream in a table, and publishes it now and then."""
+    """Keeps the sum of each stream in a table, and publishes it every `TOTAL_EVERY` numbers and at the last one."""
 
     def __init__(self) -> None:
         self._database = SqlStore(os.environ[STORE_VARIABLE])
@@ -75,7 +75,7 @@ class Aggregate(Application[SqlShardStore]):
         mine = SUMS.c.stream == stream
         row = store.connection.execute(select(SUMS).where(mine)).one_or_none()
         _, count, total, digest = row if row is not None else (stream, 0, 0, 0)
-        # By the number that the first consumer gave it, so that a wrong one shows.
+        # With the position from the first consumer, so that a wrong position changes the digest.
         digest = digest_of(digest, content["chunk"], n)
         values = {"count": count + 1, "sum": total + n, "digest": digest}
         if row is None:
@@ -87,10 +87,10 @@ class Aggregate(Application[SqlShardStore]):
 
 
 class Alert(Application[SqliteStore]):
-    """Keeps all sums in a local database, and publishes those that reach another level."""
+    """Keeps all sums in a local database, and publishes a sum that reaches a new level."""
 
     def new_store(self, shard: Shard) -> SqliteStore:
-        # Copies of the database are to happen, too.
+        # A small limit, so that the database is copied during the test.
         return SqliteStore(shard.recorder, ALERT_SCHEMA, copy_bytes=512 << 10)
 
     def consume_message(

@@ -1,4 +1,4 @@
-"""etcd, brokers, a SQL store, the members of three consumers and their publishers, as one thing."""
+"""The chain: etcd, brokers, a SQL store, the members of three consumers, and publishers."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ ZONES = ("a", "b")
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """What a chain is made of."""
+    """The parts of a chain."""
 
     seed: int = 0
     brokers: int = 4
     replication: int = 3
     members: int = 2
-    """Processes of each consumer."""
+    """The number of processes of each consumer."""
     publishers: int = 2
     streams: int = 12
-    """Of each publisher."""
+    """The number of streams of each publisher."""
     lease_seconds: float = 4.0
-    """Of brokers and consumers."""
+    """The lease time of brokers and consumers."""
     sql: str = "postgresql"
-    """The second consumer's store: this, or sqlite."""
+    """The second consumer's store: postgresql or sqlite."""
 
 
 @dataclass(slots=True)
 class Consumer:
-    """The members of one consumer, and what etcd knows of its shards."""
+    """The members of one consumer, and the key space of its shards."""
 
     stage: Stage
     keyspace: KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
     members: list[ProcessSlot] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """Why shards were FAILED, at any time."""
+    """The errors of shards that were FAILED at any time."""
 
     def member_id(self, number: int, incarnation: int) -> MemberId:
         return MemberId(ZONES[number % len(ZONES)], f"{self.stage.name}-{number}.{incarnation}")
 
     def knows(self, number: int, incarnation: int) -> bool:
-        """Whether etcd has a process as a member."""
+        """Return whether a process is a member in etcd."""
         return self.keyspace.state.member(self.member_id(number, incarnation)) is not None
 
     def note_failures(self, state: State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]) -> None:
@@ -82,12 +82,12 @@ class Consumer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every member is known to etcd, and so has begun its work."""
+        """True if every process is a member in etcd, and so has begun its work."""
         return all(place.is_running and self.knows(n, place.incarnation) for n, place in enumerate(self.members))
 
     @property
     def is_serving(self) -> bool:
-        """Whether every shard has a primary."""
+        """True if every shard has a primary."""
         state = self.keyspace.state
         return all(
             any(each.value.code == pc.ReplicaStatus.PRIMARY for each in state.assignments(spec.id))
@@ -95,7 +95,7 @@ class Consumer:
         )
 
     def status(self) -> str:
-        """For messages: who has which shard, and how far it is."""
+        """Return for messages which members have which shards, with their statuses."""
         state = self.keyspace.state
         return "; ".join(
             f"{spec.id}: "
@@ -111,7 +111,7 @@ class Consumer:
 
 
 class Chain:
-    """Use as `async with Chain(folder, options) as chain:`, in the main thread."""
+    """A running chain. Use as `async with Chain(folder, options) as chain:`, in the main thread."""
 
     def __init__(self, folder: Path, options: ChainOptions) -> None:
         self.folder = folder.absolute()
@@ -120,14 +120,14 @@ class Chain:
         self.consumers: list[Consumer] = []
         self.publishers: list[StreamPublisher] = []
         self.alerts: list[dict[str, Any]] = []
-        """What read-committed readers that follow the last journals have seen, each journal's in order."""
+        """Messages that read-committed readers of the last journals have seen, in order within each journal."""
         self.streams_done = 0
-        """Of how many streams they have seen the last number."""
+        """The number of streams of which these readers have seen the last number."""
         self.store_url = ""
         self.client: JournalClient
         self.coordinator: EtcdCoordinator
         self.keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
-        """Of the brokers."""
+        """The key space of the brokers."""
         self._etcd = EtcdServer(self.folder, fsync=False)
         self._members_may_end = False
         self._ports: list[int] = []
@@ -137,7 +137,7 @@ class Chain:
         self._publishing: list[asyncio.Task[None]] = []
 
     def is_member(self, number: int) -> bool:
-        """Whether etcd has a broker as a member, which ends with its lease."""
+        """Return whether a broker is a member in etcd. It is one until its lease ends."""
         return self.keyspace.state.member(MemberId(ZONES[number % len(ZONES)], f"broker-{number}")) is not None
 
     @property
@@ -170,18 +170,18 @@ class Chain:
         await self._exits.aclose()
 
     def check(self) -> None:
-        """Raise what ended a task that was not to end."""
+        """Raise the error of a task that ended unexpectedly."""
         for task in (*self._tasks, *self._publishing):
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def progress(self, seconds: float = SECONDS) -> None:
-        """Return once something has come out at the chain's end that is not there yet."""
+        """Wait until a new alert arrives at the chain's end."""
         seen = len(self.alerts)
         await self.until(lambda: len(self.alerts) > seen, "alerts arrive", seconds)
 
     async def until(self, condition: Any, what: str, seconds: float = SECONDS) -> None:
-        """As `processes.until`, and tells the state of all in its error."""
+        """Wait like `processes.until`. An error has the state of all processes as a note."""
 
         def checked() -> bool:
             self.check()
@@ -194,16 +194,16 @@ class Chain:
             raise
 
     async def end_publishing(self) -> None:
-        """Have publishers publish the last number of each stream, and return when that is done."""
+        """Make publishers publish the last number of each stream, and wait until they have ended."""
         self._ending.set()
         await self.until(lambda: all(task.done() for task in self._publishing), "publishers end")
 
     def let_members_end(self) -> None:
-        """Start no member again from now on."""
+        """Restart no member that ends from now on."""
         self._members_may_end = True
 
     def status(self) -> str:
-        """For messages."""
+        """Return the state of all processes, for messages."""
         down = ", ".join(place.name for place in self.places if not place.is_running) or "nobody"
         return "\n".join((f"down: {down}", *(consumer.status() for consumer in self.consumers)))
 
@@ -247,7 +247,7 @@ class Chain:
             place.close()
 
     async def _start_members(self, starting_store: asyncio.Task[None]) -> None:
-        """Of each consumer as soon as that has what it needs."""
+        """Start the members of each consumer as soon as its store is ready."""
         for consumer in sorted(self.consumers, key=lambda each: not each.stage.logged):
             if not consumer.stage.logged:
                 await starting_store
@@ -335,7 +335,7 @@ class Chain:
                     await client.apply(changes)
                     is_applied = True
                 except Unavailable:
-                    await asyncio.sleep(0.1)  # It has just ended by itself, on a machine that stood still.
+                    await asyncio.sleep(0.1)  # The member has just ended by itself, after the machine stood still.
         await self.until(lambda: consumer.is_serving, f"the shards of {consumer.stage.name} are served")
 
     def _start_publishing(self) -> None:
@@ -355,7 +355,7 @@ class Chain:
         await _cancel([*self._tasks, *self._publishing])
 
     async def _supervise(self) -> None:
-        """Start processes again that end by themselves, as those do whose lease runs out on a busy machine."""
+        """Restart processes that end by themselves, for example when a lease runs out on a busy machine."""
         while True:
             for place in self.brokers if self._members_may_end else self.places:
                 if not place.is_harmed and not place.is_running:

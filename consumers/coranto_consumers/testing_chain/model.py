@@ -1,4 +1,4 @@
-"""The journals and shards of the chain, and what must come of the numbers that are published. Pure."""
+"""The journals and shards of the chain, and the expected results of published numbers. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.specs import validate_shard_spec
 
 TOTAL_EVERY = 10
-"""The second consumer publishes a stream's sum at every so many numbers, and at its last."""
+"""The second consumer publishes a stream's sum each time after this many numbers, and after the last one."""
 
 ALERT_EVERY = 500
-"""The third one publishes an alert when a stream's sum reaches another multiple of this, and at its last."""
+"""The third consumer publishes an alert when a stream's sum reaches a new multiple of this, and for its last sum."""
 
 
 def partitions(kind: str, count: int) -> tuple[str, ...]:
@@ -33,24 +33,24 @@ _MAPPINGS = {journals: RendezvousMapping(journals) for journals in (RAW, CLEAN, 
 
 
 def journal_of(stream: str, journals: tuple[str, ...]) -> str:
-    """Messages of one stream are in one partition, and so stay in order."""
+    """Return the partition of a stream. All messages of a stream are in one partition, so they stay in order."""
     return _MAPPINGS[journals](stream.encode())
 
 
 def digest_of(digest: int, chunk: int, n: int) -> int:
-    """The digest of a stream behind its next number. Unlike a sum it depends on the order."""
+    """Return the digest of a stream after its next number. Unlike a sum, it depends on the order."""
     return zlib.crc32(f"{chunk}:{n}".encode(), digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One consumer: its application, and its shards with the journals that each reads."""
+    """One consumer: its application, and the source journals of each shard."""
 
     name: str
     application: str
     shards: tuple[tuple[str, ...], ...]
     logged: bool
-    """Whether its store is in a recovery log; its shards have a hot standby then."""
+    """True if its store is in a recovery log. Its shards then have a hot standby."""
 
     @property
     def etcd_prefix(self) -> str:
@@ -91,7 +91,7 @@ STAGES = (
 
 
 def journal_specs(replication: int) -> list[pb.JournalSpec]:
-    """All journals of the chain, recovery logs included."""
+    """Return the specs of all journals of the chain, recovery logs included."""
     logs = [log for stage in STAGES for log in stage.recovery_logs]
     wanted = [(name, JSON_LINES) for name in (*RAW, *CLEAN, *TOTALS, *ALERTS)] + [(log, RECOVERY_LOG) for log in logs]
     return [_journal_spec(name, content_type, replication) for name, content_type in wanted]
@@ -99,7 +99,7 @@ def journal_specs(replication: int) -> list[pb.JournalSpec]:
 
 def _journal_spec(name: str, content_type: str, replication: int) -> pb.JournalSpec:
     spec = pb.JournalSpec(name=name, replication=replication, labels=label_set({CONTENT_TYPE: content_type}))
-    # Small enough that most of what is read again comes from the store.
+    # Small fragments, so that most content that is read again comes from the fragment store.
     spec.fragment.length = 256 << 10
     spec.fragment.compression_codec = pb.GZIP
     spec.fragment.refresh_interval.FromSeconds(5)
@@ -109,7 +109,7 @@ def _journal_spec(name: str, content_type: str, replication: int) -> pb.JournalS
 
 @dataclass(slots=True)
 class Expected:
-    """What must come of one stream: what each consumer's store holds of it, and what each of them publishes."""
+    """The expected results of one stream: the contents of each consumer's store, and the messages they publish."""
 
     stream: str
     count: int = 0
@@ -122,11 +122,11 @@ class Expected:
     alerts: list[dict[str, Any]] = field(default_factory=list)
 
     def noise(self) -> None:
-        """A message that is no number was published."""
+        """Note that a message without a number was published."""
         self.dropped += 1
 
     def number(self, n: int, *, last: bool) -> None:
-        """The next number was published."""
+        """Note that the next number was published."""
         chunk, self.count = self.count, self.count + 1
         self.sum += n
         self.digest = digest_of(self.digest, chunk, n)
@@ -144,7 +144,7 @@ class Expected:
 
 
 def of_stream(messages: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Messages by stream, in order, without their UUIDs."""
+    """Return messages by stream, in order, without their UUIDs."""
     found: dict[str, list[dict[str, Any]]] = {}
     for message in messages:
         content = {key: value for key, value in message.items() if key != "_meta"}

@@ -1,4 +1,4 @@
-"""Does harm to a chain, as chance will have it, and makes it good again."""
+"""The nemesis: does random harm to a chain, and repairs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def kill_member(chain: Chain, rng: random.Random) -> None:
 
 
 async def kill_primary_twice(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of whoever has a shard, and of who has it next as soon as that is so."""
+    """SIGKILL of a shard's primary, and of the next primary as soon as there is one."""
     consumer = rng.choice(chain.consumers)
     shard = rng.choice(consumer.stage.specs()).id
     for _ in range(2):
@@ -43,12 +43,12 @@ async def kill_consumer(chain: Chain, rng: random.Random) -> None:
 
 
 async def pause_member(chain: Chain, rng: random.Random) -> None:
-    """SIGSTOP of a member, and SIGCONT once others have its shards: a zombie, which has to end by itself."""
+    """SIGSTOP of a member, and SIGCONT once others have its shards. It is then a zombie, and must end by itself."""
     await _pause(chain, a_member(chain, rng))
 
 
 async def pause_successor(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of whoever has a shard, and SIGSTOP of who is given it next: a zombie in the midst of taking it over."""
+    """SIGKILL of a shard's primary, and SIGSTOP of the next one, which becomes a zombie during its takeover."""
     consumer = rng.choice(chain.consumers)
     shard = rng.choice(consumer.stage.specs()).id
     await chain.until(lambda: primary_of(consumer, shard) is not None, f"{shard} is given to a member")
@@ -69,12 +69,12 @@ async def stop_member(chain: Chain, rng: random.Random) -> None:
 
 
 async def kill_broker(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of a broker, which comes back at once and takes up its lease and its spools."""
+    """SIGKILL of a broker, which is restarted at once and goes on with its lease and spools."""
     await _restart([rng.choice(chain.brokers)])
 
 
 async def kill_broker_for_long(chain: Chain, rng: random.Random) -> None:
-    """SIGKILL of a broker, which comes back when others have taken over and the chain gets on without it."""
+    """SIGKILL of a broker, which is restarted once others have taken over and the chain makes progress without it."""
     number = rng.randrange(len(chain.brokers))
     broker = chain.brokers[number]
     await broker.kill()
@@ -110,9 +110,10 @@ HANDS: Final[Mapping[str, tuple[Harm, ...]]] = {
 
 
 class Nemesis:
-    """Several hands at once. Each does every kind of its harm, in an order drawn anew each time.
+    """Runs several hands at once. Each does all of its kinds of harm, in a new random order each time.
 
-    Half of the times a hand waits for the chain to get on before it goes on itself; so harm meets recovery, too.
+    Half of the time a hand waits until the chain makes progress. Otherwise it goes on after a short pause, so that harm
+    also happens during recovery.
     """
 
     def __init__(self, chain: Chain) -> None:
@@ -121,15 +122,15 @@ class Nemesis:
 
     @property
     def kills(self) -> dict[str, int]:
-        """How many processes were killed, of each kind."""
+        """The number of processes of each kind that were killed."""
         chain = self._chain
         members = (member for consumer in chain.consumers for member in consumer.members)
         return {"broker": sum(place.kills for place in chain.brokers), "consumer": sum(each.kills for each in members)}
 
     async def run(self, seconds: float, *, kills: int = 0, alerts: int = 0) -> None:
-        """Do harm for so long, until every kind was done, so many processes of each kind were killed, and alerts came.
+        """Do harm for `seconds`, and until there were `kills` of each kind of process and `alerts` alerts.
 
-        Raises ClusterError when the chain does not get on.
+        It also goes on until every kind of harm was done. Raises ClusterError when the chain makes no progress.
         """
         now = asyncio.get_running_loop().time
         end = now() + seconds
@@ -142,7 +143,7 @@ class Nemesis:
             for name, kinds in HANDS.items()
         ]
         try:
-            # Not a task group: what went wrong is to be raised as it is.
+            # Not a task group, which would wrap the error.
             await asyncio.gather(*hands)
         finally:
             for hand in hands:
@@ -167,7 +168,7 @@ class Nemesis:
 
 
 def primary_of(consumer: Consumer, shard: str) -> ProcessSlot | None:
-    """The member that has a shard, by what etcd knows; None when it is one that is gone."""
+    """Return the process that is a shard's primary according to etcd. None when that process is gone."""
     for each in consumer.keyspace.state.assignments(shard)[:1]:
         for number, place in enumerate(consumer.members):
             if each.slot == 0 and consumer.member_id(number, place.incarnation) == each.member:
@@ -176,7 +177,7 @@ def primary_of(consumer: Consumer, shard: str) -> ProcessSlot | None:
 
 
 def a_member(chain: Chain, rng: random.Random) -> ProcessSlot:
-    """A member of a consumer that the other hand has not in its grip."""
+    """Return a random member of a consumer that no other hand is harming."""
     members = [member for consumer in chain.consumers for member in consumer.members]
     return rng.choice([member for member in members if not member.is_harmed])
 
@@ -184,14 +185,14 @@ def a_member(chain: Chain, rng: random.Random) -> ProcessSlot:
 async def _pause(chain: Chain, place: ProcessSlot) -> None:
     consumer = next(each for each in chain.consumers if place in each.members)
     number = consumer.members.index(place)
-    # One that has just been started again is no zombie when it goes on.
+    # A process that was just restarted is not yet a member, so it would not become a zombie.
     await chain.until(lambda: consumer.knows(number, place.incarnation), f"{place.name} is a member")
     if place.is_harmed:
-        return  # Another hand has taken it meanwhile.
+        return  # Another hand has begun to harm it meanwhile.
     incarnation = place.incarnation
     place.pause()
     await chain.until(lambda: not consumer.knows(number, incarnation), f"etcd has given {place.name} up")
-    if consumer.stage.logged or chain.options.sql != "sqlite":  # It may have locked the file, and others wait for it.
+    if consumer.stage.logged or chain.options.sql != "sqlite":  # It may hold a SQLite file's lock that others wait for.
         await chain.until(lambda: consumer.is_serving, f"others have the shards of {place.name}")
     place.resume()
     await place.ended()
@@ -199,7 +200,7 @@ async def _pause(chain: Chain, place: ProcessSlot) -> None:
 
 
 async def _restart(places: Sequence[ProcessSlot]) -> None:
-    """Kill processes at once, and start them again."""
+    """Kill several processes at once, and start them again."""
     for place in places:
         place.is_harmed = True
     await asyncio.gather(*(place.kill() for place in places))

@@ -1,4 +1,4 @@
-"""Publishers of streams of numbers. They commit, roll back, repeat themselves and vanish; they know what they did."""
+"""Publishers of streams of numbers. They commit, roll back, repeat appends and vanish, and they note what they did."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BATCH_BYTES: Final = 1 << 20
 class StreamPublisher:
     """Publishes the numbers of some streams in transactions across all partitions.
 
-    Like a process that may crash at any time, it now and then leaves a transaction open for good and goes on as another
-    producer. What it appends it appends until that is known to be done, which may be more than once.
+    It sometimes leaves a transaction open for good and goes on as another producer, like a process that crashed. It
+    repeats an append until the append is known to be done, so content may be appended more than once.
     """
 
     def __init__(self, client: JournalClient, streams: list[str], rng: random.Random, ending: asyncio.Event) -> None:
@@ -35,11 +35,11 @@ class StreamPublisher:
 
     @property
     def numbers(self) -> int:
-        """How many have been committed."""
+        """The number of numbers that have been committed."""
         return sum(each.count for each in self.expected.values())
 
     async def run(self) -> None:
-        """Publish until told to end, and then the last number of each stream."""
+        """Publish until `ending` is set, and then publish the last number of each stream."""
         while not self._ending.is_set():
             await self._transaction([self._rng.choice(list(self.expected)) for _ in range(self._rng.randint(1, 40))])
             await asyncio.sleep(self._rng.uniform(0, 2 * _PAUSE_SECONDS))
@@ -56,7 +56,7 @@ class StreamPublisher:
         batches = dict(self._builder.take_batches(_BATCH_BYTES))
         await self._append(batches)
         if self._rng.random() < 0.1:
-            await self._append(batches)  # Readers discard what they have seen.
+            await self._append(batches)  # Readers discard duplicates.
         if fate < 0.05:
             self._builder = self._new_builder()
             self.transactions["left open"] += 1

@@ -14,15 +14,15 @@ from coranto_consumers.testing_chain.verdict import Verdict, conclude
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was done to a chain, and what came of it."""
+    """The harm that was done to a chain, and the result."""
 
     verdict: Verdict
     kills: dict[str, int]
-    """Processes that were killed, of each kind."""
+    """The number of processes of each kind that were killed."""
     harm: dict[str, int]
-    """How often there was each kind of it."""
+    """The number of times that each kind of harm was done."""
     own_ends: dict[str, list[str]]
-    """How processes ended that nobody killed, by name."""
+    """The ends of processes that the nemesis did not kill, by name."""
 
     @property
     def problems(self) -> list[str]:
@@ -40,11 +40,10 @@ class Outcome:
 
 
 async def run_chain(folder: Path, options: ChainOptions, seconds: float, *, kills: int = 0, alerts: int = 0) -> Outcome:
-    """Start a chain in `folder`, do harm for so long, and judge. In the main thread.
+    """Start a chain in `folder`, do harm for `seconds`, and check the result. Call it in the main thread.
 
-    Harm goes on until there were so many kills of each kind, and so many alerts.
-
-    Raises ClusterError when the chain does not get on, during harm or after it.
+    Harm goes on until there were at least `kills` kills of each kind of process, and `alerts` alerts. Raises
+    ClusterError when the chain makes no progress, during harm or after it.
     """
     async with Chain(folder, options) as chain:
         nemesis = Nemesis(chain)

@@ -1,4 +1,4 @@
-"""Whether the chain came to exactly what it was to come to."""
+"""The check that stores and journals of the chain hold exactly the expected results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from coranto_consumers.testing_chain.model import ALERTS, CLEAN, STAGES, TOTALS,
 _SAMPLE = 3
 
 Rows = Mapping[str, Sequence[Any]]
-"""By stream."""
+"""Rows by stream."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What was wrong, nothing at best, and what was done."""
+    """The problems found, if any, and counts of what was processed."""
 
     problems: list[str]
     numbers: int
@@ -41,7 +41,7 @@ class Verdict:
     totals: int
     alerts: int
     settled_seconds: float
-    """How long after the last harm everything had been processed."""
+    """The time from the last harm until everything was processed."""
 
     def __str__(self) -> str:
         transactions = ", ".join(f"{count} {fate}" for fate, count in self.transactions.items())
@@ -53,9 +53,9 @@ class Verdict:
 
 
 async def conclude(chain: Chain) -> Verdict:
-    """Wait until all is processed, stop the consumers, and look at every store and journal.
+    """Wait until all numbers are processed, stop the consumers, and check every store and journal.
 
-    Raises ClusterError when that does not come to be.
+    Raises ClusterError when the numbers are not processed in time.
     """
     begun = asyncio.get_running_loop().time()
     await chain.end_publishing()
@@ -92,7 +92,7 @@ async def conclude(chain: Chain) -> Verdict:
 
 
 def differences(what: str, expected: Rows, found: Rows) -> list[str]:
-    """A line for each of the first streams that are not as expected."""
+    """Return a line for each of the first streams that are not as expected, and one for the number of the others."""
     wrong = [stream for stream in sorted(expected.keys() | found.keys()) if _at(expected, stream) != _at(found, stream)]
     lines = [
         f"{what}: {stream}: {_difference(_at(expected, stream), _at(found, stream))}" for stream in wrong[:_SAMPLE]
@@ -117,7 +117,7 @@ async def _stop_consumers(chain: Chain) -> list[str]:
     problems = [
         f"{member.name} ended with {code} on SIGTERM:\n{member.last_words()}"
         for member, code in zip(members, codes, strict=True)
-        # One that was about to end by itself, its lease being lost, has no say in this.
+        # A member that lost its lease was about to end by itself with code 1. That is no problem.
         if code and not (code == 1 and "lease.lost" in member.last_words(lines=100))
     ]
     problems += [failure for consumer in chain.consumers for failure in consumer.failures]
@@ -167,7 +167,7 @@ async def _stores(chain: Chain) -> list[str]:
 
 
 async def _recovered(chain: Chain, stage: Stage) -> list[Path]:
-    """The stores of a consumer's shards, as their recovery logs have them."""
+    """Recover the stores of a consumer's shards from their recovery logs, and return their folders."""
     folders = []
     for spec, log in zip(stage.specs(), stage.recovery_logs, strict=True):
         folder = chain.folder / "recovered" / spec.id

@@ -1,1 +1,1 @@
-"""The demo: the flights that left New York in 2013, from a CSV file through journals and Spark into a table."""
+"""The demo. It takes the flights that left New York in 2013 from a CSV file through journals and Spark into a table."""

@@ -1,6 +1,6 @@
-"""The flights' consumer: delays per carrier and month into a table, alerts of late arrivals into a journal.
+"""The flights' consumer. It writes delays per carrier and month to a table, and alerts of late arrivals to a journal.
 
-This module imports Spark; load it when a consumer runs, not when definitions do.
+This module imports Spark. Import it when a consumer runs, not when definitions are loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _KEY = ("carrier", "year", "month")
 
 
 def delays_table(name: str = TABLE) -> Table:
-    """Flights per carrier and month. Delays are minutes of those that arrived; where none did they are null."""
+    """Return the table of flights per carrier and month.
+
+    Delays are minutes of flights that arrived. Without arrivals, the mean and maximum are null.
+    """
     return Table(
         name,
         MetaData(),
@@ -36,7 +39,7 @@ def delays_table(name: str = TABLE) -> Table:
 
 
 class CarrierDelays:
-    """The application, over the flights below `prefix`. Messages without a carrier and month are no flights to it."""
+    """The application for the flights below `prefix`. It ignores messages without carrier, year or month."""
 
     value_schema = (
         "year INT, month INT, day INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, "

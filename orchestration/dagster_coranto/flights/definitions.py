@@ -1,6 +1,6 @@
 """Dagster's definitions of the flights pipeline: specs → flights/events → carrier_delays and flights/alerts.
 
-Loading them imports neither Spark nor pandas, and asks nothing of a cluster: that is found when assets run.
+Loading them imports neither Spark nor pandas, and needs no cluster. The cluster is looked up when assets run.
 """
 
 from pathlib import Path
@@ -47,7 +47,7 @@ def flight_events(context: PublishContext) -> Publication:
 
 
 def consumer_settings(context: dg.AssetExecutionContext) -> ConsumerSettings:
-    """The flights' application as the run's resources ask for it."""
+    """Return the flights' application with the settings of the run's resources."""
     from dagster_coranto.flights.application import CarrierDelays
 
     journals: JournalResource = context.resources.journals
@@ -84,7 +84,7 @@ consume_job = dg.define_asset_job(
 
 JOURNALS = JournalResource()
 
-# Stopped by default: a run costs a JVM, and whoever opens the UI should be the one to start it.
+# Stopped by default: a run starts a JVM, so the user of the UI should decide to start it.
 flights_sensor = build_journal_polling_sensor(
     journals=JOURNALS,
     group=EVENTS,

@@ -1,8 +1,8 @@
 """Materialise the flights' assets in this process: `python -m dagster_coranto.flights.materialize JOB [ASSET …]`.
 
-It finds cluster, Dagster's home and store through $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL alone, so that it
-can be started, killed and started again by anybody. Its runs are in Dagster's UI like any other. A run whose process
-was killed cannot say so itself: the next one does.
+It finds the cluster, Dagster's home and the store only through $CORANTO_DATA, $DAGSTER_HOME and $CORANTO_STORE_URL. So
+any process can start it, kill it and start it again. Its runs are in Dagster's UI like any other. A run whose process
+was killed cannot mark itself failed, so the next run does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEPT: Final = "flights-kept.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: over which journals, into which table, how many flights (0: all), in transactions of which size."""
+    """One run: the prefix of its journals, its table, the number of flights (0: all), and the size of transactions."""
 
     prefix: str = ""
     table: str = TABLE
@@ -48,7 +48,7 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """Raises InvalidInput."""
+        """Return the job from a text of `to_json`. Raises InvalidInput."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
@@ -63,12 +63,12 @@ class Job:
 
 
 def consumer_name(job: Job) -> str:
-    """The name that the job's consumer has in the store."""
+    """Return the name of the job's consumer in the store."""
     return config.consumer_name(job.prefix)
 
 
 def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "INFO") -> bool:
-    """Materialise assets (`flights/events`; all when none is named), and say whether that succeeded."""
+    """Materialise assets (such as `flights/events`; all when none is named), and return whether that succeeded."""
     from dagster_coranto.flights.definitions import defs
 
     remember(job, JournalResource().located_data_dir())
@@ -87,7 +87,7 @@ def materialize(job: Job, selection: Sequence[str] = (), *, log_level: str = "IN
 
 
 def fail_abandoned_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs of this module failed whose process is gone. Returns their ids."""
+    """Mark runs of this module as failed if their process is gone. Returns their ids."""
     under_way = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING])
     abandoned = []
     for run in instance.get_runs(under_way):
@@ -99,7 +99,7 @@ def fail_abandoned_runs(instance: dg.DagsterInstance) -> list[str]:
 
 
 def remember(job: Job, data_dir: Path) -> None:
-    """Note below `data_dir` what the job keeps in which store, for `forget`. Passwords are not noted."""
+    """Note the job's store, consumer and table below `data_dir`, for `forget`. Passwords are not noted."""
     line = json.dumps({"store": SqlStore(store_url(data_dir)).name, "consumer": consumer_name(job), "table": job.table})
     path = data_dir / _KEPT
     known = path.read_text().splitlines() if path.exists() else []
@@ -108,9 +108,9 @@ def remember(job: Job, data_dir: Path) -> None:
 
 
 def forget(data_dir: Path) -> None:
-    """Drop what earlier runs over the cluster in `data_dir` keep in the store that $CORANTO_STORE_URL names.
+    """Drop tables and checkpoints of earlier runs over the cluster in `data_dir` from the store of `store_url`.
 
-    Do this before removing `data_dir`: a checkpoint of journals that are gone would be of no use to anybody.
+    Call this before you remove `data_dir`: a checkpoint of journals that are gone is of no use.
     """
     path = data_dir / _KEPT
     if not path.exists():
@@ -128,7 +128,7 @@ def forget(data_dir: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command. Exit code 0 when every asset was materialised and every check passed."""
+    """Run the command. The exit code is 0 when every asset was materialised and every check passed."""
     configure_logging("info")
     # A progress bar and a stream of log lines do not go together.
     level = "WARNING" if sys.stderr.isatty() else "INFO"

@@ -1,7 +1,7 @@
-"""The proof of the main job: what the consumer made of the journals, against the same worked out from the CSV file.
+"""The proof of the main job. It compares the consumer's results with results computed from the CSV file.
 
-Nothing here trusts the pipeline. The table is read from the SQL store and compared cell by cell with pandas over the
-CSV; alerts are read from their journal by a read-committed reader; journals are audited down to the bytes of their
+Nothing here trusts the pipeline. The table is read from the SQL store, and compared cell by cell with pandas over the
+CSV. Alerts are read from their journal by a read-committed reader. Journals are audited down to the bytes of their
 fragments.
 """
 
@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was proven, or not. `detail` says what was compared, or what differed."""
+    """A claim that was proven, or not. `detail` tells what was compared, or what differed."""
 
     claim: str
     holds: bool
@@ -43,7 +43,7 @@ class Finding:
 def prove(
     config: ClientConfig, store_url: str, flights: pd.DataFrame, *, prefix: str = "", table: str = "carrier_delays"
 ) -> list[Finding]:
-    """Examine one pass over the flights. Raises only when the cluster or the store cannot be asked."""
+    """Check one pass over the flights. Raises only when the cluster or the store does not answer."""
     return [
         prove_table(store_url, table, flights),
         prove_alerts(config, prefix, flights),
@@ -52,7 +52,7 @@ def prove(
 
 
 def prove_table(store_url: str, table: str, flights: pd.DataFrame) -> Finding:
-    """Every cell of the table equals the same aggregation done with pandas."""
+    """Check that every cell of the table equals the same aggregation with pandas."""
     claim = f"every cell of {table} equals pandas over the CSV"
     expected = expected_carrier_delays(flights).set_index(KEY).sort_index()
     with SqlStore(store_url).engine.connect() as connection:
@@ -70,7 +70,7 @@ def prove_table(store_url: str, table: str, flights: pd.DataFrame) -> Finding:
 
 
 def differing_cells(expected: pd.DataFrame, actual: dict[tuple[Hashable, ...], sa.RowMapping]) -> list[str]:
-    """One line for each cell, missing row or surplus row in which `actual` is not `expected` (indexed by KEY)."""
+    """Return a line for each differing cell, missing row and surplus row of `actual`. `expected` is indexed by KEY."""
     problems = [f"row {key} should not be there" for key in actual.keys() - set(expected.index)]
     for key, row in zip(expected.index, expected.to_dict("records"), strict=True):
         found = actual.get(key)
@@ -84,7 +84,7 @@ def differing_cells(expected: pd.DataFrame, actual: dict[tuple[Hashable, ...], s
 
 
 def same(expected: Any, actual: Any) -> bool:
-    """Equality of cells: both absent, or numbers that are equal (means to 12 significant digits)."""
+    """Return whether cells are equal: both absent, or equal numbers (to 12 significant digits)."""
     absent = bool(pd.isna(expected))
     if absent or actual is None:
         return absent and actual is None
@@ -100,7 +100,7 @@ async def _audits(config: ClientConfig, prefix: str) -> list[JournalAudit]:
 
 
 def prove_alerts(config: ClientConfig, prefix: str, flights: pd.DataFrame) -> Finding:
-    """A read-committed reader of the alerts yields exactly the expected flights, each once."""
+    """Check that a read-committed reader of the alerts yields exactly the expected flights, each once."""
     claim = "a read-committed reader of flights/alerts yields each expected flight once"
     found: Counter[tuple[object, ...]] = Counter()
     with SyncJournalClient.of(config) as client:
@@ -120,7 +120,7 @@ def prove_alerts(config: ClientConfig, prefix: str, flights: pd.DataFrame) -> Fi
 
 
 def coverage(audits: Sequence[JournalAudit]) -> Finding:
-    """Persisted fragments and live spools cover every journal from 0 to its head, with matching SHA-1s."""
+    """Check that persisted fragments and live spools cover every journal from 0 to its head, with matching SHA-1s."""
     claim = "fragments and spools cover every journal from 0 to its head, with matching SHA-1s"
     problems = [problem for audit in audits for problem in audit.problems]
     if not audits:

@@ -1,20 +1,20 @@
-"""Publishing the flights: each once for every reader, whatever happens on the way.
+"""Publishing of the flights. Every reader sees each flight once, after any failure.
 
-The rows of the file are the authority. Row `i` becomes the message with clock `base + i` steps of one producer, in
-transactions of a few thousand rows. The acknowledgement that commits a journal's part of a transaction carries, in the
-same append, the journal's registers:
+The rows of the file are the authority. Row `i` becomes the message of one producer with clock `base + i` steps.
+Transactions have a few thousand rows. The append of the acknowledgement that commits a journal's part of a transaction
+also sets the journal's registers:
 
 =====================  ============================================================================================
-`flights-source`       which data over how many journals, which producer, which base clock: `digest.producer.base`
-`flights-rows`         rows below this one are published, as far as they belong in this journal
+`flights-source`       the data with the number of journals, the producer, the base clock: `digest.producer.base`
+`flights-rows`         all rows of this journal below this row are published
 =====================  ============================================================================================
 
-So whoever starts again after a crash finds in each journal where it stands, takes up the same producer and clocks, and
-goes on; messages that were appended before but not yet acknowledged come again with the UUIDs they had, and readers
-discard the repetition. Two publishers at once cannot both acknowledge: the check of registers lets one of them through.
+After a crash, the next publisher finds the position of each journal in these registers, and goes on with the same
+producer and clocks. Messages that were appended but not yet acknowledged are appended again with the same UUIDs, and
+readers discard the duplicates. Two publishers at once cannot both acknowledge: only one passes the check of registers.
 
-Two things are done on purpose, so that readers have something to prove: about one batch in a hundred is appended twice,
-and another producer publishes altered flights in a transaction that it then rolls back.
+Two things are done on purpose, as tests for readers: about one batch in a hundred is appended twice, and another
+producer publishes altered flights in a transaction that it then rolls back.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ BATCH_BYTES: Final = 256 << 10
 REPEATED_SHARE: Final = 0.01
 ALTERED_FLIGHTS: Final = 500
 _ROW_NS: Final = 100_000
-"""Between the clocks of neighbouring rows, in nanoseconds: room for the acknowledgements of every journal."""
+"""The nanoseconds between the clocks of neighbouring rows. They leave room for the acknowledgements of all journals."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What one call did: flights newly committed, batches appended once more on purpose, flights rolled back."""
+    """The result of one call: flights newly committed, batches appended twice on purpose, flights rolled back."""
 
     flights: int
     transactions: int
@@ -63,7 +63,7 @@ class PublishReport:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Which rows a journal is filled from, and the identity that their messages carry."""
+    """The data that a journal is filled from, and the producer and base clock of its messages."""
 
     digest: str
     producer: ProducerId
@@ -75,7 +75,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """The source of a register's value. Raises InvalidInput."""
+        """Return the source from a register's value. Raises InvalidInput."""
         try:
             digest, producer, base = text.split(".")
             return cls(digest, ProducerId(bytes.fromhex(producer)), int(base))
@@ -88,7 +88,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a journal is: rows below `rows` are in it. `source` is None before its first acknowledgement."""
+    """The progress of a journal: it holds rows below `rows`. `source` is None before its first acknowledgement."""
 
     rows: int
     source: Source | None
@@ -104,7 +104,7 @@ class Standing:
 
 
 class FlightsPublisher:
-    """Publishes a table of flights to journals, from where the journals' registers say that they stand."""
+    """Publishes a table of flights to journals, from the positions in the journals' registers on."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class FlightsPublisher:
         self._repeated = self._added = self._row = 0
 
     def publish(self, flights: pd.DataFrame, report: ProgressReport | None = None) -> PublishReport:
-        """Publish what is not yet published, and return once it is committed.
+        """Publish flights that are not published yet, and return once they are committed.
 
-        Raises InvalidInput when the journals hold other data, and RegisterMismatch when another publisher is at work.
+        Raises InvalidInput when the journals hold other data, and RegisterMismatch when another publisher is active.
         """
-        # A flight's journal depends on how many there are.
+        # A flight's journal depends on the number of journals.
         digest = f"{dataset_digest()}x{len(self._journals)}"
         standing = {journal: Standing.of(self._client.append(journal, b"").registers) for journal in self._journals}
         source = self._source(digest, standing)
@@ -158,7 +158,7 @@ class FlightsPublisher:
         return PublishReport(self._added, transactions, self._repeated, len(to_alter))
 
     def _source(self, digest: str, standing: dict[str, Standing]) -> Source:
-        """The identity to publish with: the one that was begun with, otherwise a new one."""
+        """Return the source to publish with: the one in the journals' registers, or a new one."""
         known = {at.source for at in standing.values() if at.source is not None}
         if not known:
             return Source.fresh(digest)
@@ -177,7 +177,7 @@ class FlightsPublisher:
         rows: Iterator[tuple[int, Flight]],
         standing: dict[str, Standing],
     ) -> Iterator[int]:
-        """Fill the builder with one transaction after the other; yields the row that each one reaches (exclusive)."""
+        """Fill the builder with one transaction after the other. Yields the end row of each (exclusive)."""
         while part := list(islice(rows, self._transaction_rows)):
             for row, flight in part:
                 journal = self._journal_of(partition_key(flight))
@@ -190,7 +190,7 @@ class FlightsPublisher:
     def _append_all(self, service: SyncAppendService, builder: TransactionBuilder[JsonObject]) -> None:
         for journal, batch in builder.take_batches(BATCH_BYTES):
             service.append(journal, batch)
-            # The first is always among those repeated, so that the smallest publication has one.
+            # The first batch is always repeated, so that even the smallest publication has a duplicate.
             if not self._repeated or self._rng.random() < self._repeated_share:
                 self._repeated += 1
                 service.append(journal, batch)
@@ -218,14 +218,14 @@ class FlightsPublisher:
                     retry_unknown=True,
                 )
             except RegisterMismatch as error:
-                # Repeated after its answer was lost, an append that was applied meets its own registers.
+                # An append that was applied finds its own registers when it is repeated after a lost answer.
                 if Standing.of(error.registers) != after:
                     raise
             standing[journal] = after
         builder.finish()
 
     def _begin_altered(self, service: SyncAppendService, flights: pd.DataFrame) -> TransactionBuilder[JsonObject]:
-        """Publish flights with delays that never were, in a transaction that stays open meanwhile."""
+        """Publish flights with false delays, in a transaction that stays open until it is rolled back."""
         builder: TransactionBuilder[JsonObject] = TransactionBuilder(
             new_producer_id(os.urandom), Clock(time.time_ns), JsonLines()
         )

@@ -1,9 +1,8 @@
 """The main job from beginning to end: cluster, two passes over the flights, a kill in the second, and the proof.
 
-Everything is done by the parts that anybody would use: the cluster is `coranto up`'s, and assets are materialised by
-Dagster in processes of their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment.
-Whoever runs it again finds it done: journals and tables are kept below the data directory, and each step does what is
-left to do.
+It uses the same parts as any user: the cluster is that of `coranto up`, and Dagster materialises assets in processes of
+their own (`dagster_coranto.flights.materialize`), with the cluster's folder in the environment. It can be run again:
+journals and tables are kept below the data directory, and each step does only the work that is left.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from dagster_coranto.instance import dagster_environment
 FIRST = Job()
 SECOND = Job(prefix="second/", table="carrier_delays_second")
 _SECONDS = (SECOND, *(replace(SECOND, prefix=f"second-{n}/", table=f"{SECOND.table}_{n}") for n in (2, 3)))
-"""The second pass, again and again: where this process gets no time, a consumer may be done before it is killed."""
+"""The second pass and further tries of it. On a busy machine, a consumer may be done before it is killed."""
 _SECOND_TRANSACTIONS = 4
-"""The second pass is cut into about so many, so that the kill comes between commits, wherever the data ends."""
+"""The approximate number of transactions of the second pass, so that the kill comes between commits for any data."""
 _LEASE_S = 30.0
-"""Of brokers: nobody is to take over from one because the machine stands still for a while."""
+"""The lease time of brokers. It is long, so that brokers keep their leases when the machine stands still a while."""
 _KILL_AFTER = 0.2
 _POLL_S = 0.1
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a demo found, step by step."""
+    """The findings of a demo, step by step."""
 
     findings: list[tuple[str, Finding]] = field(default_factory=list)
     seconds: float = 0.0
@@ -56,7 +55,7 @@ class Outcome:
 
 
 class Demo:
-    """One run of the main job below `data_dir`. `limit` takes only so many flights (0: all)."""
+    """One run of the main job below `data_dir`. `limit` is the number of flights to take (0: all)."""
 
     def __init__(self, data_dir: Path, *, limit: int = 0, brokers: int = 1, console: Console | None = None) -> None:
         self._data_dir = data_dir
@@ -66,7 +65,7 @@ class Demo:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> Outcome:
-        """Run both passes and prove them. Raises ClusterError or CorantoError when a part cannot run at all."""
+        """Run both passes and prove them. Raises ClusterError or CorantoError when a part cannot run."""
         begun = time.monotonic()
         outcome = Outcome()
         flights = load_flights(self._limit)
@@ -83,7 +82,7 @@ class Demo:
 
     @contextmanager
     def cluster(self) -> Iterator[ClientConfig]:
-        """The cluster that all is done with."""
+        """Run the demo's cluster, and yield a client configuration for it."""
         with EmbeddedCluster(self._data_dir, brokers=self._brokers, lease_seconds=_LEASE_S) as cluster:
             self._say(f"[bold]Cluster[/] of etcd and {self._brokers} broker(s) is up at {cluster.info.endpoint}")
             try:
@@ -111,9 +110,9 @@ class Demo:
             )
 
     def second_pass(self, config: ClientConfig) -> tuple[Job, str]:
-        """Do a job over fresh journals whose consumer is killed half-way. Which job it was, and how that was killed.
+        """Run a job over fresh journals, and kill its consumer half-way. Returns the job and a text about the kill.
 
-        Raises ClusterError.
+        Raises ClusterError when every consumer was done before it could be killed.
         """
         for job in _SECONDS:
             self._materialize(job, ["journal_specs", "flights/events"])
@@ -130,11 +129,11 @@ class Demo:
         )
 
     def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[Finding]:
-        """What a job that was done has come to, beside what the flights say."""
+        """Compare the results of a finished job with the flights."""
         return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
 
     def _consume_and_kill(self, job: Job, total: int) -> str:
-        """Start the consumer and `kill -9` it once it has committed some of the journals; empty when it was quicker."""
+        """Start the consumer and `kill -9` it once it has committed a part. Returns "" when it was done before."""
         store, shard = SqlStore(store_url(self._data_dir)), consumer_name(job)
         if _consumed(store, shard) >= total:
             return "The second pass was finished by an earlier run; `--fresh` begins anew."
@@ -158,20 +157,20 @@ class Demo:
 
 
 def _total_bytes(config: ClientConfig, job: Job) -> int:
-    """Bytes that the job's source journals hold now."""
+    """Return the bytes that the job's source journals hold now."""
     with SyncJournalClient.of(config) as client:
         journals = client.list(f"name:prefix={job.prefix}flights/events/").journals
         return sum(client.head(journal.name) for journal in journals)
 
 
 def _consumed(store: SqlStore, shard: str) -> int:
-    """Bytes of source journals that the consumer's checkpoint has behind it."""
+    """Return the bytes of source journals that the consumer has processed, by its checkpoint."""
     found = store.read(shard)
     return 0 if found is None else sum(source.read_through for source in found.checkpoint.sources.values())
 
 
 def _end(child: subprocess.Popen[bytes], patience_s: float = 10.0) -> None:
-    """Stop a child that this process started, kindly first."""
+    """Stop a child process: interrupt it, and kill it if it does not end in time."""
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGINT)
@@ -183,7 +182,7 @@ def _end(child: subprocess.Popen[bytes], patience_s: float = 10.0) -> None:
 
 
 def print_report(outcome: Outcome, data_dir: Path, console: Console) -> None:
-    """The proof as a table, and what to try next."""
+    """Print the proof as a table, and suggest what to try next."""
     table = Table(title="Proof", title_justify="left")
     table.add_column("")
     table.add_column("pass")

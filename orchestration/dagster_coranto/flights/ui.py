@@ -1,4 +1,4 @@
-"""Dagster's UI over the demo's definitions: the web server and the daemon (for the sensor), as child processes."""
+"""Dagster's UI for the demo's definitions: the web server and the daemon (for the sensor), as child processes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _POLL_SECONDS = 0.05
 
 
 class DagsterUi:
-    """The UI over the cluster below `data_dir`, from `start` to `close`; a context manager.
+    """The UI for the cluster below `data_dir`, from `start` to `close`; a context manager.
 
-    `port` is taken when it is free, otherwise another one is; `url` says which. What the processes print goes to
-    `data_dir`/logs. The daemon, which runs sensors, is optional. What does not end within `stop_seconds` of closing is
-    killed.
+    It listens on `port` if that is free, otherwise on another port; see `url`. The output of its processes goes to
+    `data_dir`/logs. The daemon, which runs sensors, is optional. Processes that do not end within `stop_seconds` of
+    closing are killed.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class DagsterUi:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that were started; each leads the group of those that it starts itself."""
+        """The ids of the started processes. Each one leads a process group with its own children."""
         return [child.pid for child in self._children]
 
     def start(self) -> None:
-        """Return when the UI answers. Raises ClusterError when it does not come up."""
+        """Start the UI, and return when it answers. Raises ClusterError when it does not come up."""
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
         server = self._child("dagster-webserver", "dagster_webserver", *address)
         if self._daemon:
@@ -69,8 +69,8 @@ class DagsterUi:
                 raise child.failure()
 
     def close(self) -> None:
-        """Stop the processes, and runs that they have started."""
-        # Dagster's servers leave code servers and runs behind; they are in the groups of the processes made here.
+        """Stop the processes, and the runs that they have started."""
+        # Dagster's servers leave code servers and runs behind. These are in the groups of the processes started here.
         groups = self.pids
         for group in groups:
             _signal(group, signal.SIGTERM)
@@ -115,7 +115,7 @@ class DagsterUi:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Signal a group of processes. Whether there is any such process."""
+    """Signal a process group, and return whether it has any process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -124,13 +124,13 @@ def _signal(group: int, number: int) -> bool:
 
 
 def _await_end(groups: Sequence[int], deadline: float) -> None:
-    """Return when nothing is left of groups of processes, or at the deadline."""
+    """Wait until process groups are empty, or until the deadline."""
     while any(_signal(group, 0) for group in groups) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
 
 def _workspace() -> list[str]:
-    """Where Dagster finds the definitions: the repository's workspace.yaml, or the module where there is none."""
+    """Return arguments that name the definitions: the repository's workspace.yaml, or the module without one."""
     if _WORKSPACE.exists():
         return ["--workspace", str(_WORKSPACE.absolute())]
     return ["--module-name", _MODULE]
