@@ -20,21 +20,23 @@ class ShardClientFace(Face):
         """The asynchronous object. Use it on the loop only."""
 
     def list(self, selector: str = "") -> Sequence[pc.ListResponse.Shard]:
-        """Shards that match a selector such as `app=sums` or `id=sums-001` (all, when empty), by id."""
+        """List shards that match a selector such as `app=sums` or `id=sums-001`, by id. An empty one selects all."""
         return self._run(self._inner.list(selector))
 
     def stat(self, shard: str, read_through: Mapping[str, int] | None = None) -> pc.StatResponse:
-        """How far a shard has come, once completed transactions have read through these offsets of its sources."""
+        """Return a shard's progress, once its completed transactions have read through these offsets of its
+        sources.
+        """
         return self._run(self._inner.stat(shard, read_through))
 
     def apply(self, changes: Sequence[pc.ApplyRequest.Change]) -> int:
-        """Create, update and delete shards, all or none. Returns etcd's revision."""
+        """Create, update and delete shards in one transaction. Returns etcd's revision."""
         return self._run(self._inner.apply(changes))
 
     def hints(self, shard: str) -> StoredHints:
-        """The hints of a shard's recovery log."""
+        """Return the hints of a shard's recovery log."""
         return self._run(self._inner.hints(shard))
 
     def unassign(self, shards: Sequence[str], *, only_failed: bool = False, dry_run: bool = False) -> Sequence[str]:
-        """Take shards from the processes that they failed in and, unless `only_failed`, from their primaries."""
+        """Remove failed assignments of shards and, unless `only_failed`, the assignments of their primaries."""
         return self._run(self._inner.unassign(shards, only_failed=only_failed, dry_run=dry_run))

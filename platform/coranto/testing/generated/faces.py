@@ -22,14 +22,12 @@ class ClusterFace(Face):
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The brokers' endpoints, of those that are down also. Without `grpc` only this cluster's clients know
-        them.
-        """
+        """The endpoints of all brokers, also of those that are down."""
         return self._call(lambda: self._inner.endpoints)
 
     @property
     def endpoint(self) -> str:
-        """All endpoints, as a client takes them."""
+        """All endpoints in one text, in the form that clients accept."""
         return self._call(lambda: self._inner.endpoint)
 
     def create(
@@ -44,50 +42,54 @@ class ClusterFace(Face):
         self._run(self._inner.create(journal, replication=replication, labels=labels, timeout=timeout))
 
     def ready(self, *journals: str, timeout: float = 30.0) -> None:
-        """Return once journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
+        """Wait until journals have all their replicas, in agreement. Raises ClusterError after `timeout` seconds."""
         self._run(self._inner.ready(*journals, timeout=timeout))
 
     def kill(self, number: int, *, expire: bool = False) -> None:
-        """End a broker as `kill -9` does. Returns when nothing of it runs any more; nothing if it is down already."""
+        """End a broker as `kill -9` does, and return when all its tasks have ended. No effect if it is down
+        already.
+        """
         self._run(self._inner.kill(number, expire=expire))
 
     def expire(self, number: int) -> None:
-        """Have the lease of a broker that is down run out now."""
+        """Expire the lease of a broker that is down now."""
         self._call(lambda: self._inner.expire(number))
 
     def stop(self, number: int) -> None:
-        """Have a broker exit gracefully: it hands its journals over and stores what only it has."""
+        """Stop a broker gracefully: it hands its journals over and persists the content that only it has."""
         self._run(self._inner.stop(number))
 
     def start(self, number: int) -> None:
-        """Start a broker that is down, and return when it serves. Raises ClusterError when it cannot."""
+        """Start a broker that is down, and return when it serves. Raises ClusterError if it cannot start."""
         self._run(self._inner.start(number))
 
     def is_up(self, number: int) -> bool:
-        """Whether a broker runs. One that lost its lease, being cut off from etcd for too long, ends by itself."""
+        """Return True if a broker runs. A broker that was cut off from etcd for too long loses its lease and ends."""
         return self._call(lambda: self._inner.is_up(number))
 
     def cut(self, one: int | str, other: int | str, *, one_way: bool = False) -> None:
-        """Lose what passes between two nodes until `heal`, or only what goes from `one` to `other`."""
+        """Cut the link between two nodes until `heal`; with `one_way`, only in the direction from `one` to
+        `other`.
+        """
         self._call(lambda: self._inner.cut(one, other, one_way=one_way))
 
     def heal(self) -> None:
-        """Mend all that was cut. Brokers that ended stay down."""
+        """Restore all links. Brokers that ended stay down."""
         self._call(lambda: self._inner.heal())
 
     def calls(self, method: str, *, client: str = "client") -> int:
-        """How many calls of an RPC, such as `Append`, clients of this name have begun."""
+        """Return the number of calls of an RPC, such as `Append`, that clients of this name have begun."""
         return self._call(lambda: self._inner.calls(method, client=client))
 
     @property
     def revision(self) -> int:
-        """The revision of etcd, which every change of it raises by one."""
+        """etcd's revision. Every change of etcd raises it by one."""
         return self._call(lambda: self._inner.revision)
 
     def fragments(self, journal: str) -> dict[Fragment, bytes]:
-        """What the fragment store has of a journal: each fragment's file."""
+        """Return a journal's persisted fragments, with the content of their files in the store."""
         return self._call(lambda: self._inner.fragments(journal))
 
     def files(self, number: int) -> dict[Path, bytes]:
-        """The files on a broker's disk."""
+        """Return the files on a broker's disk, with their content."""
         return self._call(lambda: self._inner.files(number))
