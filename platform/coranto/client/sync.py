@@ -141,7 +141,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         direct: bool = True,
         fail_on_jump: bool = False,
     ) -> Iterator[Chunk]:
-        """Yield content like `JournalClient.read`, with up to 8 MiB read ahead. Close the iterator to leave it early."""
+        """Yield content like `JournalClient.read`. Up to 8 MiB is read ahead. Close the iterator to leave it early."""
         chunks = self._inner.read(
             journal,
             offset,
