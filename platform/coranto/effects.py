@@ -26,11 +26,11 @@ class Clock(Protocol):
     """Reads time and waits."""
 
     def now(self) -> float:
-        """Wall time, in seconds since the Unix epoch."""
+        """Return the wall time, in seconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary origin. They never go backwards, and go on while the machine sleeps."""
+        """Return seconds since an arbitrary origin. They never go backwards, and go on while the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:

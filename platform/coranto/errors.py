@@ -38,7 +38,7 @@
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
     ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
-    ├── CoordinationError               etcd refused a call, or contradicts what was read from it before
+    ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
     │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
     │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
@@ -67,8 +67,8 @@
         ├── WrongCluster                a data directory is of another cluster, or of this one before it was restored
         └── MemberInUse                 another live process has this process's name
 
-Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
-succeed later; `outcome` tells, for operations that change something, whether the change was applied.
+Each error tells the problem, the value concerned, and what to do next. `retriable` tells whether the same call may
+succeed later. For operations that change something, `outcome` tells whether the change was applied.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Outcome(enum.Enum):
 
 
 class CorantoError(Exception):
-    """Base of every error that Coranto raises on purpose."""
+    """The base of every error that Coranto raises on purpose."""
 
     retriable: ClassVar[bool] = False
     outcome: Outcome = Outcome.NOT_APPLIED
@@ -236,7 +236,7 @@ class Fenced(CorantoError):
 
 
 class CoordinationError(CorantoError):
-    """etcd refused a call, or contradicts what was read from it before."""
+    """etcd refused a call, or contradicts an earlier answer."""
 
 
 class WatchReset(CoordinationError):
@@ -427,7 +427,7 @@ class StreamExists(StreamError):
 
 
 class StreamChanged(StreamError):
-    """Somebody else changed the stream's segments meanwhile, and nothing was applied. Describe it again first."""
+    """Somebody else changed the stream's segments meanwhile. Nothing was applied. Describe the stream again first."""
 
     retriable = True
 

@@ -34,7 +34,7 @@ MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 REGION: Final = "app.gazette.dev/region"
 TAG: Final = "app.gazette.dev/tag"
-"""May repeat, unlike the other labels named here."""
+"""A label that may have several values, unlike the others here."""
 NAME: Final = "name"
 """Meta label: the journal's name. It is never stored, and selectors can always use it."""
 PREFIX: Final = "prefix"
@@ -395,8 +395,8 @@ def _without_legacy_prefix(label: pb.Label) -> pb.Label:
     return pb.Label(name=NAME, value=label.value, prefix=True)
 
 
-# A name or value ends where a character follows that cannot be part of one. `validate_token` then reports precisely
-# what is wrong with it. Selectors come from clients, so the quantifiers are possessive (`*+`): they never backtrack.
+# A name or value ends at the first character that cannot be part of it. `validate_token` then reports the exact
+# problem. Selectors come from clients, so the quantifiers are possessive (`*+`): they never backtrack.
 _NAME = r"\s*+([^\s=!,():]{2,}+(?::prefix)?+)"
 _VALUE = r"\s*+([^\s,()!:]*+)"
 _END = r"\s*+(?:,|$)"

@@ -119,7 +119,10 @@ class AppendService:
         return done
 
     async def flush(self) -> None:
-        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset."""
+        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset.
+
+        Cancelling ends only the wait; appends go on.
+        """
         while senders := [state.sender for state in self._journals.values() if state.sender is not None]:
             await asyncio.wait(senders)
         for state in self._journals.values():

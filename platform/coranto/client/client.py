@@ -350,7 +350,7 @@ class JournalClient:
         return (await self.head_and_revision(journal))[0]
 
     async def head_and_revision(self, journal: str) -> tuple[int, int]:
-        """Return the write head, and the etcd revision that the answering broker knew."""
+        """Return the write head, and the etcd revision that the answering broker knew at that time."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.patience)
         request = pb.ReadRequest(

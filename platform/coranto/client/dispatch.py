@@ -161,7 +161,7 @@ class Dispatcher:
             *self._draining, *(each.close() for each in (*self._seeds, *self._others.values())), return_exceptions=True
         )
 
-    # -- What calls teach --------------------------------------------------------------------------------------------
+    # -- Learning from calls -----------------------------------------------------------------------------------------
 
     def answered(self, way: Way, status: int, header: pb.Header) -> None:
         """Learn from a broker's answer to a call."""

@@ -53,7 +53,10 @@ class PreparedAppend:
             self._begun.abort()
 
     async def commit(self, content: bytes | Sequence[bytes]) -> AppendResult:
-        """Append content and commit it, wholly or not at all. Call it once. Raises as `JournalClient.append` does."""
+        """Append content and commit it, wholly or not at all. Call it once. Raises as `JournalClient.append` does.
+
+        After a cancellation the outcome is unknown.
+        """
         while True:
             append, self._begun = self._begun or self._appender(), None
             try:

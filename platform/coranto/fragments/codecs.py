@@ -4,8 +4,8 @@ A file is a concatenation of independent pieces of at least `BATCH_BYTES` of con
 framing-format chunks), so that a fragment can be compressed while it still grows. Only the offload codec writes a
 single gzip stream, as object stores expect for `Content-Encoding: gzip`.
 
-Readers know the length of a fragment's content from its name. Decompression never produces more, whatever the file
-claims. Any other length than exactly this one raises `CorruptFragment`.
+Readers know the length of a fragment's content from its name. Decompression never produces more, even if the file
+claims more. Any other length raises `CorruptFragment`.
 """
 
 from __future__ import annotations

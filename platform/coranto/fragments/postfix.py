@@ -205,7 +205,7 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """`printf` or `print`."""
+    """A call of `printf` or `print`."""
 
     function: str
     arguments: tuple[_Expression, ...]

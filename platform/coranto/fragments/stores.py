@@ -243,7 +243,7 @@ class ObjectStoreFragments(FragmentStore):
             return await obstore.sign_async(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
 
     def _lifetime(self, ttl_seconds: float) -> timedelta:
-        """Return a URL's lifetime in whole seconds, as services count. Raises InvalidInput beyond a week for S3 and GCS.
+        """Return a URL's lifetime in whole seconds, as services count. Raises InvalidInput beyond a week on S3 and GCS.
 
         Both refuse such URLs, but one of them only at their use.
         """

@@ -208,7 +208,7 @@ class CsvDecoder(Generic[M]):
                         else content[begin:newline]
                     )
                     if not row:
-                        continue  # An empty line is no row.
+                        continue  # An empty line is not a row.
                 else:
                     matched = _ROW.match(content, begin)
                     if matched is not None:

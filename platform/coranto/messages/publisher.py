@@ -209,7 +209,7 @@ class Publisher(Generic[M]):
         return uuid
 
     async def flush(self) -> None:
-        """Return once all messages are appended."""
+        """Return once all messages are appended. Cancelling ends only the wait; appends under way go on."""
         self._flushing = True
         try:
             while self._tasks or self._builder.pending_bytes():

@@ -52,7 +52,7 @@ class Outcome(enum.Enum):
     CONTINUE_EXTEND = "continue, extends a transaction"
     ACK_ROLLBACK = "acknowledgement, rolls back"
     ACK_RESET = "acknowledgement below an earlier one, rolls back"
-    """Exactly-once semantics are lost for what the producer publishes again."""
+    """Exactly-once semantics are lost for messages that the producer publishes again."""
     ACK_EMPTY = "acknowledgement, commits nothing"
     ACK_COMMIT_RING = "acknowledgement, commits messages of the ring"
     ACK_COMMIT_REPLAY = "acknowledgement, commits messages to be replayed"
@@ -86,7 +86,7 @@ class _Partial(Generic[M]):
 
     def __init__(self, last_ack: int, begin: int = -1, seen_through: int = 0) -> None:
         self.last_ack = last_ack
-        self.begin = begin  # Of the first pending message, -1 without one.
+        self.begin = begin  # The offset of the first pending message, -1 without one.
         self.seen_through = seen_through  # The end offset of the last queued message.
         self.top = last_ack  # The largest clock that is decided, or pending and known.
         self.held: deque[Envelope[M]] | None = None

@@ -47,7 +47,7 @@ class Flags(enum.IntEnum):
     """A message's part in a transaction. Readers treat other values as OUTSIDE_TXN."""
 
     OUTSIDE_TXN = 0
-    """Part of no transaction: committed as it stands."""
+    """Outside of transactions: committed by itself."""
     CONTINUE_TXN = 1
     """Pending until an ACK_TXN of the same producer with an equal or larger clock."""
     ACK_TXN = 2
