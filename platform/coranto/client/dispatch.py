@@ -44,7 +44,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The connection for one call. It reports the call's answer to the dispatcher. `routed`: it follows a route."""
+    """The connection for one call. It reports the call's answer to the dispatcher.
+
+    `routed` is true if a known route chose the connection, and false for a seed.
+    """
 
     connection: Connection
     journal: str = ""
@@ -135,7 +138,7 @@ class Dispatcher:
         return len(self._seeds) > 1
 
     async def connected(self, subject: str, seconds: float, journal: str = "") -> Way:
-        """Return a way to a connected seed, after connecting if necessary. Raises Unavailable after `seconds`."""
+        """Return a way to a connected seed. Connect first if necessary, for at most `seconds`. Raises Unavailable."""
         way = self.to_seed(journal)
         if way.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
             return way

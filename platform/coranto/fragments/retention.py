@@ -4,8 +4,8 @@ A stored fragment is *old* when it was stored at least `retention` ago. Only fra
 are removed, so that no new gap appears: every offset from the first remaining one on is still covered if it was covered
 before. These fragments are kept at any age:
 
-* Every fragment that ends above the end of a kept fragment, for example of one that is not old. So even where
-  fragments overlap, no new gap appears behind a kept fragment.
+* Every fragment that ends above the end of a kept one, such as one that is not old. So even where fragments overlap,
+  no new gap appears.
 * The fragment that reaches furthest in the stores. It shows the journal's head when no broker has more.
 * The fragments on both sides of a gap, if the one behind it was stored less than six hours ago. For so long readers,
   too, assume that somebody may still store the missing content.

@@ -8,7 +8,7 @@ then
 ==============  ======================================================================================================
 clock is 0      committed, and no state changes
 OUTSIDE_TXN     if c <= L: a duplicate; else committed, P is dropped and L = c. Unknown flags count as OUTSIDE_TXN.
-CONTINUE_TXN    if c does not exceed both L and all of P: a duplicate; else it joins P
+CONTINUE_TXN    if c <= L, or c <= the largest clock of P: a duplicate; else it joins P
 ACK_TXN, c > L  commits those of P up to c, drops the others, and L = c
 ACK_TXN, c = L  drops P: a rollback, or an acknowledgement appended again
 ACK_TXN, c < L  drops P and L = c: the producer recovered an outdated checkpoint and will publish messages again
