@@ -1,9 +1,9 @@
-"""Does what is stored agree with what the brokers say? An audit of one journal, fragment by fragment.
+"""The audit of a journal: compare stored content with the brokers' fragment index, fragment by fragment.
 
-For every persisted fragment of the index: its object exists, decompresses to the length that its name states, and has
-the SHA-1 that its name states. Together with the live spool they cover the journal without a gap, from its first
-retained offset to its write head (invariants I5 and I12). The live spool is read through the broker, byte for byte, and
-its SHA-1 is compared with what the broker's index says of it.
+It checks that every persisted fragment of the index has its object, and that the object's content has the length and
+the SHA-1 that its name states. It checks that these fragments and the live spool cover the journal without a gap, from
+its first retained offset to its write head (invariants I5 and I12). It reads the live spool through the broker, byte
+for byte, and compares its SHA-1 with the one in the broker's index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.fragments.stores import StoreRegistry
 
 
 class Verdict(enum.Enum):
-    """What an audit found of one fragment."""
+    """The result of an audit for one fragment."""
 
     OK = "ok"
     MISSING = "missing"
@@ -29,7 +29,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FragmentAudit:
-    """One fragment, and what was found of it. `problem` is empty when it is sound."""
+    """The audit of one fragment. `problem` is empty when the fragment is sound."""
 
     fragment: Fragment
     verdict: Verdict
@@ -38,7 +38,7 @@ class FragmentAudit:
 
 @dataclass(frozen=True, slots=True)
 class JournalAudit:
-    """What was found of one journal. Offsets are bytes; `head` is exclusive."""
+    """The audit of one journal. Offsets are bytes; `head` is exclusive."""
 
     journal: str
     first: int
@@ -53,12 +53,12 @@ class JournalAudit:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that only brokers hold so far."""
+        """The number of bytes that only brokers hold so far."""
         return max(0, self.head - self.persisted_head)
 
     @property
     def problems(self) -> list[str]:
-        """One sentence for each thing that is wrong; empty when the journal is sound."""
+        """One sentence for each problem; empty when the journal is sound."""
         found = [f"{self.journal}: no content covers [{begin}, {end})" for begin, end in self.gaps]
         found += [f"{a.fragment.content_path}: {a.problem}" for a in self.fragments if a.verdict is not Verdict.OK]
         return found
@@ -69,7 +69,7 @@ class JournalAudit:
 
 
 def uncovered(spans: list[tuple[int, int]], first: int, head: int) -> list[tuple[int, int]]:
-    """The parts of [first, head) that no span [begin, end) covers, in order."""
+    """Return the parts of [first, head) that no span [begin, end) covers, in order."""
     gaps = []
     reached = first
     for begin, end in sorted(spans):
@@ -88,8 +88,8 @@ async def audit_journal(
 ) -> JournalAudit:
     """Audit one journal.
 
-    `first_offset` is where coverage must begin; by default where the oldest fragment does, which accepts that
-    retention removed what was before. Raises what the client raises when the brokers do not answer.
+    Coverage must begin at `first_offset`. By default it begins at the oldest fragment: retention may have removed
+    earlier content. Raises the client's errors when the brokers do not answer.
     """
     head = await client.head(journal)
     listed = [info.fragment for info in await client.fragments(journal)]
@@ -101,7 +101,7 @@ async def audit_journal(
             audits.append(await _audit_live(client, fragment))
     begin = min((f.begin for f in listed), default=head) if first_offset is None else first_offset
     sound = [(a.fragment.begin, a.fragment.end) for a in audits if a.verdict is Verdict.OK]
-    # The head was read before the index was listed, so the index owes coverage of all below it.
+    # The head was read before the index was listed, so the index must cover everything below the head.
     gaps = uncovered(sound, begin, head)
     return JournalAudit(journal, begin, head, tuple(audits), tuple(gaps))
 
@@ -130,7 +130,7 @@ async def _audit_live(client: JournalClient, fragment: Fragment) -> FragmentAudi
     except CorruptFragment as error:
         return FragmentAudit(fragment, Verdict.CORRUPT, str(error))
     except Unavailable as error:
-        # The brokers answer, or nobody had told of the fragment. So they cannot serve this one.
+        # The brokers do answer: they listed this fragment. So they cannot serve its content.
         return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers do not serve it: {error}")
     if reached != fragment.end:
         return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers served it only up to offset {reached}")

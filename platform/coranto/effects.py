@@ -1,6 +1,6 @@
-"""The outside world as small interfaces, so that a simulation can stand in for it.
+"""Small interfaces to the outside world (clock, disk, randomness), so that a simulation can stand in for it.
 
-Protocol code takes these at construction and never reads a clock or touches a disk by itself.
+Protocol code receives these at construction. It never reads a clock or touches a disk by itself.
 The coordination service, transports and object stores have interfaces of their own
 (`coranto.coordination`, `coranto.client`, `coranto.fragments.stores`).
 """
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 Bytes: TypeAlias = bytes | memoryview
-"""Content, which nobody modifies. A memoryview keeps all alive that it is a part of."""
+"""Content that nobody modifies. A memoryview keeps its whole underlying buffer alive."""
 
 Entropy: TypeAlias = Callable[[int], bytes]
-"""Gives so many random bytes that nobody can foresee, as `os.urandom` does."""
+"""Returns the given number of unpredictable random bytes, as `os.urandom` does."""
 
 
 class Clock(Protocol):
     """Reads time and waits."""
 
     def now(self) -> float:
-        """Wall time, in seconds since the Unix epoch."""
+        """Return the wall time, in seconds since the Unix epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards, from an arbitrary origin. They go on while the machine sleeps."""
+        """Return seconds since an arbitrary origin. They never go backwards, and go on while the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -39,13 +39,13 @@ class Clock(Protocol):
 
 
 _AWAKE_OR_NOT = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-"""The clock that also counts the time in which the machine slept: on Linux CLOCK_MONOTONIC stands still then."""
+"""The clock that goes on while the machine sleeps. On Linux CLOCK_MONOTONIC stops then."""
 
 
 class SystemClock:
     """The machine's clock.
 
-    `monotonic` goes on while the machine sleeps, as the leases of its processes do. `sleep` need not.
+    `monotonic` goes on while the machine sleeps, as leases do. `sleep` may not.
     """
 
     def now(self) -> float:
@@ -59,18 +59,18 @@ class SystemClock:
 
 
 class DiskFile(Protocol):
-    """An open file. Written bytes survive the process at once, and power loss only after `sync`."""
+    """An open file. Written bytes survive the end of the process at once, and power loss only after `sync`."""
 
     def write(self, data: Bytes) -> None:
         """Append all of `data` at the end of the file."""
         ...
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from byte `offset`; fewer only at the end of the file."""
+        """Read up to `length` bytes from byte `offset`; fewer only at the end of the file."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Cut the file to `length` bytes; the next write goes there."""
+        """Cut the file to `length` bytes. The next write appends there."""
         ...
 
     def size(self) -> int: ...
@@ -86,26 +86,26 @@ class Disk(Protocol):
     """A tree of files."""
 
     def open(self, path: Path) -> DiskFile:
-        """Open for reading and appending; created, with its folders, when absent."""
+        """Open a file for reading and appending. Create it, with its parent folders, when it is absent."""
         ...
 
     def read(self, path: Path) -> bytes:
-        """Whole content. Raises FileNotFoundError."""
+        """Return the whole content of a file. Raises FileNotFoundError."""
         ...
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        """Replace the file: a reader, or a later process, finds the old content or the new, never a mixture.
+        """Replace a file. A reader, or a later process, finds the old content or the new, never a mixture.
 
-        Once it returns, the new content survives power loss.
+        When it returns, the new content survives power loss.
         """
         ...
 
     def list(self, folder: Path) -> list[str]:
-        """Names in a folder, sorted; empty when there is no such folder."""
+        """Return the names in a folder, sorted; empty when the folder is absent."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Move a file or folder, creating the target's parent folder. A file that was there is replaced."""
+        """Move a file or folder, and create the target's parent folder. A file at the target is replaced."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -113,19 +113,19 @@ class Disk(Protocol):
         ...
 
     def remove_tree(self, folder: Path) -> None:
-        """Remove a folder and all below it; no error when it is absent."""
+        """Remove a folder and everything below it; no error when it is absent."""
         ...
 
     def sync_folder(self, folder: Path) -> None:
-        """Return once files and folders that were created, renamed or removed in `folder` are so after a power loss.
+        """Return once creations, renames and removals of entries in `folder` survive power loss.
 
-        That of the folder itself is its parent's matter. No error when it is absent.
+        To make the folder's own entry survive, sync its parent. No error when the folder is absent.
         """
         ...
 
 
 class LocalFile:
-    """A file of this machine. Unbuffered: what was written is in the kernel, which `kill -9` does not lose."""
+    """A file of this machine. Unbuffered: written bytes are in the kernel, and survive `kill -9`."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ class LocalFile:
     def write(self, data: Bytes) -> None:
         written = os.pwrite(self._fd, data, self._end)
         self._end += written
-        if written < len(data):  # As few writes are.
+        if written < len(data):  # A short write, which is rare.
             self.write(memoryview(data)[written:])
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -202,12 +202,12 @@ class LocalDisk:
     def sync_folder(self, folder: Path) -> None:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):  # Where we may not read, another has made the folders.
+        except (FileNotFoundError, PermissionError):  # A folder that we may not read was made by another user.
             return
         try:
             os.fsync(fd)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # File systems that cannot do it need no such call, or have none.
+            if error.errno != errno.EINVAL:  # The file system has no fsync of folders, or needs none.
                 raise
         finally:
             os.close(fd)

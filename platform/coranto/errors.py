@@ -8,7 +8,7 @@
     │   ├── CorruptFragment             content whose length or SHA-1 is not what its name says
     │   ├── CorruptMessage              bytes of a journal that are not a message of its framing
     │   └── CorruptSpool                a broker's own durable spool
-    ├── Unavailable                     nothing answered, or what answered cannot serve now
+    ├── Unavailable                     nobody answered, or the broker that did cannot serve now
     ├── StatusError                     a broker answered with a status other than OK
     │   ├── JournalNotFound
     │   ├── NoPrimaryBroker
@@ -25,10 +25,10 @@
     │   ├── RegisterMismatch
     │   ├── JournalSuspended
     │   ├── StoreUnhealthy
-    │   └── UnknownStatus               a number of a newer broker
-    ├── RpcFailed                       a broker ended a call with a gRPC error that trying again will not cure
-    │   ├── Unauthenticated             there is no token, or none that is valid
-    │   └── PermissionDenied            the token is valid, but not for this
+    │   └── UnknownStatus               a status number of a newer broker
+    ├── RpcFailed                       a broker ended a call with a gRPC error that a retry will not cure
+    │   ├── Unauthenticated             the call has no token, or an invalid one
+    │   └── PermissionDenied            the token is valid, but does not allow this call
     ├── AppendOutcomeUnknown            the connection broke after a commit may have been sent
     ├── ApplyOutcomeUnknown             the connection broke while specs were being applied
     ├── OffsetJump                      a reader met content that begins above the offset it asked for
@@ -36,9 +36,9 @@
     │   ├── StoreDenied                 the credentials don't allow it
     │   └── FragmentNotFound            the store has no such fragment
     ├── SqlStoreError                   a consumer's SQL store refused or failed; nothing was committed
-    ├── CommitOutcomeUnknown            the connection broke at a commit and reading back did not tell either
+    ├── CommitOutcomeUnknown            the connection broke at a commit, and reading back failed too
     ├── Fenced                          a later owner has raised the fence: stop, do not retry
-    ├── CoordinationError               etcd refused a call, or contradicts what was read from it before
+    ├── CoordinationError               etcd refused a call, or contradicts an earlier answer
     │   ├── WatchReset                  a watch cannot go on from its revision; read the prefix again
     │   ├── TxnOutcomeUnknown           the connection broke while a transaction may have been applied
     │   └── LeaseLost                   the process's lease is gone, and its member key and assignments with it
@@ -47,8 +47,8 @@
     │   ├── StreamExists
     │   ├── StreamChanged               somebody else changed the stream's segments meanwhile
     │   ├── StreamSealed                the stream takes no more events
-    │   ├── StreamTruncated             what a reader is to go on with is gone
-    │   ├── ReaderOffline               a reader is no (longer a) member of its group
+    │   ├── StreamTruncated             the events that a reader needs next are gone
+    │   ├── ReaderOffline               a reader is not, or no longer, a member of its group
     │   ├── CheckpointRefused           a reader group cannot begin another checkpoint now
     │   └── WriteError                  a writer's event or transaction did not become durable, or may not have
     │       ├── MaxTransactionSizeExceeded
@@ -56,19 +56,19 @@
     │       ├── TransactionStateError   the transaction has ended, or is being committed
     │       ├── TransactionTimeout      it was open for too long, and was aborted
     │       ├── PreconditionFailed      an expected offset or a fence did not hold
-    │       ├── EarlierWriteFailed      something that had to come before it failed
+    │       ├── EarlierWriteFailed      a write that had to come first failed
     │       ├── WriterClosed
     │       ├── WriterFenced            another process writes under this writer id now
-    │       ├── WriterExpired           what the stream knew of the writer was given up or lost
-    │       ├── CommitUnknown           nothing tells any more whether it is durable
-    │       └── PositionUnknown         it is durable since an earlier attempt, but not found any more
+    │       ├── WriterExpired           the stream's record of the writer was dropped or lost
+    │       ├── CommitUnknown           nothing shows any more whether the write is durable
+    │       └── PositionUnknown         an earlier attempt made it durable, but its place is not found any more
     └── ClusterError                    a cluster could not be started, found or stopped
         ├── DirectoryInUse              another process holds a data directory
         ├── WrongCluster                a data directory is of another cluster, or of this one before it was restored
-        └── MemberInUse                 another process lives under the name that this one is to have
+        └── MemberInUse                 another live process has this process's name
 
-Each error says what was wrong, with which value, and what to do next. `retriable` tells whether the same call may
-succeed later; `outcome` tells, for operations that change something, whether the change was applied.
+Each error tells the problem, the value concerned, and what to do next. `retriable` tells whether the same call may
+succeed later. For operations that change something, `outcome` tells whether the change was applied.
 """
 
 from __future__ import annotations
@@ -81,21 +81,21 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class Outcome(enum.Enum):
-    """What is known about a change whose call failed."""
+    """The outcome of a change whose call failed."""
 
     NOT_APPLIED = "not_applied"
     UNKNOWN = "unknown"
 
 
 class CorantoError(Exception):
-    """Base of every error that Coranto raises on purpose."""
+    """The base of every error that Coranto raises on purpose."""
 
     retriable: ClassVar[bool] = False
     outcome: Outcome = Outcome.NOT_APPLIED
 
     @property
     def told(self) -> str:
-        """What a server may tell whoever called it; its log has the whole."""
+        """The text that a server may send to its caller. The server's log has the full error."""
         return str(self)
 
 
@@ -108,7 +108,7 @@ class InvalidInput(CorantoError, ValueError):
         self.field = field
 
     def within(self, parent: str) -> InvalidInput:
-        """The same error, with its field seen from an enclosing message."""
+        """Return the same error, with its field as a path from the enclosing message's field `parent`."""
         return InvalidInput(self.message, field=f"{parent}.{self.field}" if self.field else parent)
 
 
@@ -130,11 +130,11 @@ class CorruptMessage(CorruptData):
 
 
 class CorruptSpool(CorruptData):
-    """A durable spool cannot be taken up as it stands, or a file of it turned out to be damaged."""
+    """A durable spool cannot be recovered as it is, or one of its files is damaged."""
 
 
 class Unavailable(CorantoError):
-    """No answer, or none that can be used now. Nothing was applied; trying again may succeed."""
+    """There was no answer, or no usable one. Nothing was applied; a retry may succeed."""
 
     retriable = True
 
@@ -142,7 +142,7 @@ class Unavailable(CorantoError):
 class AppendOutcomeUnknown(CorantoError):
     """The append may or may not have committed.
 
-    Read the journal to learn which, or append again when readers can discard duplicates (messages with UUIDs).
+    Read the journal to find out, or append again when readers can discard duplicates (messages with UUIDs).
     """
 
     retriable = True
@@ -150,13 +150,13 @@ class AppendOutcomeUnknown(CorantoError):
 
 
 class ApplyOutcomeUnknown(CorantoError):
-    """Changes of specs may or may not have been applied, wholly or not at all. List the journals to learn which."""
+    """Changes of specs were applied either all or not at all. List the journals to find out which."""
 
     outcome = Outcome.UNKNOWN
 
 
 class RpcFailed(CorantoError):
-    """A broker ended a call with a gRPC error that trying again will not cure. `code` is the name of that error."""
+    """A broker ended a call with a gRPC error that a retry will not cure. `code` is the name of that error."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -196,7 +196,7 @@ class StoreError(CorantoError):
     retriable = True
 
     def __init__(self, message: str, *, kind: str = "") -> None:
-        """`kind` says what failed without a word of what the store answered; empty where `message` does so already."""
+        """`kind` tells the failure without quoting the store's answer. Empty if `message` does not quote it either."""
         super().__init__(message)
         self.kind = kind
 
@@ -222,9 +222,9 @@ class SqlStoreError(CorantoError):
 
 
 class CommitOutcomeUnknown(CorantoError):
-    """A SQL commit may or may not have been applied, and the store could not be asked since.
+    """A SQL commit may or may not have been applied, and the store has been unreachable since.
 
-    Start the consumer again: it restores whichever checkpoint did commit, so nothing is lost or doubled.
+    Start the consumer again. It restores the last committed checkpoint, so nothing is lost or doubled.
     """
 
     retriable = True
@@ -232,21 +232,21 @@ class CommitOutcomeUnknown(CorantoError):
 
 
 class Fenced(CorantoError):
-    """A later owner raised the fence. This process must stop: its transaction was not and will not be committed."""
+    """A later owner raised the fence. This process must stop: its transaction did not commit and never will."""
 
 
 class CoordinationError(CorantoError):
-    """etcd refused a call, or contradicts what was read from it before."""
+    """etcd refused a call, or contradicts an earlier answer."""
 
 
 class WatchReset(CoordinationError):
-    """The history from a watch's revision is compacted, or the store went back in time. Read the prefix again."""
+    """etcd compacted the history from a watch's revision, or etcd itself went back in time. Read the prefix again."""
 
     retriable = True
 
 
 class TxnOutcomeUnknown(CoordinationError):
-    """The connection broke while a transaction may have been applied. Read its keys to learn which."""
+    """The connection broke, and the transaction may or may not have been applied. Read its keys to find out."""
 
     retriable = True
     outcome = Outcome.UNKNOWN
@@ -271,11 +271,11 @@ class DirectoryInUse(ClusterError):
 
 
 class WrongCluster(ClusterError):
-    """A data directory does not go with the etcd that its process was given. Nothing was changed on either side."""
+    """A data directory does not belong to the etcd that its process was given. Nothing was changed on either side."""
 
 
 class MemberInUse(ClusterError):
-    """A process with the same zone and name keeps its lease alive, and does not end."""
+    """Another process with the same zone and name keeps its lease alive, and does not end."""
 
 
 class StatusError(CorantoError):
@@ -364,7 +364,7 @@ class IndexHasGreaterOffset(StatusError):
 
 
 class RegisterMismatch(StatusError):
-    """`registers` are the journal's actual registers."""
+    """A check of registers failed. `registers` are the journal's actual registers."""
 
     status = pb.REGISTER_MISMATCH
 
@@ -386,7 +386,7 @@ class StoreUnhealthy(StatusError):
 
 
 class UnknownStatus(StatusError):
-    """A number that this version does not know: the broker is newer."""
+    """A status number that this version does not know: the broker is newer."""
 
     status = pb.OK
     advice = "The broker speaks a newer protocol; update this client."
@@ -404,7 +404,7 @@ _BY_STATUS: dict[int, type[StatusError]] = {
 def status_error(
     status: pb.Status.ValueType, subject: str, header: pb.Header | None = None, detail: str = ""
 ) -> StatusError:
-    """The error for a status other than OK. An unknown number (a newer broker's) becomes a plain StatusError."""
+    """Return the error for a status other than OK. An unknown number (a newer broker's) becomes UnknownStatus."""
     found = _BY_STATUS.get(status)
     if found is not None:
         return found(subject, header, detail)
@@ -419,15 +419,15 @@ class StreamError(CorantoError):
 
 
 class StreamNotFound(StreamError):
-    """There is no stream of this name."""
+    """No stream has this name."""
 
 
 class StreamExists(StreamError):
-    """There is a stream of this name already, or content of an earlier one."""
+    """A stream of this name exists already, or content of an earlier one does."""
 
 
 class StreamChanged(StreamError):
-    """Somebody else changed the stream's segments meanwhile, and nothing was applied. Describe it again first."""
+    """Somebody else changed the stream's segments meanwhile. Nothing was applied. Describe the stream again first."""
 
     retriable = True
 
@@ -437,9 +437,9 @@ class StreamSealed(StreamError):
 
 
 class StreamTruncated(StreamError):
-    """Events that a reader is to go on with were truncated away. Begin behind them, if they are not missed.
+    """The events that a reader needs next were truncated. Begin behind them if you can do without them.
 
-    Those of `segment` are there from offset `available` on; None when that is not known, or the segment is gone.
+    `segment` still has its events from offset `available` on. None if the offset is not known or the segment is gone.
     """
 
     def __init__(self, message: str, segment: int, available: int | None = None) -> None:
@@ -449,12 +449,15 @@ class StreamTruncated(StreamError):
 
 
 class ReaderOffline(StreamError):
-    """A reader is not a member of its group, or no longer: others took it for dead, or replaced it, or the group was
-    reset. Nothing of what it wanted to record was. Make another reader to go on."""
+    """A reader is not, or no longer, a member of its group.
+
+    Other readers took it for dead or replaced it, or the group was reset. Nothing that it wanted to record was
+    recorded. Make another reader to go on.
+    """
 
 
 class CheckpointRefused(StreamError):
-    """A checkpoint of this name exists, or as many as may be are under way. Wait for those."""
+    """A checkpoint of this name exists, or the limit of open checkpoints is reached. Wait for those to complete."""
 
     retriable = True
 
@@ -463,13 +466,13 @@ class CheckpointRefused(StreamError):
 
 
 class WriteError(StreamError):
-    """An event or a transaction did not become durable, or nobody can tell whether it did: see `outcome`."""
+    """An event or a transaction did not become durable, or its outcome is unknown: see `outcome`."""
 
 
 class MaxTransactionSizeExceeded(WriteError):
-    """`actual` bytes in a journal, with all that frames them, are more than the `limit`. Nothing was taken in.
+    """An event or transaction of `actual` bytes, framing included, exceeds the `limit`. Nothing was accepted.
 
-    A transaction that this happens to is as it was, and may be committed without the event, or aborted.
+    An open transaction is unchanged: commit it without the event, or abort it.
     """
 
     def __init__(self, limit: int, actual: int) -> None:
@@ -486,7 +489,7 @@ class TransactionInProgress(WriteError):
 
 
 class TransactionStateError(WriteError):
-    """The transaction is not in a state that allows this. What it did before is not changed."""
+    """The transaction is not in a state that allows this call. Its earlier effects are unchanged."""
 
 
 class TransactionTimeout(WriteError):
@@ -494,9 +497,9 @@ class TransactionTimeout(WriteError):
 
 
 class PreconditionFailed(WriteError):
-    """What a transaction was conditioned on does not hold. `actual` is what holds: an offset, or a fence's token.
+    """A transaction's condition does not hold. `actual` is the actual value: an offset, or a fence's token.
 
-    Nothing was written, and the writer may go on.
+    Nothing was written. The writer may go on.
     """
 
     def __init__(self, message: str, actual: int | str | None) -> None:
@@ -505,24 +508,24 @@ class PreconditionFailed(WriteError):
 
 
 class EarlierWriteFailed(WriteError):
-    """Something written before this to the same segment failed (`__cause__`), so this was not appended either."""
+    """An earlier write to the same segment failed (`__cause__`), so this one was not appended either."""
 
     retriable = True
 
 
 class WriterClosed(WriteError):
-    """The writer was closed before this was appended."""
+    """The writer was closed before the event or transaction was appended."""
 
 
 class WriterFenced(WriteError):
-    """Another process took over this writer id. This writer must stop: nothing of it will be appended any more."""
+    """Another process took over this writer id. This writer must stop: nothing more of it will be appended."""
 
 
 class WriterExpired(WriteError):
-    """What a stream knew of this writer is gone: it was not used for long while others were, or brokers were lost.
+    """The stream's record of this writer is gone: it was idle for long while others wrote, or brokers were lost.
 
-    `outcome` tells whether the write may be durable. To go on, read where the stream stands if it matters, and make
-    a writer with `fresh=True`, which takes the past for settled.
+    `outcome` tells whether the write may be durable. To go on, read the stream to find its last event if that matters,
+    then make a writer with `fresh=True`, which takes the past for settled.
     """
 
     def __init__(self, message: str, outcome: Outcome = Outcome.NOT_APPLIED) -> None:
@@ -531,15 +534,15 @@ class WriterExpired(WriteError):
 
 
 class CommitUnknown(WriteError):
-    """The write may or may not be durable, and nothing tells any more. Read the stream to learn which."""
+    """The write may or may not be durable; the writer could not learn which. Read the stream to find out."""
 
     outcome = Outcome.UNKNOWN
 
 
 class PositionUnknown(WriteError):
-    """A transaction was not appended, as it is durable since an earlier attempt; but where it stands was not found.
+    """A transaction was not appended again, because an earlier attempt made it durable. Its place was not found.
 
-    Its content was truncated away, or cannot be read, or its sequence was never used for it.
+    Its content was truncated or cannot be read, or its sequence number never belonged to a transaction.
     """
 
     outcome = Outcome.UNKNOWN

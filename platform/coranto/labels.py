@@ -1,11 +1,11 @@
-"""Labels, sets of them, and selectors that match sets.
+"""Labels, label sets, and selectors that match label sets.
 
-The wire's own messages are the values here. A `LabelSet` is sorted and unique on (name, value); a name may have
-several values, but not an empty one beside others. A `LabelSelector` matches a set when none of its excludes match
-and, for every label name it includes, at least one value does. An empty selector value stands for any value of that
-label; with `prefix`, the selector's value need only begin the label's.
+Values are the wire's own messages. A `LabelSet` is sorted and unique on (name, value). A name may have several values,
+but not an empty one beside others. A `LabelSelector` matches a set when none of its excludes match and, for every
+label name it includes, at least one value matches. An empty selector value matches any value of that label. With
+`prefix`, the selector's value has to match only the beginning of the label's value.
 
-Functions leave their arguments alone and return new messages.
+Functions do not change their arguments; they return new messages.
 
 Selectors as text are comma-separated expressions::
 
@@ -27,22 +27,22 @@ from coranto.names import PATH_SYMBOLS, validate_token
 from coranto.wire import protocol_pb2 as pb
 
 CONTENT_TYPE: Final = "content-type"
-"""Media type of a journal's messages, which names their framing."""
+"""The media type of a journal's messages. It tells their framing."""
 INSTANCE: Final = "app.gazette.dev/instance"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 REGION: Final = "app.gazette.dev/region"
 TAG: Final = "app.gazette.dev/tag"
-"""May repeat, unlike the other labels named here."""
+"""A label that may have several values, unlike the others here."""
 NAME: Final = "name"
-"""Meta label: the journal's name. Never stored, always there to select by."""
+"""Meta label: the journal's name. It is never stored, and selectors can always use it."""
 PREFIX: Final = "prefix"
 """Old meta label: a folder of journals. `rewrite_legacy_prefix` turns it into `name:prefix`."""
 ID: Final = "id"
 """Meta label of shards."""
 HELD: Final = "coranto.dev/held"
-"""A register. A check that includes it is made of empty registers, too, which satisfy every other check."""
+"""A register. Empty registers satisfy every check, except one that includes this register."""
 SINGLE_VALUED: Final = frozenset({CONTENT_TYPE, INSTANCE, MANAGED_BY, MESSAGE_TYPE, MESSAGE_SUBTYPE, REGION})
 
 JSON_LINES: Final = "application/x-ndjson"
@@ -67,7 +67,7 @@ Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
 
 
 def label_set(pairs: Pairs = (), /, **named: str) -> pb.LabelSet:
-    """A valid set of labels, given as a mapping, as pairs (a name may repeat) or as keywords. Raises InvalidInput."""
+    """Return a valid label set from a mapping, pairs (a name may repeat) or keywords. Raises InvalidInput."""
     items = [*(pairs.items() if isinstance(pairs, Mapping) else pairs), *named.items()]
     result = _from_labels(pb.Label(name=name, value=value) for name, value in items)
     validate_label_set(result)
@@ -75,7 +75,7 @@ def label_set(pairs: Pairs = (), /, **named: str) -> pb.LabelSet:
 
 
 def label_selector(*, include: Pairs = (), exclude: Pairs = ()) -> pb.LabelSelector:
-    """A valid selector. A name that ends in `:prefix` matches on prefixes of values. Raises InvalidInput."""
+    """Return a valid selector. A name that ends in `:prefix` matches prefixes of values. Raises InvalidInput."""
     result = pb.LabelSelector(include=_selector_side(include), exclude=_selector_side(exclude))
     validate_selector(result)
     return result
@@ -96,37 +96,37 @@ def _from_labels(labels: Iterable[pb.Label]) -> pb.LabelSet:
 
 
 def values_of(labels: pb.LabelSet, name: str) -> tuple[str, ...]:
-    """All values of a label, sorted; empty when the set doesn't have it."""
+    """Return all values of a label, sorted; empty when the set doesn't have it."""
     return tuple(label.value for label in labels.labels if label.name == name)
 
 
 def value_of(labels: pb.LabelSet, name: str, default: str = "") -> str:
-    """The first value of a label."""
+    """Return the first value of a label, or `default` when the set doesn't have it."""
     return next((label.value for label in labels.labels if label.name == name), default)
 
 
 def as_pairs(labels: pb.LabelSet) -> tuple[tuple[str, str], ...]:
-    """The set as (name, value) pairs in its order."""
+    """Return the set as (name, value) pairs in its order."""
     return tuple((label.name, label.value) for label in labels.labels)
 
 
 def with_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
-    """The set with `value` as the only value of a label."""
+    """Return the set with `value` as the only value of a label."""
     return _from_labels([*without(labels, name).labels, pb.Label(name=name, value=value)])
 
 
 def add_value(labels: pb.LabelSet, name: str, value: str) -> pb.LabelSet:
-    """The set with `value` beside the other values of a label."""
+    """Return the set with `value` beside the other values of a label."""
     return _from_labels([*labels.labels, pb.Label(name=name, value=value)])
 
 
 def without(labels: pb.LabelSet, name: str) -> pb.LabelSet:
-    """The set without a label."""
+    """Return the set without a label."""
     return pb.LabelSet(labels=[label for label in labels.labels if label.name != name])
 
 
 def with_meta(name: str, labels: pb.LabelSet) -> pb.LabelSet:
-    """A journal's labels as selectors see them: with the meta label `name`."""
+    """Return a journal's labels as selectors see them: with the meta label `name`."""
     return _from_labels([pb.Label(name=NAME, value=name), *(label for label in labels.labels if label.name != NAME)])
 
 
@@ -152,7 +152,7 @@ def validate_label_set(labels: pb.LabelSet, *, allow_prefix: bool = False) -> No
 
 
 def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
-    """Whether the set is valid, ASCII and without a name that repeats: as the registers of most appends are."""
+    """Return True if the set is valid, ASCII and repeats no name, as the registers of most appends do."""
     last = ""
     for label in labels.labels:
         name = label.name
@@ -166,12 +166,12 @@ def _is_plainly_valid(labels: pb.LabelSet, allow_prefix: bool) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_plain_name(name: str) -> bool:
-    """The same names come again and again."""
+    """Return True if a name is valid and ASCII. Cached, because the same names come again and again."""
     return _PLAIN_NAME(name) is not None
 
 
 def is_plain_value(value: str) -> bool:
-    """Whether a label may have this value, and it is ASCII."""
+    """Return True if a value is valid for a label, and ASCII."""
     return _PLAIN_VALUE(value) is not None
 
 
@@ -233,7 +233,7 @@ def _by_name(labels: pb.LabelSet) -> dict[str, list[pb.Label]]:
 
 
 def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """Labels of both. Where both have a name, the values of `left` alone are kept."""
+    """Return the labels of both sets. For a name that both have, only the values of `left` are kept."""
     replaced = _replaced(left, right)
     if replaced is not None:
         return replaced
@@ -242,7 +242,7 @@ def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def _replaced(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet | None:
-    """The union, if `left` is one label, which replaces one value of `right`."""
+    """Return the union if `left` is a single label that replaces the single value of `right`, else None."""
     labels, present = left.labels, right.labels
     if len(labels) != 1:
         return None
@@ -256,7 +256,7 @@ def _replaced(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet | None:
     else:
         return None
     if name != wanted or (place + 1 < len(present) and present[place + 1].name == wanted):
-        return None  # It is new, or has several values.
+        return None  # The name is new, or has several values.
     result = pb.LabelSet()
     result.CopyFrom(right)
     result.labels[place].CopyFrom(new)
@@ -264,7 +264,7 @@ def _replaced(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet | None:
 
 
 def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """Labels of the names whose values are the same in both."""
+    """Return the labels of those names whose values are the same in both sets."""
     theirs = _by_name(right)
     return pb.LabelSet(
         labels=[label for name, mine in _by_name(left).items() if _same(mine, theirs.get(name)) for label in mine]
@@ -272,7 +272,7 @@ def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def subtract(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """Labels of `left` but those of names whose values are the same in both."""
+    """Return the labels of `left`, except those of names whose values are the same in both sets."""
     theirs = _by_name(right)
     return pb.LabelSet(
         labels=[label for name, mine in _by_name(left).items() if not _same(mine, theirs.get(name)) for label in mine]
@@ -287,7 +287,7 @@ def _same(left: list[pb.Label], right: list[pb.Label] | None) -> bool:
 
 
 def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
-    """Whether the selector matches the set. An empty selector matches every set."""
+    """Return True if the selector matches the set. An empty selector matches every set."""
     excluded = selector.exclude.labels
     if not excluded and _has_all(selector.include, labels):
         return True
@@ -304,7 +304,7 @@ def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
 
 
 def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
-    """Whether each of the wanted labels is there as it stands, in the same order, so that the set matches for sure."""
+    """Return True if the set holds each wanted label literally and in the same order, and so surely matches."""
     present = iter(labels.labels)
     for label in wanted.labels:
         name, value = label.name, label.value
@@ -317,7 +317,7 @@ def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
 
 
 def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
-    """`matches` for many sets: the selector, which may be long, is gone through only once."""
+    """Return `matches` for one selector and many sets. It prepares the selector, which may be long, only once."""
     include, exclude = _wishes(selector.include), _wishes(selector.exclude)
 
     def match(labels: pb.LabelSet) -> bool:
@@ -335,7 +335,7 @@ def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
 
 
 class _Wish:
-    """What a selector's labels of one name want its values to be."""
+    """The values of one label name that a selector accepts."""
 
     def __init__(self) -> None:
         self.any = False
@@ -374,7 +374,7 @@ def _label_matches(wanted: pb.Label, present: Mapping[str, list[str]]) -> bool:
 
 
 def rewrite_legacy_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:
-    """The selector with the old `prefix=folder/` turned into `name:prefix=folder/`.
+    """Return the selector with the old `prefix=folder/` turned into `name:prefix=folder/`.
 
     Raises InvalidInput when such a value doesn't end in `/`.
     """
@@ -395,8 +395,8 @@ def _without_legacy_prefix(label: pb.Label) -> pb.Label:
     return pb.Label(name=NAME, value=label.value, prefix=True)
 
 
-# A name or value is told by what cannot be part of one; `validate_token` then says precisely what is wrong with it.
-# Selectors come from clients: nothing that was matched is given back (`*+`), so that each is read once.
+# A name or value ends at the first character that cannot be part of it. `validate_token` then reports the exact
+# problem. Selectors come from clients, so the quantifiers are possessive (`*+`): they never backtrack.
 _NAME = r"\s*+([^\s=!,():]{2,}+(?::prefix)?+)"
 _VALUE = r"\s*+([^\s,()!:]*+)"
 _END = r"\s*+(?:,|$)"
@@ -411,7 +411,7 @@ _SET_VALUE = re.compile(_VALUE + _END)
 
 
 def parse_selector(text: str) -> pb.LabelSelector:
-    """The selector that `text` stands for (see the module). An empty text selects everything. Raises InvalidInput."""
+    """Parse a selector (see the module's grammar). An empty text selects everything. Raises InvalidInput."""
     include: list[pb.Label] = []
     exclude: list[pb.Label] = []
     position = 0
@@ -458,7 +458,7 @@ def _set_labels(text: str, found: re.Match[str]) -> Iterable[pb.Label]:
 
 
 def format_selector(selector: pb.LabelSelector) -> str:
-    """The selector as text that `parse_selector` turns back into it: includes first, names in order."""
+    """Return the selector as text that `parse_selector` reads back: includes first, names in order."""
     return ",".join([*_format_side(selector.include, ""), *_format_side(selector.exclude, "!")])
 
 
@@ -475,5 +475,5 @@ def _format_side(labels: pb.LabelSet, negation: str) -> Iterable[str]:
         elif negation:
             yield f"{name}!={values[0]}"
         else:
-            # The grammar takes "==" as one operator, so a value that begins with "=" needs it written out.
+            # The grammar reads "==" as one operator, so a value that begins with "=" has to follow "==".
             yield f"{name}{'==' if values[0].startswith('=') else '='}{values[0]}"

@@ -1,8 +1,8 @@
-"""Names: what may be called what, and how long a name may be.
+"""The rules for names of journals, zones, processes and shards: their characters and their lengths.
 
 Lengths are counted in UTF-8 bytes. Names are made of letters and numbers of any script and a few symbols. No name
-holds a byte at or below `#` (0x23), because `#` separates the parts of a key in the coordination service and must
-sort below all of them.
+holds a byte at or below `#` (0x23): `#` separates the parts of a key in the coordination service and must sort below
+all of them.
 
 A journal's name in a read or append may carry *metadata* after its first `;`, which is dropped when the journal is
 looked up. It lets one process keep several reads of one journal apart.
@@ -41,9 +41,9 @@ _SYMBOLS_IN_WORDS = {TOKEN_SYMBOLS: "- _ + / .", PATH_SYMBOLS: "- _ + / . = %"}
 def validate_token(
     kind: str, value: str, min_bytes: int, max_bytes: int, *, symbols: str = TOKEN_SYMBOLS, allow_empty: bool = False
 ) -> str:
-    """Return `value` when it is letters, numbers and `symbols`, of `min_bytes` to `max_bytes` (both inclusive).
+    """Return `value` if it consists of letters, numbers and `symbols`, and has `min_bytes` to `max_bytes` (inclusive).
 
-    `kind` is the error's field. `allow_empty` accepts the empty string beside that range.
+    `kind` is the error's field. `allow_empty` also accepts the empty string.
     Raises InvalidInput.
     """
     if not value and allow_empty:
@@ -71,18 +71,18 @@ def validate_token(
 
 
 def is_clean_path(path: str) -> bool:
-    """Whether a slash-separated path is already in its shortest form: no empty, `.` or `..` part, no trailing slash.
+    """Return True if a slash-separated path is in its shortest form: no empty, `.` or `..` part, no trailing slash.
 
-    One leading slash is allowed; whoever wants a relative path checks that too.
+    One leading slash is allowed. A caller that needs a relative path has to check for it.
     """
     parts = path.removeprefix("/").split("/")
     return not any(part in ("", ".", "..") for part in parts)
 
 
 def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allow_empty: bool = False) -> str:
-    """Return `value` when it is a clean, relative path of the path alphabet. Raises InvalidInput.
+    """Return `value` if it is a clean, relative path of path symbols. Raises InvalidInput.
 
-    Gazette accepts leading `..` parts; Coranto doesn't, since they would lead out of a store.
+    Gazette accepts leading `..` parts; Coranto doesn't, because they would lead out of a store.
     """
     validate_token(kind, value, min_bytes, max_bytes, symbols=PATH_SYMBOLS, allow_empty=allow_empty)
     if value.startswith("/"):
@@ -95,19 +95,19 @@ def validate_path(kind: str, value: str, min_bytes: int, max_bytes: int, *, allo
 
 
 def split_metadata(name: str) -> tuple[str, str]:
-    """The journal's own name, and the metadata after its first `;` (empty when there is none)."""
+    """Return the journal's own name, and the metadata after its first `;` (empty when there is none)."""
     journal, _, metadata = name.partition(";")
     return journal, metadata
 
 
 def strip_metadata(name: str) -> str:
-    """The journal's own name, without metadata."""
+    """Return the journal's own name, without metadata."""
     return name.partition(";")[0]
 
 
 @lru_cache(maxsize=4096)
 def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "journal") -> str:
-    """Return `name` when it names a journal: 4 to 512 bytes, a clean relative path.
+    """Return `name` if it is a valid journal name: a clean relative path of 4 to 512 bytes.
 
     With `allow_metadata`, metadata of 1 to 512 bytes may follow a `;`. A bare trailing `;` is refused.
     Raises InvalidInput.
@@ -122,9 +122,9 @@ def validate_journal(name: str, allow_metadata: bool = False, *, kind: str = "jo
 
 
 def names_above(name: str) -> Iterator[str]:
-    """The names that a journal's name goes on from after a slash, the shortest first: of `a/b/c`, `a` and `a/b`.
+    """Yield the parent paths of a journal's name, the shortest first: for `a/b/c`, `a` and `a/b`.
 
-    A journal of such a name nests with it. In a fragment store its folder is around the other's.
+    A journal of such a name nests with it: in a fragment store its folder encloses the other's.
     """
     at = name.find("/")
     while at >= 0:
@@ -133,32 +133,32 @@ def names_above(name: str) -> Iterator[str]:
 
 
 def nests(one: str, other: str) -> bool:
-    """Whether one of two names goes on from the other after a slash, as `a/b/c` does from `a/b`."""
+    """Return True if one of two names is a parent path of the other, as `a/b` is of `a/b/c`."""
     return one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
 def validate_zone(zone: str, *, kind: str = "zone") -> str:
-    """Return `zone` when it names a failure zone: a token of 1 to 32 bytes. Raises InvalidInput."""
+    """Return `zone` if it is a valid name of a failure zone: a token of 1 to 32 bytes. Raises InvalidInput."""
     return validate_token(kind, zone, MIN_ZONE_BYTES, MAX_ZONE_BYTES)
 
 
 def validate_suffix(suffix: str, *, kind: str = "suffix") -> str:
-    """Return `suffix` when it names a process within its zone: a token of 4 to 128 bytes. Raises InvalidInput."""
+    """Return `suffix` if it is a valid process name within a zone: a token of 4 to 128 bytes. Raises InvalidInput."""
     return validate_token(kind, suffix, MIN_SUFFIX_BYTES, MAX_SUFFIX_BYTES)
 
 
 def validate_process_id(process_id: pb.ProcessSpec.ID) -> pb.ProcessSpec.ID:
-    """Return `process_id` when its zone and suffix are valid. Raises InvalidInput."""
+    """Return `process_id` if its zone and suffix are valid. Raises InvalidInput."""
     validate_zone(process_id.zone)
     validate_suffix(process_id.suffix)
     return process_id
 
 
 def validate_shard_id(shard_id: str, *, kind: str = "shard id") -> str:
-    """Return `shard_id` when it names a consumer shard: a token of 4 to 512 bytes. Raises InvalidInput."""
+    """Return `shard_id` if it is a valid id of a consumer shard: a token of 4 to 512 bytes. Raises InvalidInput."""
     return validate_token(kind, shard_id, MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES)
 
 
 def shown(value: str) -> str:
-    """The value quoted for an error message, cut when it is very long."""
+    """Return the value quoted for an error message, and shortened when it is very long."""
     return repr(value) if len(value) <= 120 else repr(value[:100]) + "…"

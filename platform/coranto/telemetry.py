@@ -1,8 +1,8 @@
-"""Logs and progress, the same for every program of Coranto.
+"""Logs and progress reports, the same for every program of Coranto.
 
-Logs are structured: an event, and facts about it as key-values. They go to standard error, coloured on a terminal,
-else one line each, or JSON where a machine reads them. `progress` shows a bar on a terminal and plain log lines
-anywhere else, so that a long task is never silent.
+Logs are structured: an event, with facts as key-value pairs. They go to standard error: coloured on a terminal, plain
+lines elsewhere, or JSON for machines. `progress` shows a bar on a terminal and log lines elsewhere, so that a long task
+is never silent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STEERING: Final = re.compile(
 
 
 class Log(Protocol):
-    """What progress needs of a logger."""
+    """The part of a logger that `progress` uses."""
 
     def info(self, event: str, **facts: object) -> object: ...
 
@@ -41,7 +41,7 @@ class Log(Protocol):
 def configure_logging(level: str = "info", *, json_lines: bool = False, stream: TextIO | None = None) -> None:
     """Send logs of `level` and above to `stream` (default: standard error). Raises InvalidInput.
 
-    Libraries that use the standard logging module are shown from warnings up.
+    Libraries that use the standard logging module are shown at warning level and above.
     """
     threshold = LEVELS.get(level.lower())
     if threshold is None:
@@ -51,7 +51,7 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
     if json_lines:
         renderer = structlog.processors.JSONRenderer()
     else:
-        # Plain tracebacks: richer ones take seconds to draw, and show the values of variables, secrets among them.
+        # Plain tracebacks: richer ones take seconds to render, and show values of variables, which may be secrets.
         renderer = structlog.dev.ConsoleRenderer(
             colors=stream.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
         )
@@ -71,28 +71,28 @@ def configure_logging(level: str = "info", *, json_lines: bool = False, stream: 
 
 
 def harmless(text: str) -> str:
-    """Text in which nothing steers a terminal but ends of lines and tabs: the rest is escaped as Python does."""
+    """Return text with the control characters that steer a terminal escaped as in Python, except newlines and tabs."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _without_steering(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Facts may repeat what somebody wrote for whoever reads the log on a terminal. JSON escapes that by itself."""
+    """Escape control characters in facts, which may quote hostile text. JSON needs no such step: it escapes them."""
     return {key: harmless(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 class ProgressReport(Protocol):
-    """A task under way."""
+    """The progress of one running task."""
 
     def advance(self, amount: int = 1) -> None:
-        """So much more is done."""
+        """Add `amount` to the work done."""
         ...
 
     def note(self, text: str) -> None:
-        """What is going on at the moment; replaces the note before it."""
+        """Set the note about the current step. It replaces the previous note."""
         ...
 
     def expect(self, total: int) -> None:
-        """The whole is `total`, now that it is known."""
+        """Set the total, once it is known."""
         ...
 
     def __enter__(self) -> ProgressReport: ...
@@ -113,8 +113,8 @@ def progress(
 ) -> ProgressReport:
     """Report the progress of a task: `with progress("Publishing", 336776, unit="flights") as report:`.
 
-    A bar on a terminal's standard error, else a log line at the start, at most every five seconds, and at the end.
-    `unit` `"bytes"` is shown in KiB, MiB and so on.
+    Shows a bar if standard error is a terminal. Else it logs a line at the start, at most every five seconds, and at
+    the end. The unit `"bytes"` is shown in KiB, MiB and so on.
     """
     console = console or Console(stderr=True)
     if console.is_terminal:
@@ -123,7 +123,7 @@ def progress(
 
 
 def amount(count: float, unit: str = "") -> str:
-    """A count for people: `336,776 flights`, `1.5 MiB`."""
+    """Format a count for people: `336,776 flights`, `1.5 MiB`."""
     if unit != "bytes":
         return f"{count:,.0f} {unit}".rstrip()
     for prefix in ("B", "KiB", "MiB", "GiB"):
@@ -134,7 +134,7 @@ def amount(count: float, unit: str = "") -> str:
 
 
 class _Done(ProgressColumn):
-    """How much is done, of what, and how fast."""
+    """The column of a progress bar that shows the work done, the total and the speed."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Many small appends as few larger ones: ordered within each journal, parallel across journals, bounded in memory.
+"""Batching of small appends: ordered within each journal, parallel across journals, bounded in memory.
 
-While one append of a journal is under way, further content for it gathers and goes with the next. Nothing waits for
-company: a lone append leaves at once.
+While one append of a journal is under way, further content for the journal is collected and goes with the next append.
+There is no linger time: a single append is sent at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_PATIENCE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where one piece of content was committed, [begin, end), and the append that it went with."""
+    """The offsets [begin, end) at which one piece of content was committed, and the append that contained it."""
 
     begin: int
     end: int
@@ -45,11 +45,11 @@ class _Journal:
 class AppendService:
     """Batches appends. Use as `async with AppendService(client) as service:`, which flushes on leaving.
 
-    A batch is repeated for `patience` seconds. As the outcome of a try can be unknown, content may be committed more
-    than once unless `retry_unknown` is false: that is for content whose readers discard duplicates, such as messages
-    with UUIDs.
+    A failed batch is retried for `patience` seconds. The outcome of a try can be unknown, so content may be committed
+    more than once unless `retry_unknown` is false. Leave it true only for content whose readers discard duplicates,
+    such as messages with UUIDs.
 
-    When a batch fails for good, its pieces and everything later for that journal fail with the same error, so that
+    When a batch finally fails, its pieces and all later content for that journal fail with the same error, so that
     content never follows a gap. `reset(journal)` accepts appends again.
     """
 
@@ -62,7 +62,7 @@ class AppendService:
         retry_unknown: bool = True,
         patience: float = DEFAULT_PATIENCE,
     ) -> None:
-        """`batch_bytes` bounds an append of several pieces, `pending_bytes` all content not committed yet."""
+        """`batch_bytes` bounds an append of several pieces. `pending_bytes` bounds all content not committed yet."""
         if batch_bytes <= 0 or pending_bytes <= 0:
             raise InvalidInput("batch_bytes and pending_bytes must be positive", field="batch_bytes")
         self._client = client
@@ -88,14 +88,14 @@ class AppendService:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes taken in and not yet committed."""
+        """The number of bytes accepted and not yet committed."""
         return self._pending_bytes
 
     async def append(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
-        """Take in content, waiting while too much is pending, and return a future of its commit.
+        """Accept content, and return a future of its commit. Wait first while too much is pending.
 
-        Content is committed in the order in which it was taken in; calls that wait are served in turn. Cancelling
-        this call takes nothing in; cancelling the future does not recall the content.
+        Content is committed in the order in which it was accepted. Waiting calls are served in turn. A cancelled call
+        accepts nothing. Cancelling the future does not take the content back.
         """
         async with self._admission:
             while self._pending_bytes and self._pending_bytes + len(content) > self._capacity:
@@ -104,10 +104,10 @@ class AppendService:
             return self.append_nowait(journal, content)
 
     def append_nowait(self, journal: str, content: bytes) -> asyncio.Future[Appended]:
-        """As `append`, for a caller that bounds what is pending by itself."""
+        """Accept content like `append`, but without waiting: the caller limits the pending content."""
         state = self._journals.setdefault(journal, _Journal())
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        # A caller may leave failures to `flush`, which raises them; that is not an exception nobody looked at.
+        # A caller may leave failures to `flush`, which raises them. asyncio must not report them as never retrieved.
         done.add_done_callback(_retrieve)
         if state.failure is not None:
             done.set_exception(state.failure)
@@ -119,7 +119,10 @@ class AppendService:
         return done
 
     async def flush(self) -> None:
-        """Return once everything taken in is committed. Raises the first failure of a journal that is not reset."""
+        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset.
+
+        Cancelling ends only the wait; appends go on.
+        """
         while senders := [state.sender for state in self._journals.values() if state.sender is not None]:
             await asyncio.wait(senders)
         for state in self._journals.values():
@@ -127,14 +130,14 @@ class AppendService:
                 raise state.failure
 
     async def cancel(self) -> None:
-        """Drop what is pending. The outcome of appends under way is unknown."""
+        """Drop pending content. The outcome of appends under way is unknown."""
         senders = [state.sender for state in self._journals.values() if state.sender is not None]
         for sender in senders:
             sender.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again after a failure that its callers have dealt with."""
+        """Accept appends to a journal again, after its callers have handled its failure."""
         state = self._journals.get(journal)
         if state is not None:
             state.failure = None
@@ -142,7 +145,7 @@ class AppendService:
     async def _send(self, journal: str, state: _Journal) -> None:
         batch: list[_Pending] = []
         try:
-            # One turn of the loop, so that content that is taken in together goes together.
+            # Wait one turn of the event loop, so that content accepted in the same turn is sent together.
             await asyncio.sleep(0)
             while state.queue:
                 batch = self._next_batch(state.queue)

@@ -1,9 +1,9 @@
 """One append: content is streamed to the broker, and commits wholly or not at all.
 
-On the wire: a first message with the parameters, then messages of content, then one entirely empty message, then the
-half-close. Until the empty message leaves, no broker can commit, so whatever fails before it was certainly not applied;
-whatever fails between it and the broker's answer may have been: a broker cannot always tell a connection that breaks
-from the half-close.
+On the wire: a first message with the parameters, then messages of content, then one empty message, then the half-close.
+Until the empty message is sent, no broker can commit. So a failure before it means that nothing was applied. After a
+failure between it and the broker's answer, the append may have been applied, because a broker cannot always tell a
+broken connection from the half-close.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Appender:
     def __init__(
         self, dispatcher: Dispatcher, parameters: pb.AppendRequest, *, may_proxy: bool = True, registers: bool = True
     ) -> None:
-        """`parameters` is the first message, well-formed; it is the appender's while it lasts.
+        """`parameters` is the first message, well-formed. The appender owns it during the append.
 
-        Without `registers` those of the result are not checked: for who hardly ever looks at them.
-        Without `may_proxy` a broker that was taken for the primary and is not refuses, instead of passing the append
-        on: for those who then try again, at the primary.
+        Without `registers` the registers of the result are not validated, for callers that rarely use them.
+        Without `may_proxy` a broker that was wrongly taken for the primary refuses the append, instead of passing it
+        on, for callers that then retry at the primary.
         """
         self._dispatcher = dispatcher
         self._parameters = parameters
@@ -75,7 +75,7 @@ class Appender:
         self._way: Way | None = None
         self._call: Call | None = None
         self._introduced = False  # The parameters were sent.
-        self._asked = False  # The empty message may have left.
+        self._asked = False  # The empty message may have been sent.
         self._digest = hashlib.sha1(usedforsecurity=False)
         self._length = 0
 
@@ -89,34 +89,31 @@ class Appender:
 
     @property
     def length(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return self._length
 
     def begin(self) -> None:
-        """Open the call ahead of the first `write`, if that takes no waiting, so that it is under way meanwhile.
-
-        Raises what the first `write` would.
-        """
+        """Open the call before the first `write`, if this needs no waiting. Raises the errors of the first `write`."""
         if self._call is None:
             way = self._dispatcher.to_primary(self._journal)
             if way.routed or not self._dispatcher.has_choice:
                 self._open(way)
 
     async def write(self, content: bytes) -> None:
-        """Send content, waiting while the broker is slow to take it. Empty content is no content.
+        """Send content, and wait while the broker is slow to accept it. Empty content sends no content.
 
-        Raises the broker's refusal (StatusError, RpcFailed) or Unavailable: nothing was applied, and the append has
-        ended. Cancelling rolls the append back.
+        Raises the broker's refusal (StatusError, RpcFailed) or Unavailable. Then nothing was applied, and the append
+        has ended. Cancelling rolls the append back.
         """
         self._require(_State.IDLE, _State.STREAMING)
         await self._send(self._messages(content))
 
     async def commit(self, content: bytes = b"") -> AppendResult:
-        """Commit what was written, and `content` behind it, and return where it is. Nothing at all is a barrier.
+        """Commit the written content, with `content` behind it, and return its offsets. No content at all is a barrier.
 
-        Raises the broker's refusal or Unavailable when nothing was applied; AppendOutcomeUnknown when the broker's
-        answer was lost; CorruptData when the answer disagrees with what was written. After a cancellation the
-        outcome is unknown too.
+        Raises the broker's refusal or Unavailable when nothing was applied. Raises AppendOutcomeUnknown when the
+        broker's answer was lost, and CorruptData when the answer disagrees with the written content. After a
+        cancellation the outcome is unknown too.
         """
         self._require(_State.IDLE, _State.STREAMING)
         call = await self._send(self._messages(content, commit=True))
@@ -140,7 +137,7 @@ class Appender:
         return result
 
     def abort(self) -> None:
-        """Roll back. Does nothing when the append has ended already."""
+        """Roll back. Does nothing when the append has already ended."""
         if self._state in (_State.COMMITTED, _State.ENDED):
             return
         self._state = _State.ENDED
@@ -165,7 +162,7 @@ class Appender:
         return self._open(way)
 
     async def _send(self, messages: Iterable[pb.AppendRequest]) -> Call:
-        """Send messages, behind the parameters. Raises what `write` does."""
+        """Send messages, after the parameters. Raises the errors of `write`."""
         try:
             call = self._call or await self._opened()
             if not self._introduced:
@@ -192,7 +189,7 @@ class Appender:
             yield _COMMIT
 
     async def _refusal(self, error: BaseException | None) -> CorantoError:
-        """Why the broker ended the call before the half-close left."""
+        """Return the reason for which the broker ended the call before the half-close was sent."""
         call, way = self._call, self._way
         assert call is not None
         assert way is not None
@@ -212,15 +209,15 @@ class Appender:
         return refusal or CorruptData(f"{self._subject}: the broker answered OK before the commit was sent ({error})")
 
     def _failed_commit(self, error: grpc.aio.AioRpcError) -> CorantoError:
-        """What is known of an append whose empty message may have left."""
+        """Return the error of an append whose empty message may have been sent."""
         assert self._way is not None
         failure = self._way.failure(self._subject, error)
-        if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # As a broker says that it rolled back.
+        if error.code() in REFUSALS or error.code() is grpc.StatusCode.ABORTED:  # ABORTED: the broker rolled back.
             return failure
         return self._unknown(failure)
 
     def _ended(self, failure: CorantoError) -> CorantoError:
-        """What is known of an append whose call ended without the broker's word."""
+        """Return the error of an append whose call ended without the broker's answer."""
         return self._unknown(failure) if self._asked else failure
 
     def _closed(self) -> Unavailable:
@@ -243,7 +240,7 @@ class Appender:
         commit = response.commit
         digest = self._digest.digest()
         committed = sum_from_wire(commit.sum)
-        # Gazette's brokers commit nothing with the SHA-1 of nothing, though a fragment of nothing has the sum zero.
+        # For empty content Gazette's brokers answer the SHA-1 of no bytes, although an empty fragment has the sum zero.
         agreed = committed == digest or (not self._length and committed == ZERO_SUM)
         if commit.end - commit.begin != self._length or not agreed:
             raise CorruptData(

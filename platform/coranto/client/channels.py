@@ -1,4 +1,4 @@
-"""Channels to others of a cluster, who come and go, and with them their endpoints."""
+"""Channels to the other members of a cluster, whose endpoints come and go."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DRAIN_SECONDS: Final = 3600.0
 
 
 class Channels:
-    """A channel for each endpoint; of more than MAX_CHANNELS, the one that was not asked for longest is closed."""
+    """One channel for each endpoint. Beyond MAX_CHANNELS, the least recently used one is closed."""
 
     def __init__(
         self, open: Callable[[str], grpc.aio.Channel], basis: Callable[[str], object] = lambda endpoint: None
     ) -> None:
-        """`open` opens a channel to an endpoint. It is opened anew for a `basis` that is another object than before."""
+        """`open` opens a channel to an endpoint. It is opened anew when `basis` returns another object than before."""
         self._open = open
         self._basis = basis
         self._bases: dict[str, object] = {}
@@ -27,7 +27,7 @@ class Channels:
         self._draining: set[asyncio.Task[None]] = set()
 
     def get(self, endpoint: str) -> grpc.aio.Channel:
-        """The channel to an endpoint. Raises what opening one does."""
+        """Return the channel to an endpoint. Raises the errors of `open`."""
         channel, basis = self._channels.get(endpoint), self._basis(endpoint)
         if channel is None or basis is not self._bases[endpoint]:
             if channel is not None:
@@ -42,7 +42,7 @@ class Channels:
         return channel
 
     def _drain(self, channel: grpc.aio.Channel) -> None:
-        """Close a channel once the calls that are under way there have ended."""
+        """Close a channel when its calls under way have ended."""
         task = asyncio.ensure_future(channel.close(_DRAIN_SECONDS))
         self._draining.add(task)
         task.add_done_callback(self._draining.discard)

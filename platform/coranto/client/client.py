@@ -1,4 +1,4 @@
-"""`JournalClient`: everything that can be asked of brokers, asynchronously."""
+"""`JournalClient`: the asynchronous client of all calls to brokers."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class JournalClient:
     """A client of the brokers at `endpoint` (see `ClientConfig`).
 
     Use as `async with JournalClient("127.0.0.1:8080") as client:`, on one event loop. Safe for many tasks at once.
-    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are repeated for `patience`
-    seconds and then raise what went wrong last.
+    Every call may be cancelled. While brokers cannot serve, calls that are safe to repeat are retried for `patience`
+    seconds. Then they raise the last error.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class JournalClient:
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
-        """A simulation passes a `connection` for all calls, or what makes connections, in place of real ones."""
+        """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
         self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
         self._clock: Clock = clock or SystemClock()
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
@@ -111,7 +111,7 @@ class JournalClient:
     # -- Journals and their specs ----------------------------------------------------------------------------------
 
     async def list(self, selector: str | pb.LabelSelector = "") -> Listing:
-        """Journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
+        """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         retry = Retry(self.config.patience)
         while True:
@@ -146,11 +146,11 @@ class JournalClient:
         return Listing(header, tuple(journals))
 
     async def watch(self, selector: str | pb.LabelSelector = "") -> AsyncGenerator[Listing]:
-        """The journals that match a selector, now and again whenever one was created, changed or deleted.
+        """Yield the journals that match a selector: now, and after each creation, change or deletion of one.
 
-        Changes of a route alone are not told. The watch resumes where it was when brokers come and go; until its first
-        snapshot it raises what went wrong last once `patience` runs out. Close the iterator (`contextlib.aclosing`)
-        when leaving it.
+        Changes of only a route are not reported. When brokers come and go, the watch resumes where it was. Until its
+        first snapshot it raises the last error when `patience` runs out. Close the iterator (`contextlib.aclosing`)
+        when you leave it.
         """
         parsed = parse_selector(selector) if isinstance(selector, str) else selector
         watch = Watch(self._dispatcher, self._clock, parsed, self.config.patience)
@@ -161,14 +161,14 @@ class JournalClient:
     async def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
         """Create, update and delete journals, all or none.
 
-        Later calls of this client see the changes, whichever broker they reach. Raises EtcdTransactionFailed when a
-        journal is not at the revision that its change expects, InvalidInput for changes that no broker would accept,
-        and ApplyOutcomeUnknown when the answer was lost.
+        Later calls of this client see the changes at any broker. Raises EtcdTransactionFailed when a journal is not at
+        the revision that its change expects, InvalidInput for changes that no broker would accept, and
+        ApplyOutcomeUnknown when the answer was lost. After a cancellation the outcome is unknown too.
         """
         subject = f"apply of {len(changes)} changes"
         request = pb.ApplyRequest(changes=changes)
         validate(request)
-        # With a connection, what fails later is not for the want of one.
+        # Connect first, so that a later failure is not one of connecting.
         way = await self._dispatcher.connected(subject, self.config.patience)
         try:
             response = await way.stub.Apply(request, metadata=self._apply_metadata(request))
@@ -196,16 +196,17 @@ class JournalClient:
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> Appender:
-        """An append to stream content into and then commit. It is not repeated by itself.
+        """Return an append to stream content into and then commit. It is never retried.
 
-        `offset`, unless 0, is where the append must begin. `check_registers` must match the journal's registers;
-        `subtract_registers` and then `union_registers` change them, with at least one byte of content.
+        `offset`, unless 0, is the offset at which the append must begin. `check_registers` must match the journal's
+        registers. `subtract_registers` and then `union_registers` change them, if there is at least one byte of
+        content.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers)
         return Appender(self._dispatcher, self._parameters(journal, conditions, self._applied_revision))
 
     def _parameters(self, journal: str, conditions: AppendConditions, min_etcd_revision: int) -> pb.AppendRequest:
-        """The first message of an append. Raises InvalidInput for what no broker would accept."""
+        """Return the first message of an append. Raises InvalidInput for parameters that no broker would accept."""
         parameters = pb.AppendRequest(
             journal=journal,
             offset=conditions.offset,
@@ -233,17 +234,17 @@ class JournalClient:
         patience: float | None = None,
         min_etcd_revision: int = 0,
     ) -> AppendResult:
-        """Append content and commit it, wholly or not at all. `suspend` says what becomes of a suspension.
+        """Append content and commit it, wholly or not at all. `suspend` says how to treat a suspended journal.
 
-        Content that can be given again (bytes, or a sequence of them) is appended again for `patience` seconds after
-        failures that certainly applied nothing; an iterable only until its first item was taken. `retry_unknown`
-        also repeats after AppendOutcomeUnknown: content may then be committed more than once, which is right for
-        messages with UUIDs, whose readers discard duplicates. The broker that appends knows the journals' specs as of
-        `min_etcd_revision`, or later.
+        After failures that certainly applied nothing, bytes and sequences of bytes are retried for `patience` seconds.
+        An iterable is retried only until its first item was taken. `retry_unknown` also retries after
+        AppendOutcomeUnknown. Then content may be committed more than once, which suits messages with UUIDs, whose
+        readers discard duplicates. The broker that appends knows the journals' specs as of `min_etcd_revision` or
+        later. After a cancellation the outcome is unknown.
         """
         conditions = AppendConditions(offset, check_registers, union_registers, subtract_registers, suspend)
         parameters = self._parameters(journal, conditions, max(self._applied_revision, min_etcd_revision))
-        if isinstance(content, Sequence):  # As bytes are.
+        if isinstance(content, Sequence):  # Bytes are a sequence too.
             return await self.prepare(parameters, patience=patience, retry_unknown=retry_unknown).commit(content)
         retry = Retry(self.config.patience if patience is None else patience)
         taken = False
@@ -272,11 +273,11 @@ class JournalClient:
         retry_unknown: bool = False,
         registers: bool = True,
     ) -> PreparedAppend:
-        """An append of content that is given later, all at once; otherwise as `append`.
+        """Return an append whose content is given later, all at once; otherwise like `append`.
 
-        `parameters` is its first message on the wire, as for who makes many that hardly differ. It must be well-formed
-        and becomes the append's. Without `registers` those of the result are not checked: they may be whatever a broker
-        answered.
+        `parameters` is the append's first message on the wire, for callers that make many similar ones. It must be
+        well-formed, and belongs to the append from then on. Without `registers` the registers of the result are not
+        validated: they may be anything that a broker answered.
         """
         parameters.min_etcd_revision = max(self._applied_revision, parameters.min_etcd_revision)
         return PreparedAppend(
@@ -301,25 +302,26 @@ class JournalClient:
         direct: bool = True,
         fail_on_jump: bool = False,
     ) -> AsyncGenerator[Chunk]:
-        """Committed content of journal offsets [offset, end_offset), in order and without repetition.
+        """Yield the committed content of journal offsets [offset, end_offset), in order and without repetition.
 
-        `offset` -1 is the write head at the time of the call; `end_offset` 0 is no bound. Without `block` the read
-        ends at the write head; with it, it waits there and survives broker restarts for as long as they last. Where
-        content is gone (retention), the next chunk's offset is higher than the end of the one before, or OffsetJump
-        is raised if `fail_on_jump`. `begin_mod_time` (Unix seconds) skips persisted fragments last modified before.
+        `offset` -1 is the write head at the time of the call. `end_offset` 0 means no bound. Without `block` the read
+        ends at the write head. With `block` it waits there for more, and survives broker restarts of any length. Where
+        content is gone (retention), the next chunk's offset is higher than the end of the chunk before. With
+        `fail_on_jump` the read raises OffsetJump instead. `begin_mod_time` (Unix seconds) skips persisted fragments
+        last modified before it.
 
-        Persisted fragments are read directly from their store where this process can, unless `direct` is false, and
-        are verified against their SHA-1 before delivery. What comes through brokers is verified at the end of each
-        fragment that was read from its beginning: CorruptFragment then follows the content.
+        Unless `direct` is false, persisted fragments are read directly from their store if this process can do so.
+        They are verified against their SHA-1 before delivery. Content that comes through brokers is verified at the end
+        of each fragment that was read from its beginning, so CorruptFragment is raised after that content.
 
-        Raises OffsetNotYetAvailable without `block`, when `offset` is beyond the write head. Close the iterator
-        (`contextlib.aclosing`) when leaving it early.
+        Without `block`, raises OffsetNotYetAvailable when `offset` is beyond the write head. Close the iterator
+        (`contextlib.aclosing`) when you leave it early.
         """
         validate_journal(journal, allow_metadata=True)
         if offset < -1 or end_offset < 0 or 0 < end_offset < offset:
             raise InvalidInput(f"[{offset}, {end_offset}) is no range of offsets", field="offset")
         if offset == -1:
-            # Resolved once and for all: a retry at "the head" would skip what was written in between.
+            # Resolved only once: a retry at "the head" would skip content written in between.
             offset = await self.head(journal)
         options = ReadOptions(
             journal, offset, end_offset, block, begin_mod_time, direct, fail_on_jump, self._applied_revision
@@ -329,9 +331,9 @@ class JournalClient:
             yield chunk
 
     async def read_all(self, journal: str, begin: int, end: int) -> bytes:
-        """Exactly the bytes [begin, end).
+        """Return exactly the bytes [begin, end).
 
-        Raises OffsetNotYetAvailable when `end` is beyond the write head and OffsetJump when some of it is gone.
+        Raises OffsetNotYetAvailable when `end` is beyond the write head, and OffsetJump when some content is gone.
         """
         if begin < 0 or end < begin:
             raise InvalidInput(f"[{begin}, {end}) is no range of offsets", field="begin")
@@ -344,11 +346,11 @@ class JournalClient:
         return bytes(content)
 
     async def head(self, journal: str) -> int:
-        """The write head: the offset at which the next append begins."""
+        """Return the write head: the offset at which the next append begins."""
         return (await self.head_and_revision(journal))[0]
 
     async def head_and_revision(self, journal: str) -> tuple[int, int]:
-        """The write head, and the revision of etcd that its primary knew when it told."""
+        """Return the write head, and the etcd revision that the answering broker knew at that time."""
         validate_journal(journal, allow_metadata=True)
         retry = Retry(self.config.patience)
         request = pb.ReadRequest(
@@ -364,11 +366,11 @@ class JournalClient:
             asked += 1
             if is_primary or asked > 1:
                 return head, revision
-            # A replica that is behind may have answered, as no route was known; now one is.
+            # Without a known route, a replica that is behind may have answered. Its answer told the route: ask again.
 
     async def _head(self, request: pb.ReadRequest) -> tuple[int, int, bool]:
         subject = f"write head of {request.journal}"
-        # The primary's, so that whoever appended sees it.
+        # Ask the primary, so that a client that has appended sees its own append.
         way = self._dispatcher.to_primary(request.journal)
         call = way.stub.Read(request, metadata=way.tokens.about(Capability.READ, request.journal))
         try:
@@ -399,9 +401,9 @@ class JournalClient:
         end_mod_time: int = 0,
         signature_seconds: int = 0,
     ) -> Sequence[FragmentInfo]:
-        """The journal's fragments, by offset; with `end_mod_time` 0 also those that are not persisted yet.
+        """List the journal's fragments by offset; with `end_mod_time` 0 also those that are not persisted yet.
 
-        Modification times are Unix seconds. `signature_seconds`, unless 0, asks for URLs that are good for that long.
+        Modification times are Unix seconds. `signature_seconds`, unless 0, asks for URLs that are valid for that long.
         """
         found: list[FragmentInfo] = []
         request = pb.FragmentsRequest(
@@ -443,10 +445,11 @@ class JournalClient:
     # -- Fragment stores -------------------------------------------------------------------------------------------
 
     async def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
-        """Have a broker try whether it can write, read, list and sign files in the fragment store at `url`.
+        """Let a broker check that it can write, read, list and sign files in the fragment store at `url`.
 
-        `check_delete` also tries whether files can be removed: one that is written for it below the store's
-        `check_delete_prefix`, which ends in `/`. Raises StoreUnhealthy, whose `detail` is what the broker met.
+        With `check_delete` the broker also checks that it can remove files: it writes one below the store's
+        `check_delete_prefix`, which ends in `/`, and removes it. Raises StoreUnhealthy, whose `detail` is the failure
+        that the broker met.
         """
         subject = f"health of {url}"
         request = pb.FragmentStoreHealthRequest(
@@ -470,7 +473,7 @@ class JournalClient:
                 await self._wait(retry, error)
 
     async def _wait(self, retry: Retry, error: CorantoError) -> None:
-        """Wait before repeating a call, or raise its error when patience has run out."""
+        """Wait before a retry, or raise the error when patience has run out."""
         delay = retry.failed(self._clock.monotonic())
         if delay is None:
             raise error

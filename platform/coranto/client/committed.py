@@ -1,7 +1,7 @@
-"""Committed messages of a broker's journals, for programs that read one from some offset to another or follow it.
+"""Readers of the committed messages of a broker's journals: of a range of offsets, or following the write head.
 
-`committed_reader` and its asynchronous twin make readers that can be stopped and gone on with (see
-`coranto.messages.reading`); `committed_messages` is for reading a range once.
+`committed_reader` and `async_committed_reader` make readers that can be stopped and resumed (see
+`coranto.messages.reading`). `committed_messages` reads a range once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def committed_messages(
 ) -> Iterator[Envelope[M]]:
     """Yield each committed content message of [begin, end) once, in the order in which they were committed.
 
-    `begin` must be where a message begins. Without `end` reading goes up to the present write head, or with `block`
-    goes on for ever. Messages of transactions that began before `begin` or are open at `end` are not yielded.
-    Raises CorruptMessage, and what the client's reads raise.
+    A message must begin at `begin`. Without `end` reading ends at the present write head, or with `block` goes on
+    forever. Messages of transactions that began before `begin` or are open at `end` are not yielded. Raises
+    CorruptMessage, and the errors of the client's reads.
     """
     if end is None and not block:
         end = client.head(journal)
@@ -52,11 +52,11 @@ def committed_reader(
     block: bool = False,
     ring_size: int = DEFAULT_RING_SIZE,
 ) -> ReadCommitted[M]:
-    """A reader of committed messages that goes on from `source`, by default at the journal's beginning.
+    """Return a reader of committed messages that goes on from `source`, by default at the journal's beginning.
 
-    It ends at `end`, or at the write head at which it meets no more content; with `block` it waits there for more.
-    What it raises while iterated is CorruptMessage, what the client's reads raise, and OffsetJump when messages that
-    have to be read again are gone.
+    It ends at `end`, or at the write head if there is no more content. With `block` it waits there for more. While
+    iterated it raises CorruptMessage, the errors of the client's reads, and OffsetJump when messages that have to be
+    read again are gone.
     """
     _check(source, end)
 
@@ -80,7 +80,10 @@ def async_committed_reader(
     block: bool = False,
     ring_size: int = DEFAULT_RING_SIZE,
 ) -> AsyncReadCommitted[M]:
-    """As `committed_reader`, for the asynchronous client. Close it (`contextlib.aclosing`) when leaving it early."""
+    """Return a `committed_reader` for the asynchronous client.
+
+    Close it (`contextlib.aclosing`) when you leave it early.
+    """
     _check(source, end)
 
     def read(first: int, last: int | None) -> AsyncIterable[Envelope[M]]:

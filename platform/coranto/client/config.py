@@ -1,4 +1,4 @@
-"""Where a cluster is, as a value that travels: to another thread, a forked worker or a Spark executor."""
+"""The configuration of a client, as a value that can be sent to a thread, a forked worker or a Spark executor."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from coranto.security.tls import ClientTls, is_loopback
 from coranto.security.tokens import Auth, BearerToken, Keys
 
 DEFAULT_ROUTE_CACHE = 1024
-"""Of how many journals a client remembers the brokers, unless it is told otherwise."""
+"""The default number of journals whose brokers a client remembers."""
 
 DEFAULT_PATIENCE = 60.0
-"""Seconds for which a call is repeated while brokers cannot serve it: longer than a lease, to sit out a fail-over."""
+"""The default seconds for which an unserved call is retried: longer than a lease, to outlast a fail-over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How to reach a cluster.
+    """The configuration for reaching a cluster.
 
     `endpoint` is `host:port`, `http://host:port`, `https://host:port` or `unix:///path`, or several of them separated
-    by commas, all with TLS or all without, of which any may be down. `file_root` is the folder that `file:///` fragment
-    stores are rooted at, when this process can read it: persisted fragments are then read there rather than through
-    brokers. `patience` is how many seconds calls are repeated for while brokers cannot serve them.
+    by commas, all with TLS or all without. Any of them may be down. `file_root` is the root folder of `file:///`
+    fragment stores, if this process can read it: then persisted fragments are read there instead of through brokers.
+    Calls that brokers cannot serve are retried for `patience` seconds.
 
-    With `auth` every call has a token: one that is signed for just that call, or the one that is given. Tokens are sent
-    over TLS, to loopback addresses and to unix sockets only; another endpoint raises InvalidInput.
+    With `auth` every call has a token: one that is signed for that call, or the given one. Tokens are sent only over
+    TLS, to loopback addresses and to unix sockets; any other endpoint raises InvalidInput.
 
-    Brokers are asked at `endpoint` until their answers told which of them serve a journal. Appends then go straight to
-    its primary, and reads to one of its replicas: one in `zone`, if there is one. `route_cache` is of how many journals
-    that is remembered; with 0 everything goes through `endpoint`.
+    Calls go to `endpoint` until an answer tells which brokers serve a journal. Then appends go directly to its primary,
+    and reads to one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers
+    are remembered. With 0 all calls go through `endpoint`.
     """
 
     endpoint: str
@@ -62,7 +62,7 @@ class ClientConfig:
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """The endpoints, one by one."""
+        """The single endpoints."""
         return tuple(seed.strip() for seed in self.endpoint.split(","))
 
     @classmethod
@@ -73,10 +73,11 @@ class ClientConfig:
         patience: float = DEFAULT_PATIENCE,
         environment: Mapping[str, str] = os.environ,
     ) -> ClientConfig:
-        """The configuration for an endpoint, with what the environment says of tokens and certificates.
+        """Return the configuration for an endpoint, with tokens, certificates and zone from the environment.
 
-        `$CORANTO_AUTH_KEYS` or `$CORANTO_AUTH_TOKEN`; and, for `https` endpoints, `$CORANTO_TLS_CA`,
-        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`. `$CORANTO_ZONE` is the zone that we are in. Raises InvalidInput.
+        The variables are `$CORANTO_AUTH_KEYS` or `$CORANTO_AUTH_TOKEN`; for `https` endpoints also `$CORANTO_TLS_CA`,
+        `$CORANTO_TLS_CERT` and `$CORANTO_TLS_KEY`; and `$CORANTO_ZONE` for the zone of this process. Raises
+        InvalidInput.
         """
         auth, tls = _auth_of(environment), _tls_of(environment, endpoint)
         return cls(endpoint, file_root, patience, auth, tls, environment.get("CORANTO_ZONE", ""))
@@ -84,7 +85,7 @@ class ClientConfig:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What gRPC dials."""
+    """The address that gRPC connects to."""
 
     address: str
     secure: bool
@@ -92,7 +93,7 @@ class Target:
 
 @lru_cache(maxsize=1024)
 def parse_endpoint(endpoint: str) -> Target:
-    """The gRPC target of one endpoint. Raises InvalidInput."""
+    """Return the gRPC target of one endpoint. Raises InvalidInput."""
     text = endpoint
     if text.startswith("unix:"):
         path = urlsplit(text).path
@@ -118,7 +119,7 @@ def parse_endpoint(endpoint: str) -> Target:
 
 
 def require_private(endpoint: str) -> None:
-    """Raises InvalidInput when a token sent to this endpoint could be read on its way."""
+    """Check that nobody can read a token on its way to this endpoint. Raises InvalidInput."""
     target = parse_endpoint(endpoint)
     if target.secure or target.address.startswith("unix:"):
         return

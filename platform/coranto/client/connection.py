@@ -1,7 +1,7 @@
-"""The connection to brokers, and what a failed call means.
+"""The connection to brokers, and the translation of gRPC failures to errors.
 
-One channel is opened lazily, on the event loop that first uses it. Once certificate files have changed, another takes
-its place for new calls.
+One channel is opened lazily, on the event loop that first uses it. When certificate files have changed, a new channel
+replaces it for new calls.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MAX_RECEIVE_BYTES = 16 << 20
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
-    # Repeating a call is decided above, where it is known whether the call may have been applied.
+    # The callers decide on retries, because they know whether a call may have been applied.
     ("grpc.enable_retries", 0),
     # A restarted broker is found again within a second, rather than after gRPC's default of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # How long one attempt to connect may take, in truth: half a second is little on a busy machine, or from far away.
+    # In effect the time limit of one attempt to connect. Half a second is little on a busy machine, or from far away.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # Finds a peer that vanished without a word while a call waits. Common servers refuse pings that are more frequent
-    # than every five minutes; the kernel's own retransmission time-out covers writes in between.
+    # Detects a peer that vanished silently while a call waits. Common servers refuse pings more often than every five
+    # minutes. In between, the kernel's retransmission time-out covers writes.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    # Readers take in content as fast as it comes; start at a wide window instead of growing to it.
+    # Readers accept content as fast as it comes: start with a wide window instead of growing to it.
     ("grpc.http2.lookahead_bytes", 1 << 20),
     # Channels to the same endpoint share nothing, so that one client's close never disturbs another.
     ("grpc.use_local_subchannel_pool", 1),
@@ -50,7 +50,7 @@ REFUSALS = frozenset(
         grpc.StatusCode.INVALID_ARGUMENT,
     }
 )
-"""Errors by which a server turns a call away before doing anything for it."""
+"""Errors with which a server refuses a call before it has done anything for it."""
 
 _LASTING = REFUSALS | {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE}
 
@@ -67,11 +67,11 @@ _TOKEN_ADVICE = ". Give this client a token or a key ($CORANTO_AUTH_TOKEN, $CORA
 _DRAIN_SECONDS: Final = 3600.0
 
 CALL_ENDED = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
-"""What gRPC raises on sending to a call that has ended. Why it ended only the awaited call itself tells reliably."""
+"""The errors that gRPC raises on sending to an ended call. Only awaiting the call reliably tells why it ended."""
 
 
 class _ForkGuard:
-    """gRPC cannot be used in a child forked after its parent used it: it would crash there."""
+    """Refuses gRPC in a child that was forked after its parent used gRPC: it would crash there."""
 
     def __init__(self) -> None:
         self.used = False
@@ -94,13 +94,13 @@ os.register_at_fork(after_in_child=_fork_guard.after_fork)
 
 
 def cancelled_from_outside() -> bool:
-    """In a handler of CancelledError: whether this task was cancelled, rather than its call by a closing channel."""
+    """Return True if this task was cancelled, not its call by a closing channel. For handlers of CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class Connection:
-    """A channel to `config.endpoint`, which is one only. Connections of one client share the `tokens` of calls."""
+    """A channel to `config.endpoint`, a single endpoint. Connections of one client share the `tokens` of calls."""
 
     def __init__(self, config: ClientConfig, clock: Clock | None = None, tokens: CallTokens | None = None) -> None:
         self.endpoint = config.endpoint
@@ -125,10 +125,10 @@ class Connection:
         return self._channel
 
     def _open(self, outdated: grpc.aio.Channel | None) -> grpc.aio.Channel:
-        """Open a channel, and leave another to the calls that are under way there."""
+        """Open a channel. An `outdated` one closes when its calls under way have ended."""
         _fork_guard.use()
         if self._certificates is None:
-            # A token for this machine must not pass through a proxy on another.
+            # A token for this machine must not pass through a proxy on another machine.
             private = [("grpc.enable_http_proxy", 0)] if self.tokens.auth is not None else []
             return grpc.aio.insecure_channel(self.target.address, options=[*_OPTIONS, *private])
         self._credentials = self._certificates.get()
@@ -146,7 +146,7 @@ class Connection:
         return self._stub
 
     async def close(self, grace: float | None = None) -> None:
-        """Close the channel for good, and cancel its calls, after `grace` seconds if they take that long."""
+        """Close the channel for good. Its calls have `grace` seconds to end, and are then cancelled."""
         self._closed = True
         channel, self._channel, self._stub = self._channel, None, None
         for task in self._draining:
@@ -156,7 +156,7 @@ class Connection:
             await channel.close(grace)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
-        """What a call that ended with a gRPC error means, for a call that changes nothing unless it completes."""
+        """Return the error for a gRPC error, of a call that changes nothing unless it completes."""
         code, details = error.code(), error.details() or "no details"
         refused = _REFUSED.get(code)
         if refused is not None:

@@ -1,10 +1,10 @@
-"""Reading persisted fragments straight from their store, by the URLs that brokers sign.
+"""Reading persisted fragments directly from their store, by the URLs that brokers sign.
 
-A fragment is fetched and decompressed whole and its SHA-1 compared before any byte of it is delivered. Fragments up
-to 64 MiB are held in memory meanwhile, larger ones in an unlinked temporary file.
+A fragment is fetched and decompressed as a whole, and its SHA-1 is checked before any byte of it is delivered.
+Fragments up to 64 MiB are held in memory meanwhile, larger ones in an unlinked temporary file.
 
-A store need not be honest. No more is taken from it than a file of the fragment may have, no longer than that takes at
-MIN_BYTES_PER_SECOND, and it cannot send us elsewhere: redirects are not followed.
+The store is not trusted. A download is limited to the bytes that the fragment's file may have, and to the time that
+these take at MIN_BYTES_PER_SECOND. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class DirectReader:
         self._file_root = file_root.resolve() if file_root is not None else None
 
     def can_read(self, url: str) -> bool:
-        """Whether a URL is of a kind that this process can read."""
+        """Return True if this process can read URLs of this kind."""
         scheme = url.partition(":")[0]
         return scheme in ("http", "https") or (scheme == "file" and self._file_root is not None)
 
     async def read(self, fragment: Fragment, url: str, begin: int, end: int) -> AsyncGenerator[bytes]:
-        """The content of `fragment` within journal offsets [begin, end), in pieces of at most 1 MiB.
+        """Yield the content of `fragment` at journal offsets [begin, end), in pieces of at most 1 MiB.
 
-        Raises StoreError when the URL cannot be read, and CorruptFragment when what it holds is not the fragment.
+        Raises StoreError when the URL cannot be read, and CorruptFragment when its content is not the fragment's.
         """
         file = await asyncio.to_thread(self._fetch, fragment, url)
         with file:
@@ -59,7 +59,7 @@ class DirectReader:
                 yield piece
 
     def _fetch(self, fragment: Fragment, url: str) -> IO[bytes]:
-        """A file with the fragment's verified content."""
+        """Return a file with the fragment's verified content."""
         try:
             with self._open(url) as source:
                 pieces = _pieces(fragment, source)
@@ -78,7 +78,7 @@ class DirectReader:
             return self._path(url).open("rb")
         if scheme not in ("http", "https"):
             raise StoreError(f"{_shown(url)} is neither http, https nor file")
-        # Stores undo the content encoding of an offloaded fragment when asked to; `decompress` takes it either way.
+        # On request stores undo the content encoding of an offload fragment. `decompress` accepts both forms.
         request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})
         response: IO[bytes] = _opener.open(request, timeout=_HTTP_TIMEOUT_SECONDS)
         return response
@@ -92,7 +92,7 @@ class DirectReader:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The URL was signed for the store that it names; another place has no say in what the fragment is."""
+    """Refuses redirects: the URL was signed for the store that it names, and no other place may answer for it."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -102,9 +102,9 @@ _opener = urllib.request.build_opener(_NoRedirects)
 
 
 def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
-    """What a file or response holds. Raises CorruptFragment and OSError for one that goes on for too long."""
+    """Yield the bytes of a file or response. Raises CorruptFragment if it is too long, and OSError if too slow."""
     taken, due = 0, time.monotonic() + _HTTP_TIMEOUT_SECONDS
-    # `read` would wait for a whole piece, however slowly that comes.
+    # `read` would wait for a whole piece, even if it comes very slowly.
     while piece := source.read1(_PIECE_BYTES):
         taken += len(piece)
         check_file_length(fragment.length, taken)
@@ -116,7 +116,7 @@ def _pieces(fragment: Fragment, source: Any) -> Iterator[bytes]:
 
 
 def _kind(error: Exception) -> str:
-    """What failed, without what the store said."""
+    """Return the kind of failure, without the store's words."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code}"
     return type(error).__name__
@@ -140,5 +140,5 @@ def _check_sum(fragment: Fragment, url: str, digest: hashlib._Hash) -> None:
 
 
 def _shown(url: str) -> str:
-    """A URL for people. Without its signature: whoever has that may read, too."""
+    """Return a URL for people, without its signature, which would let anybody read the fragment."""
     return url.partition("?")[0]

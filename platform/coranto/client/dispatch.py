@@ -1,12 +1,12 @@
-"""Where each call goes: straight to a broker that serves its journal where that is known, otherwise to a seed.
+"""Routing of calls: directly to a broker that serves the journal if its route is known, else to a seed.
 
-A *seed* is an endpoint of the client's configuration. It is asked for what is about no single journal, and about
-journals whose route is not known; brokers pass on what they do not serve, and their answers tell the route. Several
-seeds are tried in turn.
+A *seed* is an endpoint of the client's configuration. Seeds get calls that are not about a single journal, and calls
+about journals whose route is not known. Brokers pass on calls that they do not serve, and their answers tell the route.
+Several seeds are tried in turn.
 
-A broker that cannot be reached at the endpoint of a route, as seen from here, is left alone for a while; its calls go
-through seeds then. So do those of endpoints that could read what is sent to them in confidence: a route never leads
-from TLS to an endpoint without, nor a token to an endpoint where others could read it.
+A broker that this client cannot reach at its route's endpoint is avoided for a while, and its calls go to seeds. Calls
+also go to seeds instead of insecure endpoints: a route never leads from TLS to an endpoint without TLS, and never sends
+a token to an endpoint where others could read it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where one call goes, and what its answer teaches. `routed` says that it goes by a route, not to a seed."""
+    """The connection for one call. It reports the call's answer to the dispatcher.
+
+    `routed` is true if a known route chose the connection, and false for a seed.
+    """
 
     connection: Connection
     journal: str = ""
@@ -64,12 +67,12 @@ class Way:
         return self.connection.endpoint
 
     def answered(self, status: int, header: pb.Header) -> None:
-        """An answer came."""
+        """Report an answer."""
         if self._dispatcher is not None:
             self._dispatcher.answered(self, status, header)
 
     def failure(self, subject: str, error: grpc.aio.AioRpcError) -> CorantoError:
-        """What a call that ended with a gRPC error means (see `Connection.failure`). Later calls avoid its way."""
+        """Report a gRPC error, and return the error for it (see `Connection.failure`). Later calls avoid this way."""
         if self._dispatcher is not None:
             self._dispatcher.failed(self, error.code())
         return self.connection.failure(subject, error)
@@ -81,7 +84,7 @@ Connect: TypeAlias = Callable[[ClientConfig, Clock, CallTokens], Connection]
 class Dispatcher:
     """The connections of a client, and the routes that it has learnt.
 
-    With `connection` all goes through that one alone. `connect` makes the others.
+    With `connection` all calls go through it. Otherwise `connect` makes the connections.
     """
 
     def __init__(
@@ -106,13 +109,13 @@ class Dispatcher:
         self._avoided: dict[Target, float] = {}
         self._refused: set[str] = set()
         self._draining: set[asyncio.Task[None]] = set()
-        # Clients of one journal spread over its replicas, and each keeps to its own.
+        # Spreads the clients of a journal over its replicas. Each client stays with the same replica.
         self._salt = int.from_bytes(entropy(4))
 
     # -- Ways --------------------------------------------------------------------------------------------------------
 
     def to_seed(self, journal: str = "") -> Way:
-        """For a call that any broker can take."""
+        """Return the way for a call that any broker accepts."""
         for turn in range(len(self._seeds)):
             index = (self._seed + turn) % len(self._seeds)
             if not self._is_avoided(self._seeds[index].target):
@@ -121,21 +124,21 @@ class Dispatcher:
         return Way(self._seeds[self._seed], journal, False, self)
 
     def to_primary(self, journal: str) -> Way:
-        """For a call that the journal's primary serves."""
+        """Return the way for a call that the journal's primary serves."""
         return self._along(journal, lambda route: route.writers)
 
     def to_replica(self, journal: str) -> Way:
-        """For a call that any broker of the journal serves: one in our zone, if there is one."""
+        """Return the way for a call that any broker of the journal serves, preferably one in the client's zone."""
         choice = crc32(journal.encode(), self._salt)
         return self._along(journal, lambda route: route.readers(self._config.zone, choice))
 
     @property
     def has_choice(self) -> bool:
-        """Whether there are several seeds."""
+        """True if there are several seeds."""
         return len(self._seeds) > 1
 
     async def connected(self, subject: str, seconds: float, journal: str = "") -> Way:
-        """A way to a seed that there is a connection to. Raises Unavailable."""
+        """Return a way to a connected seed. Connect first if necessary, for at most `seconds`. Raises Unavailable."""
         way = self.to_seed(journal)
         if way.connection.channel.get_state() is grpc.ChannelConnectivity.READY:
             return way
@@ -161,10 +164,10 @@ class Dispatcher:
             *self._draining, *(each.close() for each in (*self._seeds, *self._others.values())), return_exceptions=True
         )
 
-    # -- What calls teach --------------------------------------------------------------------------------------------
+    # -- Learning from calls -----------------------------------------------------------------------------------------
 
     def answered(self, way: Way, status: int, header: pb.Header) -> None:
-        """A broker answered a call."""
+        """Learn from a broker's answer to a call."""
         self._avoided.pop(way.connection.target, None)
         if not way.journal or not self._learns:
             return
@@ -174,16 +177,16 @@ class Dispatcher:
         self._routes.refused(way.journal, header, self._clock.monotonic())
         again = self.to_replica if status == pb.NOT_JOURNAL_BROKER else self.to_primary
         if again(way.journal).connection is way.connection:
-            # It has not noticed yet, or is about to end.
+            # The route leads back to the same broker, which is behind, or is about to end.
             self._routes.forget(way.journal)
 
     def failed(self, way: Way, code: grpc.StatusCode) -> None:
-        """A call ended with an error of gRPC."""
+        """Learn from a call that ended with a gRPC error."""
         if way.routed:
             self._routes.forget(way.journal)
         if code is grpc.StatusCode.UNAVAILABLE and (way.routed or self.has_choice):
             now = self._clock.monotonic()
-            # Brokers come and go: those that nobody asks about any more are not to be remembered for ever.
+            # Brokers come and go: do not remember those forever that are no longer in use.
             self._avoided = {target: until for target, until in self._avoided.items() if now < until}
             self._avoided[way.connection.target] = now + _AVOID_SECONDS
 
@@ -198,7 +201,7 @@ class Dispatcher:
         return self.to_seed(journal)
 
     def _connection(self, endpoint: str) -> Connection | None:
-        """A connection to the endpoint of a route, unless it is to be avoided."""
+        """Return a connection to the endpoint of a route, or None if the endpoint is avoided or refused."""
         if not endpoint or endpoint in self._refused:
             return None
         try:
@@ -223,7 +226,7 @@ class Dispatcher:
         return connection
 
     def _connect(self, endpoint: str) -> Connection:
-        """Raises InvalidInput for an endpoint to which our tokens must not be sent."""
+        """Make a connection. Raises InvalidInput for an endpoint to which the client's tokens must not be sent."""
         secure = parse_endpoint(endpoint).secure
         config = replace(self._config, endpoint=endpoint, tls=self._config.tls if secure else None)
         return self._connect_to(config, self._clock, self.tokens)
@@ -231,7 +234,7 @@ class Dispatcher:
     def _drain_beyond_limit(self) -> None:
         while len(self._others) > _MAX_CONNECTIONS:
             _, connection = self._others.popitem(last=False)
-            # Calls that are under way there go on.
+            # Its calls under way go on.
             task = asyncio.ensure_future(connection.close(_DRAIN_SECONDS))
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)

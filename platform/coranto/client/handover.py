@@ -1,7 +1,7 @@
-"""Hand work and results between threads that block and the event loop that serves them.
+"""Handover of calls and results between blocking threads and the event loop that serves them.
 
-`CallQueue` carries calls to the loop: one wake-up serves all calls that queue meanwhile. `BoundedCalls` also returns
-futures and bounds what is under way. `ReadAhead` carries chunks from the loop to the thread that iterates over them.
+`CallQueue` passes calls to the loop. One wake-up serves all calls that were queued by then. `BoundedCalls` also returns
+futures and limits the calls under way. `ReadAhead` passes chunks from the loop to the thread that iterates over them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ READ_AHEAD_BYTES = 8 << 20
 
 
 class CallQueue:
-    """Calls from any thread to the loop, in order. `put` never waits."""
+    """A queue of calls from any thread to the loop, in order. `put` never waits."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], object]] = deque()
-        self._awake = False  # Whether the loop will look at the queue.
+        self._awake = False  # True if the loop will look at the queue.
 
     def put(self, call: Callable[[], object]) -> None:
         """Queue a call. It must not raise."""
@@ -39,14 +39,14 @@ class CallQueue:
             shared_loop().call(self.run)
 
     def run(self) -> None:
-        """Make all calls that are queued. For the loop's thread."""
+        """Make all queued calls. For the loop's thread only."""
         self._awake = False  # Before the first call, so that a call queued from now on wakes the loop again.
         while self._calls:
             self._calls.popleft()()
 
 
 class BoundedCalls(CallQueue):
-    """Calls whose results take time. At most `capacity` units of weight are under way, but one call always may be."""
+    """A queue of calls with later results. At most `capacity` units of weight are under way, or one larger call."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class BoundedCalls(CallQueue):
         self._pending = 0
 
     def hand(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
-        """Queue a call, waiting while too much is under way, and return a future of its result.
+        """Queue a call, and return a future of its result. Wait first while too much is under way.
 
-        Cancelling that future does not recall the call. What the call raises, the future raises.
+        Cancelling the future does not take the call back. The future raises the errors of the call.
         """
         given: concurrent.futures.Future[T] = concurrent.futures.Future()
         given.set_running_or_notify_cancel()
@@ -91,7 +91,7 @@ class BoundedCalls(CallQueue):
 
 
 class HandingFace(Face):
-    """Base of generated faces that return futures: their calls are handed to the loop in order."""
+    """The base of generated faces that return futures: their calls are handed to the loop in order."""
 
     _calls: BoundedCalls
 
@@ -99,7 +99,7 @@ class HandingFace(Face):
         return self._calls.hand(call, weight)
 
     def _run_after_calls(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run work that has to see all calls handed before."""
+        """Run work on the loop after all calls handed over before."""
 
         async def run() -> None:
             self._calls.run()
@@ -109,9 +109,9 @@ class HandingFace(Face):
 
 
 class ReadAhead:
-    """Chunks from the loop to the thread that iterates, at most about READ_AHEAD_BYTES of them.
+    """A buffer of chunks from the loop to the iterating thread, of about READ_AHEAD_BYTES at most.
 
-    The thread takes all that is there at once, so that many chunks share the cost of waking it.
+    The thread takes all buffered chunks at once, so that many chunks share the cost of waking it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -125,7 +125,7 @@ class ReadAhead:
         self._waits_for_room = False
 
     async def fill(self, chunks: AsyncGenerator[Chunk]) -> None:
-        """Put all chunks, waiting while there is no room. What ends them, `take` raises."""
+        """Put all chunks, and wait while there is no room. `take` raises the error that ends them."""
         error: BaseException | None = None
         try:
             async with contextlib.aclosing(chunks):
@@ -152,7 +152,10 @@ class ReadAhead:
             await self._room.wait()
 
     def take(self, timeout: float | None) -> deque[Chunk]:
-        """All chunks that are there, waiting for one; none at the end. Raises TimeoutError, and what ended the read."""
+        """Take all buffered chunks, after waiting for the first. Returns none at the end.
+
+        Raises TimeoutError, and the error that ended the read.
+        """
         with self._ready:
             if not self._ready.wait_for(lambda: self._chunks or self._ended, timeout):
                 raise TimeoutError
@@ -166,7 +169,7 @@ class ReadAhead:
 
 
 def read_ahead(loop: LoopThread, chunks: AsyncGenerator[Chunk], subject: str, timeout: float | None) -> Iterator[Chunk]:
-    """Iterate over chunks that the loop reads. Raises Unavailable when none comes within `timeout` seconds."""
+    """Yield chunks that the loop reads. Raises Unavailable when none comes within `timeout` seconds."""
     ahead = loop.run(_made())
     filling = loop.submit(ahead.fill(chunks))
     try:

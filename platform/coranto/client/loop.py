@@ -1,7 +1,7 @@
-"""An event loop on a thread of its own, for callers that block.
+"""An event loop on a thread of its own, for blocking callers.
 
-One loop per process serves all blocking clients of it: gRPC's asyncio support shares its poller between the loops of
-a process and wakes all of them for each, so more loops only cost. A forked child makes its own.
+One loop serves all blocking clients of a process. More loops would only cost: gRPC's asyncio support shares one poller
+between the loops of a process, and wakes all of them for each event. A forked child makes its own loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run work on the loop and return what it returns. When the waiting is interrupted, the work is cancelled."""
+        """Run work on the loop and return its result. If the wait is interrupted, the work is cancelled."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking client was used on its own event loop; use JournalClient there")
@@ -49,11 +49,11 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have a function called on the loop soon."""
+        """Schedule a call of a function on the loop."""
         self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
-        """Cancel what runs and end the thread."""
+        """Cancel running work, and end the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
             self._thread.join(timeout=30)
@@ -68,13 +68,13 @@ async def _cancel_all() -> None:
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes every loop of the process for an event of any; those that find nothing to read raise this.
+    # gRPC wakes every loop of the process for each event. Loops that find nothing to read raise this.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
 
 class _Shared:
-    """The process's loop. The one piece of process-wide state here, since threads and gRPC are process-wide too."""
+    """The loop of the process. It is the only process-wide state here: threads and gRPC are process-wide too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,17 +101,17 @@ os.register_at_fork(after_in_child=_shared.after_fork)
 
 
 def shared_loop() -> LoopThread:
-    """The loop of this process, started when it is first needed."""
+    """Return the loop of this process, which starts when it is first needed."""
     return _shared.get()
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run work on the loop of this process and return what it returns (see `LoopThread.run`)."""
+    """Run work on the loop of this process and return its result (see `LoopThread.run`)."""
     return _shared.get().run(work)
 
 
 class Face:
-    """Base of the generated blocking faces: runs asynchronous work on the loop of this process."""
+    """The base of the generated blocking faces: runs asynchronous work on the loop of this process."""
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return run_blocking(work)
@@ -121,7 +121,7 @@ class Face:
         return self._run(_called(function))
 
     def _iterate(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """Iterate over an asynchronous iterator, item by item; no time-out of `_run` applies. Close it when leaving."""
+        """Iterate over an asynchronous iterator, item by item, without the time-out of `_run`. Close it on leaving."""
         loop, items = shared_loop(), make()
         end = object()
         try:
@@ -141,7 +141,7 @@ async def _next(items: AsyncIterator[T], end: object) -> T | object:
 
 
 class Blocking:
-    """Base of blocking objects that are closed when their `with` block is left."""
+    """The base of blocking objects that close at the end of their `with` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -152,5 +152,5 @@ class Blocking:
         self.close()
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Appends whose content is given at once, and which are repeated after failures that applied nothing."""
+"""Appends whose content is given all at once, and that are retried after failures that applied nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from coranto.wire import protocol_pb2 as pb
 
 
 class PreparedAppend:
-    """An append that waits for its content: `begin`, if there is time until then, and `commit`.
+    """An append that waits for its content. Call `begin` if there is time until then, and later `commit`.
 
-    Made by `JournalClient.prepare`. What was begun and is not committed is to be aborted.
+    Made by `JournalClient.prepare`. Abort an append that was begun and is not committed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PreparedAppend:
         self._begun: Appender | None = None
 
     def begin(self) -> None:
-        """Open the call, so that it is on its way while content is made. What is in its way is left to `commit`."""
+        """Open the call, so that it is under way while content is made. Any error is left to `commit`."""
         append = self._appender()
         try:
             append.begin()
@@ -48,12 +48,15 @@ class PreparedAppend:
         self._begun = append
 
     def abort(self) -> None:
-        """Give up what was begun, unless `commit` goes on with it."""
+        """Abort a begun append, unless `commit` goes on with it."""
         if self._begun is not None:
             self._begun.abort()
 
     async def commit(self, content: bytes | Sequence[bytes]) -> AppendResult:
-        """Append content and commit it, wholly or not at all. Once. Raises what `JournalClient.append` does."""
+        """Append content and commit it, wholly or not at all. Call it once. Raises as `JournalClient.append` does.
+
+        After a cancellation the outcome is unknown.
+        """
         while True:
             append, self._begun = self._begun or self._appender(), None
             try:
@@ -69,7 +72,7 @@ class PreparedAppend:
             except TRANSIENT as error:
                 await self._wait(error)
             except BaseException:
-                append.abort()  # If it has not ended: when content is no bytes.
+                append.abort()  # If it has not ended, for example when `content` has the wrong type.
                 raise
 
     def _appender(self) -> Appender:
@@ -83,7 +86,7 @@ class PreparedAppend:
 
 
 def _joined(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """The pieces, small ones put together, so that each does not cost a message of its own."""
+    """Yield the pieces, with small ones joined, so that each does not cost a message of its own."""
     together: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
 """Publishers that append through a client.
 
-Their appends are repeated also when an outcome is unknown: readers discard what is committed twice, by its UUID. (Types
-that opted out of UUIDs are delivered twice then: at least once.)
+Their appends are retried even when an outcome is unknown: by UUIDs, readers discard messages that are committed twice.
+(Messages of types that opted out of UUIDs are then delivered twice: at least once.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def publisher(
     max_batch_bytes: int = DEFAULT_BATCH_BYTES,
     max_pending_bytes: int = DEFAULT_PENDING_BYTES,
 ) -> Publisher[M]:
-    """A publisher for asyncio, under a producer id of its own unless one is given."""
+    """Return an asyncio publisher, with a new producer id unless one is given."""
 
     async def append(journal: str, content: bytes) -> AppendResult:
         return await client.append(journal, content, retry_unknown=True)
@@ -50,7 +50,7 @@ def sync_publisher(
     producer: ProducerId | None = None,
     max_batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> SyncPublisher[M]:
-    """A blocking publisher, under a producer id of its own unless one is given."""
+    """Return a blocking publisher, with a new producer id unless one is given."""
 
     def append(journal: str, content: bytes) -> AppendResult:
         return client.append(journal, content, retry_unknown=True)

@@ -1,9 +1,9 @@
-"""What a read has delivered and what each response adds to it: pure, so that every ordering can be tried.
+"""The progress of a read over its responses. Pure, so that tests can try every ordering.
 
-A Read RPC answers with *metadata* (status, write head, the fragment that covers the resolved offset, perhaps a URL of
-it) followed by *content* of that fragment, and so on with the next fragment. A read that survives disconnects is a
-sequence of such RPCs, each starting where the content so far ends. `ReadProgress` accepts the responses of all of
-them and guarantees that content is delivered in order, without repetition, and never beyond `end_offset`.
+A Read RPC answers with *metadata* (status, write head, the fragment that covers the resolved offset, perhaps its URL),
+then with *content* of that fragment, and so on for the next fragment. A read that survives disconnects is a sequence of
+such RPCs, each starting where the content so far ends. `ReadProgress` accepts the responses of all of them. It
+guarantees that content is delivered in order, without repetition, and never beyond `end_offset`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Event(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The fragment that holds the next content, and a URL of it ("" while it is only with brokers)."""
+    """The fragment with the next content, and its URL ("" while only brokers have it)."""
 
     fragment: Fragment
     url: str
 
 
 class ReadProgress:
-    """State of one read of [offset, end_offset) of a journal; `end_offset` 0 is unbounded."""
+    """The state of one read of [offset, end_offset) of a journal; `end_offset` 0 means no bound."""
 
     def __init__(self, journal: str, offset: int, end_offset: int = 0, *, fail_on_jump: bool = False) -> None:
         self.journal = journal
@@ -49,25 +49,25 @@ class ReadProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether everything below `end_offset` was delivered, or was found to be gone."""
+        """True if everything below `end_offset` was delivered, or was found to be gone."""
         return 0 < self.end_offset <= self.offset
 
     def connected(self) -> None:
-        """A new RPC begins at `offset`."""
+        """Begin a new RPC at `offset`."""
         self._first = True
         self._sum = None
 
     def accept(self, response: pb.ReadResponse) -> Chunk | Located | Event:
-        """Take the RPC's next response.
+        """Accept the RPC's next response.
 
         Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
-        breaks the protocol, CorruptFragment for content whose SHA-1 is not its fragment's, and OffsetJump when
-        content is gone and the read is to fail on that.
+        breaks the protocol, CorruptFragment for content whose SHA-1 is not its fragment's, and OffsetJump when content
+        is gone and `fail_on_jump` is set.
         """
         return self._content(response) if response.content else self._metadata(response)
 
     def deliver(self, content: bytes) -> Chunk:
-        """Content at the present offset, read in another way than by responses."""
+        """Deliver content at the present offset that was not read from responses."""
         chunk = Chunk(self.offset, content, self.write_head)
         self.offset += len(content)
         return chunk
@@ -119,9 +119,10 @@ class ReadProgress:
 
 
 class _RunningSum:
-    """SHA-1 of a fragment whose content comes in pieces, from its first byte on.
+    """The running SHA-1 of a fragment whose content comes in pieces, from its first byte on.
 
-    A fragment that is being written may be met several times, each time longer; its sum then covers what it has.
+    A fragment that is still being written may appear several times, each time longer. Its sum then covers its content
+    so far.
     """
 
     def __init__(self, fragment: Fragment) -> None:

@@ -1,4 +1,4 @@
-"""Reads that survive restarts of brokers, and take persisted content straight from its store where they can."""
+"""Reads that survive broker restarts, and read persisted content directly from its store if possible."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from coranto.security.tokens import Capability
 from coranto.wire import protocol_pb2 as pb
 
 TRANSIENT = (Unavailable, NoPrimaryBroker, NotPrimaryBroker, InsufficientBrokers, NotJournalBroker, WrongRoute)
-"""Errors of brokers that cannot serve just now, and applied nothing."""
+"""Errors of brokers that cannot serve at the moment, and have applied nothing."""
 
 _NOT_FOUND_ATTEMPTS = 4
-"""A broker may hear of a new journal a moment later than the one that created it."""
+"""The number of attempts before JournalNotFound is raised: other brokers learn of a new journal a moment later."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read: journal offsets [offset, end_offset), where an `end_offset` of 0 is unbounded.
+    """The options of a read of journal offsets [offset, end_offset). An `end_offset` of 0 means no bound.
 
-    `block` waits for content that is not written yet, for ever when unbounded. `begin_mod_time` (Unix seconds) skips
+    `block` waits for content that is not written yet; without a bound, forever. `begin_mod_time` (Unix seconds) skips
     persisted fragments that were last modified before it. `direct` allows reading persisted fragments from their
     store. `fail_on_jump` raises OffsetJump where content is gone, instead of going on behind the gap.
     """
@@ -78,11 +78,11 @@ class Reader:
         )
         self._retry = Retry(math.inf if options.block else patience)
         self._direct_from = options.offset if options.direct else math.inf
-        """Persisted content is read directly from this offset on."""
+        """The offset from which persisted content is read directly."""
         self._damage: tuple[int, CorruptFragment] | None = None
-        """Where the last fragment ended that was damaged in its store, and what was wrong with it."""
+        """The end of the last fragment that was damaged in its store, and the error."""
         self._broker_has_journal = True
-        """Until a seed says otherwise. One that lacks the journal proxies for another that has it."""
+        """True until a seed says otherwise. A seed that lacks the journal proxies for a broker that has it."""
 
     async def read(self) -> AsyncGenerator[Chunk]:
         progress = self._progress
@@ -108,27 +108,27 @@ class Reader:
             except (*TRANSIENT, JournalNotFound, OffsetNotYetAvailable) as error:
                 failure = error
                 if isinstance(error, NotJournalBroker) and asked:
-                    # It told who does, or else a seed may pass the read on.
+                    # Its answer told which broker has the journal. If not, a seed may proxy the read.
                     otherwise = not way.routed and self._dispatcher.to_replica(progress.journal).routed
                     self._broker_has_journal = otherwise
             if progress.offset > before:
                 self._retry.progressed()
             elif not otherwise and asked == self._do_not_proxy and not progress.finished:
                 if damage is not None and progress.offset < damage[0]:
-                    raise damage[1]  # Nor do brokers have it.
+                    raise damage[1]  # Brokers do not have the content either.
                 await self._wait(failure)
 
     @property
     def _do_not_proxy(self) -> bool:
-        """Whether to ask the broker to leave persisted content to us.
+        """True if the request asks the broker to leave persisted content to this reader.
 
-        It then also refuses, rather than proxies, when it lacks the journal. Where it has to proxy we do not ask, and
-        break off where it tells a URL that we can read.
+        With this flag, a broker that lacks the journal refuses instead of proxying. If the broker has to proxy, the
+        flag is not set, and the reader ends the call when the broker tells a URL that it can read.
         """
         return self._progress.offset >= self._direct_from and (self._way.routed or self._broker_has_journal)
 
     def _completed_by(self, event: Event) -> bool:
-        """Whether the read is complete. Raises OffsetNotYetAvailable where it is only held up."""
+        """Return True if the read is complete. Raises OffsetNotYetAvailable if its content is not available yet."""
         progress = self._progress
         if event is Event.NOTHING or self._options.block:
             return False
@@ -149,7 +149,7 @@ class Reader:
         await self._clock.sleep(delay)
 
     async def _call(self) -> AsyncGenerator[Chunk | Located | Event]:
-        """One Read RPC; it ends with a Located fragment when that is to be read directly."""
+        """Run one Read RPC. It ends with a Located fragment if that is to be read directly."""
         progress, options = self._progress, self._options
         progress.connected()
         request = pb.ReadRequest(
@@ -180,7 +180,7 @@ class Reader:
                     without_content = None
                     yield item
             if without_content is not None and request.do_not_proxy:
-                # Persisted, but where only brokers can read it.
+                # Persisted in a store that only brokers can read.
                 self._direct_from = max(self._direct_from, without_content.fragment.end)
         except grpc.aio.AioRpcError as error:
             raise way.failure(f"read of {progress.journal}", error) from error
@@ -199,7 +199,7 @@ class Reader:
                 async for piece in pieces:
                     yield progress.deliver(piece)
         except (StoreError, CorruptFragment) as error:
-            # Nothing of it was delivered. A broker may still have what is damaged in the store.
+            # Nothing of the fragment was delivered. A broker may still have the content that is damaged in the store.
             self._damage = (fragment.end, error) if isinstance(error, CorruptFragment) else self._damage
             _log.warning("reading through brokers instead of from the store", reason=str(error))
             self._direct_from = fragment.end

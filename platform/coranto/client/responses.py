@@ -1,4 +1,4 @@
-"""Checks of what brokers answer: an answer is either good, or an error that says what is wrong with it."""
+"""Checks of brokers' answers. Each answer is either good, or becomes an error that tells the problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_well_formed(message: Message, subject: str) -> None:
 
 
 def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool) -> None:
-    """As `check_well_formed`, of an append. Without `registers` these are left to who looks at them, if anybody."""
+    """Check the answer to an append, like `check_well_formed`. Without `registers` its registers are not validated."""
     try:
         validate_append_response(response, registers=registers)
     except InvalidInput as error:
@@ -28,7 +28,7 @@ def check_appended(response: pb.AppendResponse, subject: str, *, registers: bool
 
 
 def check_answer(response: Headed, subject: str) -> pb.Header:
-    """The header of a good answer. Raises the StatusError of any other."""
+    """Return the header of a good answer. Raises the StatusError of any other."""
     if response.status != pb.OK:
         raise status_error(response.status, subject, response.header)
     check_well_formed(response.header, subject)
@@ -36,7 +36,7 @@ def check_answer(response: Headed, subject: str) -> pb.Header:
 
 
 def append_failure(response: pb.AppendResponse, subject: str) -> StatusError | None:
-    """The error of an append that was refused, or None. A refused append was not applied."""
+    """Return the error of a refused append, or None. A refused append was not applied."""
     if response.status == pb.OK:
         return None
     if response.status == pb.REGISTER_MISMATCH:

@@ -1,8 +1,8 @@
-"""Which brokers serve which journals, as far as answers told: pure, so that every ordering can be tried.
+"""The cache of journals' routes, learnt from answers. Pure, so that tests can try every ordering.
 
-Every answer about a journal names its Route, as of an etcd revision. `RouteCache` keeps the latest one of each journal
-for a while; calls then go straight to a broker that serves the journal, instead of through another that passes them on.
-A route can be outdated at any time, so nothing rests on it but where a call goes first.
+Every answer about a journal has its Route, as of an etcd revision. `RouteCache` keeps the latest Route of each journal
+for a while. Calls then go directly to a broker that serves the journal, instead of through another broker that passes
+them on. A route can be outdated at any time, so it decides only where a call goes first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TTL_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A broker of a route: its zone, and the endpoint at which it says it can be reached."""
+    """A broker of a route: its zone, and the endpoint that it advertises."""
 
     zone: str
     endpoint: str
@@ -37,8 +37,8 @@ class KnownRoute:
 
     @classmethod
     def of(cls, header: pb.Header) -> KnownRoute:
-        """The route of an answer's header. Members without an endpoint are of no use, but keep their place."""
-        return cls._of(header.SerializeToString())  # Nearly every answer has the same.
+        """Return the route of an answer's header. Members without an endpoint are kept, so that indices stay right."""
+        return cls._of(header.SerializeToString())  # Cached, because nearly all answers have the same header.
 
     @classmethod
     @lru_cache(maxsize=1024)
@@ -54,13 +54,13 @@ class KnownRoute:
 
     @property
     def writers(self) -> Sequence[str]:
-        """The endpoint to append at, if there is one."""
+        """The endpoint to append at, or none."""
         return [self.members[self.primary].endpoint] if self.primary >= 0 else []
 
     def readers(self, zone: str, choice: int) -> Sequence[str]:
-        """Endpoints to read at, the best first: those of `zone`, then the others.
+        """Return the endpoints to read at, the best first: those of `zone`, then the others.
 
-        Among equals `choice`, any number, says where to begin, so that the readers of a journal can be spread.
+        `choice`, any number, rotates equal ones, to spread the readers of a journal.
         """
         count = len(self.members)
         turned = [self.members[(index + choice) % count] for index in range(count)]
@@ -68,7 +68,7 @@ class KnownRoute:
 
 
 class RouteCache:
-    """The routes of up to `size` journals, the least recently used given up first, none older than TTL_SECONDS."""
+    """A cache of the routes of up to `size` journals. It drops the least recently used, and any after TTL_SECONDS."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -78,7 +78,7 @@ class RouteCache:
         return len(self._routes)
 
     def get(self, journal: str, now: float) -> KnownRoute | None:
-        """The route of a journal. `now` is a monotonic reading."""
+        """Return the route of a journal, or None. `now` is a monotonic time."""
         name = strip_metadata(journal)
         learnt, route = self._routes.get(name, (0.0, None))
         if route is None:
@@ -90,7 +90,7 @@ class RouteCache:
         return route
 
     def learn(self, journal: str, header: pb.Header, now: float) -> None:
-        """Take the route of an answer, unless a later one of the same cluster is known. One without members is none."""
+        """Keep the route of an answer, unless a later one of its cluster is known. One without members clears it."""
         name = strip_metadata(journal)
         route = KnownRoute.of(header)
         _, known = self._routes.get(name, (0.0, None))
@@ -105,7 +105,7 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def refused(self, journal: str, header: pb.Header, now: float) -> None:
-        """A broker that was thought to serve a journal does not. Unless it knows a later route, none is known now."""
+        """Handle the refusal of a broker that does not serve a journal: keep its Route if later, else forget ours."""
         _, known = self._routes.get(strip_metadata(journal), (0.0, None))
         if known is not None and known.cluster == header.etcd.cluster_id and known.revision >= header.etcd.revision:
             self.forget(journal)

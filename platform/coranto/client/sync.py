@@ -1,4 +1,4 @@
-"""`SyncJournalClient`: `JournalClient` for code that blocks, such as Spark tasks, Dagster assets and scripts."""
+"""`SyncJournalClient`: `JournalClient` for blocking code, such as Spark tasks, Dagster assets and scripts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class SyncJournalClient(JournalClientFace, Blocking):
-    """A blocking client. `JournalClient` says what each method guarantees and raises.
+    """A blocking client. `JournalClient` documents the guarantees and errors of each method.
 
-    May be used by several threads, and pickled: its copy connects anew. So does a forked child, provided that its
-    parent had not connected yet (as with Spark's workers); where it had, the child is told so by an error.
-    `timeout` bounds each call in seconds; None leaves it to `patience`. For reads it bounds the wait for each chunk.
+    Several threads may use it. It can be pickled: the copy connects anew. So does a forked child if its parent had not
+    connected yet (as with Spark's workers). If the parent had, the child gets an error. `timeout` limits each call in
+    seconds; None leaves the limit to `patience`. For reads it limits the wait for each chunk.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         patience: float | None = None,
         min_etcd_revision: int = 0,
     ) -> AppendResult:
-        """Append content in one transaction. As `JournalClient.append`, but that content is not an iterator."""
+        """Append content in one transaction, like `JournalClient.append`, but not from an iterator."""
         work = self._inner.append(
             journal,
             content,
@@ -141,7 +141,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         direct: bool = True,
         fail_on_jump: bool = False,
     ) -> Iterator[Chunk]:
-        """As `JournalClient.read`. Up to 8 MiB is read ahead. Close the iterator when leaving it early."""
+        """Yield content like `JournalClient.read`. Up to 8 MiB is read ahead. Close the iterator to leave it early."""
         chunks = self._inner.read(
             journal,
             offset,
@@ -161,7 +161,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
         retry_unknown: bool = True,
         patience: float = SERVICE_PATIENCE,
     ) -> SyncAppendService:
-        """A batching append service. Use as a context manager."""
+        """Return a batching append service. Use it as a context manager."""
         client = self._inner
 
         async def make() -> AppendService:
@@ -224,9 +224,9 @@ class SyncAppender(AppenderFace):
 
 
 class SyncAppendService(AppendServiceFace, HandingFace):
-    """A blocking `AppendService`. Leaving the `with` block flushes, or drops what is pending after an exception.
+    """A blocking `AppendService`. Leaving the `with` block flushes, or drops pending content after an exception.
 
-    May be used by several threads. Handing over content does not wait for the loop's thread, only for room.
+    Several threads may use it. Handing over content does not wait for the loop's thread, only for room.
     """
 
     def __init__(self, service: AppendService, pending_bytes: int) -> None:
@@ -249,13 +249,13 @@ class SyncAppendService(AppendServiceFace, HandingFace):
             self.cancel()
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
-        """Take in content, blocking while too much is pending, and return a future of its commit."""
+        """Accept content, and return a future of its commit. Block first while too much is pending."""
         return self._hand(lambda: self._service.append_nowait(journal, content), len(content))
 
     def flush(self) -> None:
-        """Return once everything taken in is committed. Raises the first failure of a journal that is not reset."""
+        """Return once all accepted content is committed. Raises the first failure of a journal that is not reset."""
         self._run_after_calls(self._service.flush)
 
     def cancel(self) -> None:
-        """Drop what is pending. The outcome of appends under way is unknown."""
+        """Drop pending content. The outcome of appends under way is unknown."""
         self._run_after_calls(self._service.cancel)

@@ -1,4 +1,4 @@
-"""What clients hand out."""
+"""The values that clients take and return."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from coranto.wire import protocol_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """A committed append: bytes [begin, end) of the journal, the SHA-1 of them, and the registers after it.
+    """A committed append: bytes [begin, end) of the journal, their SHA-1, and the registers after it.
 
-    The sum of no bytes is all zeros, as that of an empty fragment is.
+    The sum of no bytes is all zeros, like that of an empty fragment.
     """
 
     journal: str
@@ -26,7 +26,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class JournalInfo:
-    """A journal as listed: its spec, the etcd revisions that created and last changed it, and where it is served."""
+    """A listed journal: its spec, the etcd revisions that created and last changed it, and its Route."""
 
     spec: pb.JournalSpec
     mod_revision: int
@@ -56,7 +56,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Content of a journal from `offset` on. `write_head` is the journal's end as last heard, maybe stale."""
+    """Content of a journal from `offset` on. `write_head` is the last known write head, perhaps stale."""
 
     offset: int
     content: bytes
@@ -64,13 +64,13 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """Offset just beyond the content."""
+        """The offset just behind the content."""
         return self.offset + len(self.content)
 
 
 @dataclass(frozen=True, slots=True)
 class FragmentInfo:
-    """A fragment of the index. `signed_url` is empty unless signing was asked for and the fragment is persisted."""
+    """A fragment of the index. `signed_url` is empty unless signing was requested and the fragment is persisted."""
 
     fragment: Fragment
     signed_url: str
@@ -81,26 +81,26 @@ class FragmentInfo:
 
 
 class Suspend(enum.IntEnum):
-    """What an append does about its journal's suspension. Only the first two may have content."""
+    """The effect of an append on its journal's suspension. Only RESUME and NO_RESUME may have content."""
 
     RESUME = pb.AppendRequest.SUSPEND_RESUME
     """Wake the journal if it is suspended."""
     NO_RESUME = pb.AppendRequest.SUSPEND_NO_RESUME
     """Fail with JournalSuspended if it is suspended."""
     IF_FLUSHED = pb.AppendRequest.SUSPEND_IF_FLUSHED
-    """Suspend it if all content is in its store, for a flush interval by now. JournalSuspended says that it is."""
+    """Suspend the journal if all its content has been stored for a flush interval. JournalSuspended confirms it."""
     NOW = pb.AppendRequest.SUSPEND_NOW
-    """Suspend it however recent its content is. JournalSuspended says that it is."""
+    """Suspend the journal, even if its content is recent. JournalSuspended confirms it."""
     KEEP = pb.AppendRequest.SUSPEND_KEEP
     """Leave a partial suspension as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendConditions:
-    """What must hold for an append, and what it does to the journal's registers and suspension.
+    """The conditions of an append, and its changes of the journal's registers and suspension.
 
-    `offset` zero means the journal's head, whatever it is. Registers change only with at least one byte of content.
-    An empty set of registers satisfies every check.
+    `offset` 0 means the journal's present head. Registers change only with at least one byte of content. An empty set
+    of registers satisfies every check.
     """
 
     offset: int = 0

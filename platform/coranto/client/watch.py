@@ -1,10 +1,10 @@
-"""Watched listings: the matching journals as they are now, and again whenever one was created, changed or deleted.
+"""Watched listings: the matching journals now, and after each creation, change or deletion of one.
 
-On the wire a snapshot is a message with a header and the first journals, messages with further journals only, and one
-without either that ends it. Gazette's brokers write a header into all of them; where there is none, it is blank.
+On the wire a snapshot is a message with a header and the first journals, then messages with only further journals, and
+an empty message at the end. Gazette's brokers write a header into all of them; where there is none, it is blank.
 
-A watch that survives disconnects is a sequence of such calls, each of which names the header of the last snapshot that
-was complete, so that nothing is told twice and nothing missed.
+A watch that survives disconnects is a sequence of such calls. Each call names the header of the last complete snapshot,
+so that no change is reported twice or missed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _log = structlog.get_logger(__name__)
 
 
 class SnapshotBuilder:
-    """Puts the messages of one call together to snapshots. Pure."""
+    """Combines the messages of one call to snapshots. Pure."""
 
     def __init__(self) -> None:
         self._header: pb.Header | None = None
         self._journals: list[JournalInfo] = []
 
     def accept(self, response: pb.ListResponse) -> Listing | None:
-        """Take the next message; returns the snapshot that it ends, if it does.
+        """Accept the next message. Return the snapshot that it completes, or None.
 
-        Raises the StatusError of a refusal, and CorruptData for a message that has no place here.
+        Raises the StatusError of a refusal, and CorruptData for a message that breaks the protocol.
         """
         blank = not response.status and not response.header.etcd.revision
         if self._header is None:
@@ -62,7 +62,7 @@ class SnapshotBuilder:
 class Watch:
     """One watch. `snapshots` may be called once.
 
-    Until the first snapshot a broker that cannot serve is asked again for `patience` seconds; later for ever.
+    Until the first snapshot, calls that brokers cannot serve are retried for `patience` seconds; later, forever.
     """
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock, selector: pb.LabelSelector, patience: float) -> None:
@@ -80,7 +80,7 @@ class Watch:
                     if known is None:
                         self._retry = Retry(math.inf)
                     self._retry.progressed()
-                    # A broker that resumes a watch cannot tell whether what changed since was about these journals.
+                    # A broker that resumes a watch cannot tell whether later changes were about these journals.
                     if known is None or known.journals != listing.journals:
                         yield listing
             except TRANSIENT as error:
@@ -91,7 +91,7 @@ class Watch:
                 await self._clock.sleep(delay)
 
     async def _call(self) -> AsyncGenerator[Listing]:
-        """One List RPC, which ends only by an error."""
+        """Run one List RPC, which ends only with an error."""
         resume = self._last.header if self._last is not None else None
         way = self._dispatcher.to_seed()
         call = way.stub.List(

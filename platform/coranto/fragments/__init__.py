@@ -1,1 +1,1 @@
-"""Fragments: values, codecs, stores, paths in them, and retention."""
+"""Fragments: values, codecs, stores, paths in stores, and retention."""

@@ -1,7 +1,7 @@
 """AWS credentials and region from the shared configuration files.
 
 The object store library reads environment variables and instance roles, but not `~/.aws/credentials` and
-`~/.aws/config`. Only static keys are read here; a profile that obtains them otherwise is refused with advice.
+`~/.aws/config`. This module reads only static keys. A profile that gets its keys in another way is refused with advice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coranto.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """Static credentials (empty: let the library look for them) and the region (empty: not known)."""
+    """Static credentials (empty: the library looks for them) and the region (empty: unknown)."""
 
     access_key_id: str = ""
     secret_access_key: str = ""
@@ -28,10 +28,10 @@ class AwsProfile:
 
 
 def load(name: str, environ: Mapping[str, str]) -> AwsProfile:
-    """The profile of that name or, when it is empty, what the environment and the default profile say.
+    """Load the profile `name`; when it is empty, the environment and the default profile.
 
-    Environment variables come before the default profile, as in AWS's own tools, but not before a named one.
-    Raises InvalidInput when a named profile doesn't exist or holds no static keys.
+    Environment variables override the default profile, as in AWS's own tools, but not a named profile. Raises
+    InvalidInput when a named profile doesn't exist or has no static keys.
     """
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
     if not name and environ.get("AWS_ACCESS_KEY_ID"):
@@ -58,7 +58,7 @@ def _credentials_path(environ: Mapping[str, str]) -> Path:
 
 
 def _section(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The profile's settings, those of the credentials file before those of the configuration file."""
+    """Return the profile's settings. The credentials file overrides the configuration file."""
     config_path = Path(environ.get("AWS_CONFIG_FILE") or Path.home() / ".aws" / "config")
     in_config = name if name == "default" else f"profile {name}"
     return _read(config_path, in_config) | _read(_credentials_path(environ), name)

@@ -1,11 +1,11 @@
-"""Compressing a fragment's content, and giving it back without trusting the file.
+"""Compression of a fragment's content, and decompression that does not trust the file.
 
-Everything written is a concatenation of independent pieces of at least `BATCH_BYTES` of content (gzip members, zstd
-frames, snappy framing-format chunks), so that a fragment can be compressed while it still grows. The offload codec
-alone is one gzip stream, as object stores expect of `Content-Encoding: gzip`.
+A file is a concatenation of independent pieces of at least `BATCH_BYTES` of content (gzip members, zstd frames, snappy
+framing-format chunks), so that a fragment can be compressed while it still grows. Only the offload codec writes a
+single gzip stream, as object stores expect for `Content-Encoding: gzip`.
 
-Readers know from a fragment's name how long its content is. Decompression never produces more than that, however
-little data claims to hold however much, and anything else than exactly that length is a `CorruptFragment`.
+Readers know the length of a fragment's content from its name. Decompression never produces more, even if the file
+claims more. Any other length raises `CorruptFragment`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto.errors import CorruptFragment
 from coranto.fragments.fragment import Codec
 
 BATCH_BYTES: Final = 1 << 20
-"""Content bytes that are compressed together, at least."""
+"""The least number of content bytes that are compressed together."""
 
 _GZIP_LEVEL = 4  # Within 1 % of level 6 on JSON, and a fifth cheaper.
 _ZSTD_LEVEL = 3
@@ -30,10 +30,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_HEADER_BYTES = 4
 _SPARE_BYTES: Final = 1 << 20
-_OUTPUT_BYTES = 1 << 20  # Size of the pieces that a Decompressor yields, at most.
+_OUTPUT_BYTES = 1 << 20  # The largest size of the pieces that a Decompressor yields.
 
-# The most content that one byte can stand for: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
-# A name that claims more than the file can hold is refused before any memory is set aside for it.
+# The most content that one byte can hold: deflate 1032, snappy 64 bytes in 3, zstd a 128 KiB block in 4.
+# A name that claims more than the file can hold is refused before any memory is allocated for it.
 _MAX_RATIO = {
     Codec.NONE: 1,
     Codec.GZIP: 1_032,
@@ -58,7 +58,7 @@ class Compressor:
         self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WBITS) if offload else None
 
     def write(self, content: Readable) -> bytes:
-        """Take in content, and return what is ready to be stored (often nothing)."""
+        """Add content, and return the bytes that are ready to be stored (often none)."""
         self._check_open()
         if self.codec is Codec.NONE:
             return bytes(content)
@@ -68,9 +68,9 @@ class Compressor:
         return self._batch() if len(self._pending) >= self._batch_bytes else b""
 
     def finish(self) -> bytes:
-        """Return the rest of what is to be stored. The compressor is of no further use.
+        """Return the remaining bytes to be stored. The compressor cannot be used after that.
 
-        Also content of no bytes at all becomes a valid file of its codec.
+        Empty content becomes a valid file of its codec too.
         """
         self._check_open()
         self._finished = True
@@ -96,17 +96,17 @@ class Compressor:
 
 
 def compress(codec: Codec, content: Readable) -> bytes:
-    """The whole file of a fragment with this content."""
+    """Return the whole file of a fragment with this content."""
     compressor = Compressor(codec)
     return compressor.write(content) + compressor.finish()
 
 
 def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
-    """The content of a fragment's file, which must be exactly `expected_length` bytes.
+    """Return the content of a fragment's file, which must be exactly `expected_length` bytes.
 
-    A file of the offload codec may arrive as it is stored, or already decompressed by the store; both are accepted.
-    Raises CorruptFragment when the file is damaged or holds less or more. At most `expected_length` bytes are
-    produced either way. The sum is not checked here.
+    A file of the offload codec may arrive as stored, or already decompressed by the store; both are accepted. Raises
+    CorruptFragment when the file is damaged, or its content is shorter or longer. Never produces more than
+    `expected_length` bytes. The sum is not checked here.
     """
     if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
         if bytes(data[:2]) == _GZIP_MAGIC:
@@ -128,21 +128,21 @@ def decompress(codec: Codec, data: Readable, expected_length: int) -> bytes:
 
 
 def most_file_bytes(length: int) -> int:
-    """The most bytes that the file of a fragment of `length` may have, of whatever codec.
+    """Return the largest size in bytes of a file with `length` bytes of content, for any codec.
 
-    Compression may lengthen content a little. What is much longer is something else.
+    Compression may lengthen content a little. A much longer file is not the fragment's.
     """
     return length + (length >> 4) + _SPARE_BYTES
 
 
 def check_file_length(length: int, file_length: int) -> None:
-    """Raises CorruptFragment when a file is far longer than the `length` of its fragment."""
+    """Raise CorruptFragment when a file is far longer than the `length` of its fragment."""
     if file_length > most_file_bytes(length):
         raise CorruptFragment("its file is far longer than its content. Restore it from a copy, or remove it.")
 
 
 def check_plausible(codec: Codec, file_length: int, expected_length: int) -> None:
-    """Raises CorruptFragment when a file of that length cannot hold that much content, whatever is in it."""
+    """Raise CorruptFragment when a file of `file_length` bytes can never hold `expected_length` bytes of content."""
     if expected_length > file_length * _MAX_RATIO[codec]:
         raise CorruptFragment(
             f"{file_length} bytes of {codec.name} cannot hold the {expected_length} bytes of content that the name says"
@@ -150,7 +150,7 @@ def check_plausible(codec: Codec, file_length: int, expected_length: int) -> Non
 
 
 def can_hold(codec: Codec, file_length: int, expected_length: int) -> bool:
-    """Whether a file of that length can hold exactly so much content, as far as its length alone tells."""
+    """Return True if a file of that length can hold exactly `expected_length` bytes, judged by its length alone."""
     if codec is Codec.NONE:
         return file_length == expected_length
     if not file_length:
@@ -159,7 +159,7 @@ def can_hold(codec: Codec, file_length: int, expected_length: int) -> bool:
 
 
 def decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray | mmap.mmap) -> None:
-    """As `decompress`, of content that must fill `output`. Both may be mapped files, which then take no memory."""
+    """Decompress content that must fill `output`, like `decompress`. Both may be mapped files, to save memory."""
     if codec is Codec.GZIP_OFFLOAD_DECOMPRESSION:
         if bytes(data[:2]) == _GZIP_MAGIC:
             try:
@@ -192,8 +192,8 @@ def _decompress_into(codec: Codec, data: Readable | mmap.mmap, output: bytearray
 class Decompressor:
     """Decompresses the content of one fragment while its file arrives.
 
-    `feed` and `finish` yield pieces of content of at most 1 MiB. Zstandard is the exception that needs the whole
-    file before it yields anything. A file of the offload codec is taken as still compressed when it begins like gzip.
+    `feed` and `finish` yield pieces of content of at most 1 MiB. Only Zstandard needs the whole file before it yields
+    anything. A file of the offload codec is taken as still compressed if it begins like gzip.
     """
 
     def __init__(self, codec: Codec, expected_length: int) -> None:
@@ -206,7 +206,7 @@ class Decompressor:
         self._undecided = codec is Codec.GZIP_OFFLOAD_DECOMPRESSION
 
     def feed(self, data: Readable) -> Iterator[bytes]:
-        """Take in the next bytes of the file. Raises CorruptFragment."""
+        """Feed the next bytes of the file, and yield content. Raises CorruptFragment."""
         if self._undecided:
             self._buffer += data
             if len(self._buffer) < len(_GZIP_MAGIC):
@@ -226,7 +226,7 @@ class Decompressor:
             yield from self._gzip_members(bytes(data))
 
     def finish(self) -> Iterator[bytes]:
-        """Yield what is left. Raises CorruptFragment when the file ended too early or the length isn't as expected."""
+        """Yield the rest. Raises CorruptFragment when the file ended too early or the length isn't as expected."""
         if self._undecided:
             self._undecided, self._plain = False, True
             yield self._count(bytes(self._buffer))
@@ -276,7 +276,7 @@ class Decompressor:
 
 
 def iter_decompress(codec: Codec, chunks: Iterable[Readable], expected_length: int) -> Iterator[bytes]:
-    """Pieces of the content of a fragment whose file arrives in `chunks`. Raises CorruptFragment as `decompress`."""
+    """Yield the content of a fragment whose file arrives in `chunks`. Raises CorruptFragment like `decompress`."""
     decompressor = Decompressor(codec, expected_length)
     for chunk in chunks:
         yield from decompressor.feed(chunk)

@@ -1,9 +1,9 @@
-"""Which of several overlapping spans to use for an offset.
+"""Sets of overlapping spans, and the choice of a span for an offset.
 
-Brokers and stores may hold many files that cover the same part of a journal. A `CoverSet` keeps those worth
-knowing: it drops every entry that lies wholly within another, so larger files win, and among equals the latest added
-(that is how a file in a store replaces the local one). What remains is strictly increasing in `begin` and in `end`,
-though neighbours may still overlap.
+Brokers and stores may hold many files that cover the same part of a journal. A `CoverSet` keeps only the useful ones:
+it drops every entry that lies wholly within another. So larger files win, and among equals the one added last (this
+is how a file in a store replaces the local one). The remaining entries are strictly increasing in `begin` and in
+`end`, but neighbours may still overlap.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class CoverSet(Generic[EntryT]):
 
     @property
     def begin_offset(self) -> int:
-        """Lowest offset covered, 0 when the set is empty."""
+        """The lowest covered offset; 0 when the set is empty."""
         return self._entries[0].begin if self._entries else 0
 
     @property
     def end_offset(self) -> int:
-        """One past the highest offset covered, 0 when the set is empty."""
+        """The highest covered offset plus one; 0 when the set is empty."""
         return self._entries[-1].end if self._entries else 0
 
     def add(self, entry: EntryT) -> bool:
-        """Take in an entry and drop those it makes needless. False when it is empty or another holds more."""
+        """Add an entry, and drop the entries within it. Return False if it is empty or lies within a larger entry."""
         begin, end = entry.begin, entry.end
         if begin >= end:
             return False
@@ -87,7 +87,7 @@ class CoverSet(Generic[EntryT]):
         return True
 
     def grow(self, before: EntryT, after: EntryT) -> bool:
-        """As `add` of an entry that begins where `before` does and ends behind it, if that is the last; or False."""
+        """Replace `before`, if it is the last entry, with the longer `after` of the same begin. Return False if not."""
         entries = self._entries
         if not entries or entries[-1] is not before:
             return False
@@ -99,10 +99,10 @@ class CoverSet(Generic[EntryT]):
         del self._entries[: bisect_right(self._entries, end, key=_end)]
 
     def query(self, offset: int) -> tuple[int, bool]:
-        """Index of the entry that covers `offset` and reaches furthest beyond it, and True.
+        """Return the index of the entry that covers `offset` and reaches furthest beyond it, and True.
 
-        When none covers it: the index of the first entry that begins above it (`len(self)` if there is none), and
-        False.
+        If no entry covers it, return the index of the first entry that begins above it (`len(self)` if there is none),
+        and False.
         """
         index = bisect_right(self._entries, offset, key=_begin) - 1
         if index >= 0 and self._entries[index].end > offset:
@@ -110,11 +110,11 @@ class CoverSet(Generic[EntryT]):
         return index + 1, False
 
     def difference(self, other: CoverSet[Any]) -> list[EntryT]:
-        """Entries of this set with at least one offset that `other` does not cover."""
+        """Return the entries of this set with at least one offset that `other` does not cover."""
         return [entry for entry in self._entries if not other.covers(entry.begin, entry.end)]
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether every offset of [begin, end) is covered, by however many entries."""
+        """Return True if every offset of [begin, end) is covered, by any number of entries."""
         while begin < end:
             index, found = self.query(begin)
             if not found:
@@ -123,6 +123,6 @@ class CoverSet(Generic[EntryT]):
         return True
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Spans [begin, end) between `begin_offset` and `end_offset` that nothing covers."""
+        """Return the spans [begin, end) between `begin_offset` and `end_offset` that no entry covers."""
         pairs = zip(self._entries, self._entries[1:], strict=False)
         return [(left.end, right.begin) for left, right in pairs if left.end < right.begin]

@@ -1,8 +1,8 @@
 """Fragments: named, checksummed spans of a journal's content.
 
-A fragment covers offsets [begin, end). Its *content name* says all that is needed to trust the file by that name:
-both offsets, the SHA-1 of the uncompressed content, and (as extension) the codec. Its *content path* puts the
-journal's name, and optionally a postfix such as `date=2013-01-01`, in front.
+A fragment covers offsets [begin, end). Its *content name* has everything that is needed to verify the file of that
+name: both offsets, the SHA-1 of the uncompressed content, and (as extension) the codec. Its *content path* has the
+journal's name, and optionally a postfix such as `date=2013-01-01`, before the content name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from coranto.wire import protocol_pb2 as pb
 MAX_OFFSET: Final = 2**63 - 1
 SHA1_BYTES: Final = 20
 ZERO_SUM: Final = bytes(SHA1_BYTES)
-"""Sum of a fragment without content. It is all zeros, not the SHA-1 of nothing."""
+"""The sum of a fragment without content: all zeros, not the SHA-1 of no bytes."""
 
 _SUM = struct.Struct(">QQI")
 
 
 class Codec(enum.IntEnum):
-    """How a fragment's file is compressed. The numbers are those of the wire, where 0 is never valid."""
+    """The compression of a fragment's file. The numbers are those of the wire, where 0 is never valid."""
 
     NONE = pb.NONE
     GZIP = pb.GZIP
@@ -38,12 +38,12 @@ class Codec(enum.IntEnum):
 
     @property
     def extension(self) -> str:
-        """File name extension that is written, with its dot; none at all for the offload codec."""
+        """The file name extension for writing, with its dot; empty for the offload codec."""
         return _EXTENSIONS[self]
 
     @classmethod
     def from_wire(cls, value: int) -> Codec:
-        """Raises InvalidInput for 0 and for numbers that this version does not know."""
+        """Return the codec of a wire number. Raises InvalidInput for 0 and for unknown numbers."""
         try:
             return cls(value)
         except ValueError as err:
@@ -51,7 +51,7 @@ class Codec(enum.IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """The codec of a file name extension (with its dot, in any case). Raises InvalidInput."""
+        """Return the codec of a file name extension (with its dot, in upper or lower case). Raises InvalidInput."""
         try:
             return _BY_EXTENSION[extension.lower()]
         except KeyError:
@@ -82,13 +82,13 @@ _BY_EXTENSION = {
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Content [begin, end) of a journal.
+    """The content [begin, end) of a journal.
 
-    `sum` is the SHA-1 digest (20 bytes) of the uncompressed content, all zeros when begin == end.
-    `backing_store` is the URL of the store that holds it, empty while it is local to a broker.
-    `mod_time` is when the store received it, in Unix seconds, 0 while local.
-    `path_postfix` lies between the journal's name and the content name in the store.
-    `file_bytes` is the length of its file, where a store has listed it; else None. It is no part of what a fragment is.
+    `sum` is the SHA-1 digest (20 bytes) of the uncompressed content; all zeros when begin == end.
+    `backing_store` is the URL of the store that holds the fragment; empty while it is local to a broker.
+    `mod_time` is the time at which the store received it, in Unix seconds; 0 while local.
+    `path_postfix` is between the journal's name and the content name in the store.
+    `file_bytes` is the length of its file if a store has listed it, else None. Comparison ignores it.
     """
 
     journal: str
@@ -103,28 +103,28 @@ class Fragment:
 
     @property
     def length(self) -> int:
-        """Bytes of uncompressed content."""
+        """The number of bytes of uncompressed content."""
         return self.end - self.begin
 
     @property
     def content_name(self) -> str:
-        """File name: both offsets in 16 hexadecimal digits, the sum in 40, the codec's extension."""
+        """The file name: both offsets in 16 hexadecimal digits, the sum in 40, and the codec's extension."""
         return f"{self.begin:016x}-{self.end:016x}-{self.sum.hex()}{self.codec.extension}"
 
     @property
     def content_path(self) -> str:
-        """Path below the store's prefix: journal, postfix and content name."""
+        """The path below the store's prefix: journal, postfix and content name."""
         if self.path_postfix:
             return f"{self.journal}/{self.path_postfix}/{self.content_name}"
         return f"{self.journal}/{self.content_name}"
 
     def to_wire(self) -> pb.Fragment:
-        wire = pb.Fragment()  # Its fields as arguments would take twice as long.
+        wire = pb.Fragment()  # Passing the fields as arguments would take twice as long.
         self.fill(wire)
         return wire
 
     def fill(self, wire: pb.Fragment) -> None:
-        """Set every field of a message."""
+        """Set every field of a wire message."""
         wire.journal = self.journal
         wire.begin = self.begin
         wire.end = self.end
@@ -137,7 +137,7 @@ class Fragment:
 
     @classmethod
     def from_wire(cls, message: pb.Fragment) -> Fragment:
-        """A validated fragment. Raises InvalidInput with the field that cannot be accepted."""
+        """Return the validated fragment of a wire message. Raises InvalidInput with the field that is not valid."""
         return cls(
             journal=message.journal,
             begin=message.begin,
@@ -150,9 +150,9 @@ class Fragment:
         ).validated()
 
     def validated(self) -> Fragment:
-        """This fragment, when it is well formed. Raises InvalidInput.
+        """Return this fragment if it is well formed. Raises InvalidInput.
 
-        The journal's name may carry metadata, since an append's commit names the journal as the client did.
+        The journal's name may carry metadata, because an append's commit has the name that the client used.
         """
         validate_journal(self.journal, allow_metadata=True)
         if not 0 <= self.begin <= self.end <= MAX_OFFSET:
@@ -170,9 +170,9 @@ _HEX_SUM = re.compile(r"[0-9a-fA-F]{40}")
 def parse_content_path(
     journal: str, path: str, *, backing_store: str = "", mod_time: int = 0, file_bytes: int | None = None
 ) -> Fragment:
-    """The fragment whose file lies at `path` below its journal's folder: `[postfix/]content-name`.
+    """Return the fragment whose file is at `path` below its journal's folder: `[postfix/]content-name`.
 
-    Raises InvalidInput when the file is not named like a fragment.
+    Raises InvalidInput when the file name is not a fragment's.
     """
     postfix, _, name = path.rpartition("/")
     stem, dot, extension = name.partition(".")
@@ -199,22 +199,22 @@ def parse_content_path(
 
 
 def sum_of(content: bytes) -> bytes:
-    """The sum of a fragment with this content: its SHA-1 digest, or ZERO_SUM when it is empty."""
+    """Return the sum of a fragment with this content: its SHA-1 digest, or ZERO_SUM when it is empty."""
     return hashlib.sha1(content, usedforsecurity=False).digest() if content else ZERO_SUM
 
 
 def sum_words(digest: bytes) -> tuple[int, int, int]:
-    """The three big-endian words of a digest of 20 bytes, as they are on the wire."""
+    """Return the three big-endian words of a digest of 20 bytes, as on the wire."""
     part1, part2, part3 = _SUM.unpack(digest)
     return part1, part2, part3
 
 
 def sum_to_wire(digest: bytes) -> pb.SHA1Sum:
-    """The three big-endian words of a digest of 20 bytes."""
+    """Return the wire message of a digest of 20 bytes: its three big-endian words."""
     part1, part2, part3 = _SUM.unpack(digest)
     return pb.SHA1Sum(part1=part1, part2=part2, part3=part3)
 
 
 def sum_from_wire(message: pb.SHA1Sum) -> bytes:
-    """The digest of 20 bytes."""
+    """Return the digest of 20 bytes of a wire message."""
     return _SUM.pack(message.part1, message.part2, message.part3)

@@ -1,6 +1,6 @@
-"""Moments written by example: the reference time `Mon Jan 2 15:04:05 2006`.
+"""Go's time formats, which show the reference time `Mon Jan 2 15:04:05 2006`.
 
-Journal specs are shared with brokers whose path templates format times this way. Moments are in UTC.
+Journal specs are shared with Gazette's brokers, whose path templates format times this way. Times are in UTC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MONTHS = (
 )
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-# Longer chunks come first where one begins another. "Jan" and "Mon" aren't chunks at the start of a longer word.
+# A longer chunk comes before a chunk that begins it. "Jan" and "Mon" aren't chunks at the start of a longer word.
 _CHUNK = re.compile(
     r"January|Jan(?![a-z])|Monday|Mon(?![a-z])|MST"
     r"|2006|_2006|002|__2|_2|0[1-6]|15|[1-5]|PM|pm"
@@ -52,7 +52,7 @@ _CHUNKS: Mapping[str, Callable[[datetime], str]] = {
 
 
 def format_time(layout: str, at: datetime) -> str:
-    """`at`, which must be in UTC, as `layout` shows the reference time."""
+    """Format `at`, which must be in UTC, in the way in which `layout` shows the reference time."""
     return _CHUNK.sub(lambda found: _format_chunk(found[0], at), layout)
 
 
@@ -65,7 +65,7 @@ def weekday_name(at: datetime) -> str:
 
 
 def day_of_year(at: datetime) -> int:
-    """1 for the first of January."""
+    """Return the day of the year; 1 for the first of January."""
     return at.timetuple().tm_yday
 
 

@@ -1,17 +1,17 @@
-"""Whose is a file of a fragment store? The one rule that tells journals of nested names apart. Pure.
+"""The ownership of files in a fragment store: the rule that tells journals with nested names apart. Pure.
 
-A fragment lies at `<journal>/[<postfix>/]<content name>`, and a postfix may be any path. So a file below
-`shop/events/eu/` may be of the journal `shop/events/eu`, or of `shop/events` with the postfix `eu`. Templates of
-postfixes change over time and nobody remembers the earlier ones; a journal that did not count what it stored under an
-earlier template would give its offsets a second time. Hence a journal's listing takes every file below its folder,
-whatever the subfolder, but for the subfolders that are known to be another journal's:
+A fragment is at `<journal>/[<postfix>/]<content name>`, and a postfix may be any path. So a file below
+`shop/events/eu/` may belong to the journal `shop/events/eu`, or to `shop/events` with the postfix `eu`. Postfix
+templates change over time, and the earlier ones are not recorded. A journal that missed fragments stored under an
+earlier template would give out their offsets a second time. Hence a journal's listing takes every file in any
+subfolder of its folder, except the subfolders that are known to be another journal's:
 
-* A journal of that name exists. The longest name that leads to a file owns it.
-* The subfolder has a *marker*: a file named `.coranto-journal`, which brokers leave in the folder of each journal that
-  they store content of. It outlives the journal, and tells other clusters that share the store.
+* A journal with the subfolder's name exists. A file belongs to the longest name that leads to it.
+* The subfolder has a *marker*: a file named `.coranto-journal`. Brokers leave one in the folder of each journal whose
+  content they store. It outlives the journal, and other clusters that share the store see it.
 
-What brokers write keeps to the same rule: a postfix that leads into a folder of another journal is not used
-(`owner_of`), and brokers refuse to create a journal whose name nests with another's.
+Brokers follow the same rule when they write. They do not use a postfix that leads into a folder of another journal
+(`owner_of`), and they refuse to create a journal whose name nests with another's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment, parse_content_path
 
 MARKER: Final = ".coranto-journal"
-"""Name of the file that marks a folder as a journal's."""
+"""The name of the file that marks a folder as a journal's."""
 MARKER_TEXT: Final = (
     b"This folder holds fragments of the Coranto journal that its path names. Keep this file for as long as there are\n"
     b"fragments: it keeps them from being taken for those of a journal of a shorter name.\n"
@@ -33,7 +33,7 @@ MARKER_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a journal's folder: its path from there, when the store received it (Unix seconds), its bytes."""
+    """A file below a journal's folder: its relative path, the store's receipt time (Unix seconds), and its bytes."""
 
     path: str
     mod_time: int
@@ -42,12 +42,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a store holds below a journal's folder.
+    """The content of a store below a journal's folder.
 
-    `fragments` are the journal's own. `others` are the folders below it, relative to it, that are other journals', as
-    far as there are files in them; `unmarked` those of them that have no marker, and the empty path when the journal's
-    own folder has none although there are fragments of it. `unreadable` are files that are named like none of this,
-    with the reason.
+    `fragments` are the journal's own. `others` are the folders of other journals below it that have files, as relative
+    paths. `unmarked` are those of `others` without a marker; it has the empty path too, if the journal has fragments
+    but its own folder has no marker. `unreadable` are files with other names, each with the reason.
     """
 
     fragments: tuple[Fragment, ...]
@@ -57,7 +56,7 @@ class Listing:
 
 
 def owner_of(folder: str, roots: Collection[str]) -> str | None:
-    """The longest of `roots` that `folder` is, or lies below. All are relative paths. None when there is none."""
+    """Return the longest of `roots` that is `folder` or above it, or None. All are relative paths."""
     while folder:
         if folder in roots:
             return folder
@@ -66,7 +65,7 @@ def owner_of(folder: str, roots: Collection[str]) -> str | None:
 
 
 def sort_out(journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str = "") -> Listing:
-    """Tell a journal's own fragments from all files below its folder. `names` are those of journals that exist."""
+    """Find a journal's own fragments among all files below its folder. `names` are the names of existing journals."""
     found = list(files)
     folder = f"{journal}/"
     marked = {each.path.rpartition("/")[0] for each in found if each.path.rpartition("/")[2] == MARKER}
@@ -97,9 +96,9 @@ def sort_out(journal: str, files: Iterable[StoredFile], names: Iterable[str], *,
 
 
 Names = Callable[[], Iterable[str]]
-"""Names of journals that exist, as of the moment when it is called."""
+"""Returns the names of the journals that exist at the time of the call."""
 
 
 def no_names() -> Iterable[str]:
-    """For those who know of no journals. Markers alone tell them what is not a journal's own."""
+    """Return no names, for callers that know of no journals. Then only markers show the files of other journals."""
     return ()

@@ -4,13 +4,13 @@ A spec's `path_postfix_template` is usually a date partition::
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
 
-Gazette evaluates these with Go's text/template. Coranto evaluates the part of that language which such paths need:
+Gazette evaluates these with Go's text/template. Coranto evaluates the part of that language that such paths need:
 references, their methods, `printf`, `print`, `|`, parentheses, comments and `{{-`/`-}}`. A template that uses
 anything else (`if`, `range`, variables, other functions) is refused when its spec is validated, never later.
 
-Templates come from whoever may apply a spec, so that reading one takes time in proportion to its length: the text is
-walked through once, and no expression is tried a second time. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH bound what
-one can ask for.
+Anybody who may apply a spec can write a template, so parsing must take time in proportion to its length: it scans the
+text once, and never tries an expression a second time. MAX_TEMPLATE_BYTES, MAX_DEPTH and MAX_WIDTH limit the work of
+one template.
 
 =============================================  ==========================================================
 reference                                      value
@@ -42,21 +42,21 @@ from coranto.names import MAX_JOURNAL_BYTES, validate_path
 from coranto.wire import protocol_pb2 as pb
 
 MAX_TEMPLATE_BYTES: Final = 4096
-"""Length of a template, in UTF-8. A postfix has at most 512 bytes."""
+"""The longest template, in bytes of UTF-8. A postfix has at most 512 bytes."""
 MAX_DEPTH: Final = 16
-"""Parentheses within each other."""
+"""The deepest nesting of parentheses."""
 MAX_WIDTH: Final = 64
-"""Width of a verb of printf."""
+"""The largest width of a printf verb."""
 _MAX_INTEGER_DIGITS: Final = 18
 
 _FIELD = "path_postfix_template"
 
 
 class PostfixTemplate:
-    """A template that has been parsed and tried on an empty fragment."""
+    """A template that was parsed, and tested on an empty fragment."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidInput when `text` isn't a template, is too long, or uses what Coranto doesn't evaluate."""
+        """Raises InvalidInput when `text` isn't a template, is too long, or uses anything that is not supported."""
         self.text = text
         if len(text.encode()) > MAX_TEMPLATE_BYTES:
             raise InvalidInput(
@@ -71,7 +71,7 @@ class PostfixTemplate:
             raise InvalidInput(f"{err} in the template {text!r}", field=_FIELD) from None
 
     def render(self, fragment: Fragment, first_append_time: float, registers: pb.LabelSet, spec: pb.JournalSpec) -> str:
-        """The postfix of a fragment, empty or a clean relative path.
+        """Return the postfix of a fragment: empty, or a clean relative path.
 
         `first_append_time` is in Unix seconds. Raises InvalidInput when the result isn't such a path.
         """
@@ -87,14 +87,14 @@ class PostfixTemplate:
 
 
 class _TemplateError(Exception):
-    """What is wrong, to be completed with the template's text."""
+    """A problem in a template. The caller adds the template's text."""
 
 
 # ------------------------------------------------------------------------------------------------ what can be named
 
 
 class _Named(int):
-    """A number that prints as its name, as months and weekdays do."""
+    """A number that prints as its name: a month or a weekday."""
 
     def __new__(cls, value: int, name: str) -> _Named:
         self = super().__new__(cls, value)
@@ -109,7 +109,7 @@ class _Named(int):
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """Takes so many texts."""
+    """A method, and its number of arguments. All are texts."""
 
     arguments: int
     call: Callable[..., _Value]
@@ -178,7 +178,7 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Fields from the root, or from the value of `of`; the last one may be a method."""
+    """A chain of fields from the root, or from the value of `of`. The last one may be a method."""
 
     fields: tuple[str, ...]
     arguments: tuple[_Expression, ...] = ()
@@ -205,7 +205,7 @@ class _Reference:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """`printf` or `print`."""
+    """A call of `printf` or `print`."""
 
     function: str
     arguments: tuple[_Expression, ...]
@@ -215,7 +215,7 @@ class _Call:
         texts = [_text(each) for each in given]
         if self.function == "print":
             return "".join(
-                # Two numbers in a row are kept apart.
+                # Adjacent numbers are separated by a space.
                 f" {text}" if index and not isinstance(value, str) and not isinstance(given[index - 1], str) else text
                 for index, (text, value) in enumerate(zip(texts, given, strict=True))
             )
@@ -226,7 +226,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """Each command's value is the last argument of the next."""
+    """A chain of commands. Each command's value is the last argument of the next."""
 
     commands: tuple[_Expression, ...]
 
@@ -248,7 +248,7 @@ def _printf(template: str, values: Sequence[_Value]) -> str:
         flags, width, kind, position = _read_verb(template, verb + 1)
         if kind == "%" and position == verb + 2:
             pieces.append("%")
-        elif not ("a" <= kind.lower() <= "z"):  # Not a verb: the sign stands for itself.
+        elif not ("a" <= kind.lower() <= "z"):  # Not a verb: the % is plain text.
             position = verb + 1
             pieces.append("%")
         elif not remaining:
@@ -261,7 +261,7 @@ def _printf(template: str, values: Sequence[_Value]) -> str:
 
 
 def _read_verb(template: str, position: int) -> tuple[str, str, str, int]:
-    """Flags, width and letter of the verb whose sign is just before `position`, and where it ends."""
+    """Return the flags, width, letter and end of the verb whose % is just before `position`."""
     begin = position
     while position < len(template) and template[position] in "-0":
         position += 1
@@ -308,7 +308,7 @@ def _parse(text: str) -> list[str | _Expression]:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """One `{{…}}`: its place in the text, what is in it (nothing, of a comment), and whether spaces around it go."""
+    """One `{{…}}`: its place in the text, its body (empty for a comment), and if it trims spaces on either side."""
 
     begin: int
     end: int
@@ -345,7 +345,7 @@ def _actions(text: str) -> Iterator[_Action]:
 
 
 def _find_close(text: str, position: int) -> int:
-    """Where the `}}` or ` -}}` is that closes an action; those within quotes do not."""
+    """Return the position of the `}}` or ` -}}` that closes an action. Those within quotes do not count."""
     while position < len(text):
         char = text[position]
         if text.startswith("}}", position):
@@ -357,7 +357,7 @@ def _find_close(text: str, position: int) -> int:
 
 
 def _end_of_quote(text: str, position: int) -> int:
-    """Where the quoted text ends that begins here."""
+    """Return the end of the quoted text that begins at `position`."""
     quote = text[position]
     position += 1
     while position < len(text) and text[position] != quote:
@@ -374,14 +374,14 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 class _Parser:
-    """One action's expression, token by token."""
+    """Parses one action's expression, token by token."""
 
     def __init__(self, body: str) -> None:
         self._body = body
         self._position = 0
 
     def pipeline(self, until: str, depth: int = 0) -> _Expression:
-        """Commands up to the mark `until`, which is consumed; the empty mark is the end."""
+        """Parse commands up to the mark `until`, and consume the mark. The empty mark means the end."""
         if depth > MAX_DEPTH:
             raise _TemplateError(f"parentheses are nested deeper than {MAX_DEPTH}")
         commands: list[_Expression] = []
@@ -403,7 +403,7 @@ class _Parser:
                 arguments.append(_Literal(_integer(token)))
             elif kind == "chain":
                 fields = tuple(token[1:].split("."))
-                # `(…).Field` refers to the group just before it, without a space.
+                # In `(…).Field`, without a space, the field belongs to the group.
                 of = arguments.pop() if arguments and self._touches_group(token) else None
                 arguments.append(_Reference(fields, of=of))
             elif kind == "word" and token in _FUNCTIONS and not arguments:

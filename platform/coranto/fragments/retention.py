@@ -1,14 +1,14 @@
-"""Which fragments a journal's retention lets go of. Pure: brokers and `coranto journals prune` both ask here.
+"""Retention: the choice of fragments to remove. Pure. Brokers and `coranto journals prune` both use it.
 
-A stored fragment is *old* when it was stored at least `retention` ago. Removed are only fragments at the beginning of
-the journal, so that what is left has no gap that was not there before (from its first offset on, every offset that was
-covered still is). Kept, whatever their age, are
+A stored fragment is *old* when it was stored at least `retention` ago. Only fragments at the beginning of the journal
+are removed, so that no new gap appears: every offset from the first remaining one on is still covered if it was covered
+before. These fragments are kept at any age:
 
-* every fragment that ends above an offset at which a fragment ends that is not old: also where they overlap, no offset
-  is lost that a kept fragment does not cover,
-* what reaches furthest in the stores: it tells where the journal's head is, once no broker has more,
-* what is on either side of a gap, if what follows it was stored less than six hours ago: the time for which readers,
-  too, take it that somebody may still be storing what belongs there.
+* Every fragment that ends above the end of a kept one, such as one that is not old. So even where fragments overlap,
+  no new gap appears.
+* The fragment that reaches furthest in the stores. It shows the journal's head when no broker has more.
+* The fragments on both sides of a gap, if the one behind it was stored less than six hours ago. For so long readers,
+  too, assume that somebody may still store the missing content.
 
 Fragments that are in no store yet are not old.
 """
@@ -24,16 +24,16 @@ GAP_SECONDS: Final = 6 * 60 * 60
 
 
 def expired(fragments: Iterable[Fragment], retention_seconds: float, now: float) -> list[Fragment]:
-    """The stored fragments to remove, in the order in which to remove them: whenever that is broken off, what is left
-    has no gap. `fragments` are all that are known of one journal, in any order; `now` is wall time in seconds.
+    """Return the stored fragments to remove, in the order of removal.
 
-    A retention of zero or less keeps everything.
+    If the removal stops early, no new gap remains. `fragments` are all known fragments of one journal, in any order.
+    `now` is wall time in seconds. A retention of zero or less keeps everything.
     """
     known = sorted(fragments, key=lambda fragment: (fragment.begin, fragment.end))
     if retention_seconds <= 0 or not known:
         return []
     stored = [fragment.end for fragment in known if fragment.backing_store]
-    ends = {max(stored, default=0)}  # What ends here is kept.
+    ends = {max(stored, default=0)}  # Fragments that end at one of these are kept.
     covered = known[0].begin
     for fragment in known:
         if fragment.begin > covered and _is_young(fragment, GAP_SECONDS, now):

@@ -1,8 +1,8 @@
-"""Addresses that store URLs may name.
+"""The addresses that store URLs may name.
 
-`?endpoint=` has a process send requests that are signed with its own identity to an address that the URL's author
-chose. URLs come from specs and from requests, and so from whoever may apply specs or ask for a store's health. They
-therefore may name only addresses that an operator has listed, or that the process is told of by its environment.
+`?endpoint=` makes a process send requests, signed with its own identity, to an address that the URL's author chose.
+URLs come from specs and requests, so their authors are all users who may apply specs or ask for a store's health.
+Therefore URLs may name only addresses that an operator has listed, or that the process's environment names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from coranto.errors import InvalidInput
 from coranto.fragments.store_urls import StoreUrl
 
 ANY: Final = "*"
-"""In a list of addresses: every address may be named."""
+"""The entry in a list of addresses that allows every address."""
 VARIABLE: Final = "CORANTO_STORE_ENDPOINTS"
-"""Lists addresses for every process, also those that have no settings: pruning, audits and checks."""
+"""The variable that lists addresses for every process, also for those without settings: pruning, audits and checks."""
 
 _OF_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 def first_of_environment(environment: Mapping[str, str] = os.environ) -> str:
-    """The address of S3 that the environment names; empty when it names none."""
+    """Return the address of S3 in the environment; empty when there is none."""
     return next((value for name in _OF_ENVIRONMENT if (value := environment.get(name))), "")
 
 
@@ -34,20 +34,20 @@ class AllowedEndpoints:
     """The addresses that store URLs may name."""
 
     def __init__(self, text: str = "", environment: Mapping[str, str] = os.environ) -> None:
-        """`text` lists URLs such as `https://minio:9000`, with commas or spaces between them; `*` stands for all.
+        """`text` lists URLs such as `https://minio:9000`, separated by commas or spaces; `*` allows all.
 
-        Those that `environment` lists in $CORANTO_STORE_ENDPOINTS, and the address that it names for S3, are among
-        them. Raises InvalidInput.
+        The addresses in `environment`'s $CORANTO_STORE_ENDPOINTS and its address of S3 are allowed too. Raises
+        InvalidInput.
         """
         named = f"{text},{environment.get(VARIABLE, '')}".replace(",", " ").split()
         self._any = ANY in named
         self._allowed = {_address(each) for each in named if each != ANY}
         if ours := first_of_environment(environment):
-            with contextlib.suppress(InvalidInput):  # Stores that would be reached there say what is wrong with it.
+            with contextlib.suppress(InvalidInput):  # Opening a store at a bad address reports the problem.
                 self._allowed.add(_address(ours))
 
     def require(self, url: StoreUrl) -> None:
-        """Raises InvalidInput for a URL that names an address which is not listed."""
+        """Raise InvalidInput for a URL that names an address that is not allowed."""
         endpoint = url.options.get("endpoint", "")
         if not endpoint or self._any or _address(endpoint) in self._allowed:
             return
@@ -60,13 +60,13 @@ class AllowedEndpoints:
 
 
 def _address(endpoint: str) -> tuple[str, str, int]:
-    """Scheme, host and port. A path says nothing of who answers. Raises InvalidInput."""
+    """Return scheme, host and port. The path is ignored: it does not decide who answers. Raises InvalidInput."""
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise InvalidInput(f"{endpoint!r} is not a URL: {error}", field="endpoint") from None
-    # Programs differ over who is meant by `http://one\@other/` and the like.
+    # Programs disagree about the host of `http://one\@other/` and similar URLs.
     odd = parts.username is not None or not endpoint.isascii() or any(char in endpoint for char in "\\@?# \t\r\n")
     if parts.scheme not in _PORTS or not host or odd:
         raise InvalidInput(f"{endpoint!r} is not http://host:port or https://host:port", field="endpoint")

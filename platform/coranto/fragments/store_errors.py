@@ -1,7 +1,7 @@
-"""What a failure of an object store means, told from what the store library says of it.
+"""Translation of the store library's errors to errors of Coranto.
 
-The library tells some refusals apart by their type, but not all: listings that are denied, removals that are, and
-buckets that do not exist look like any other failure. The services' own words, which it quotes, tell them.
+The library has types for some refusals, but not for all: denied listings, denied removals and missing buckets look like
+any other failure. The library quotes the service's answer, and this module recognises them there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
 from coranto.errors import FragmentNotFound, StoreDenied, StoreError
 
-# Texts hold what a store answered, which may be anything: no pattern takes more than one pass over them.
+# Texts quote the store's answer, which may be anything: so no pattern takes more than one pass over them.
 _STATUS: Final = re.compile(r"status code: (\d{3}) ([A-Za-z ]++)(?:: (?!<)([^\n]*+))?+")
 _IN_XML: Final = re.compile(r"<Code>([^<]++)</Code>(?:\s*+<Message>([^<]*+)</Message>)?+")
 _PLAIN_CODE: Final = re.compile(r"[A-Za-z]{1,64}")
@@ -25,10 +25,10 @@ _MOST_TEXT: Final = 16_384
 
 
 def store_error(action: str, subject: str, url: str, error: Exception) -> StoreError:
-    """The error to raise for one that the store library raised on `action` (such as "put") of `subject`.
+    """Return the error to raise for an error of the store library during `action` (such as "put") on `subject`.
 
-    Its message quotes the store. Its `kind` does not: whoever has a broker talk to a store is not to read by it what
-    the broker can reach.
+    Its message quotes the store. Its `kind` does not: a user who makes a broker call a store must not read through it
+    what only the broker can reach.
     """
     text = str(error)[:_MOST_TEXT]
     status, code, words = _words(text)
@@ -46,7 +46,7 @@ def store_error(action: str, subject: str, url: str, error: Exception) -> StoreE
 
 
 def _kind(error: Exception, text: str, status: str, code: str) -> str:
-    """What failed, by the status and code of an answer and nothing else of it."""
+    """Return the kind of failure: of an answer only its status and code."""
     parts = [code if _PLAIN_CODE.fullmatch(code) else "", status]
     if told := " ".join(filter(None, parts)):
         return told
@@ -58,13 +58,13 @@ def _kind(error: Exception, text: str, status: str, code: str) -> str:
 
 
 def _words(text: str) -> tuple[str, str, str]:
-    """The HTTP status and the service's error code, where they are known, and a line for people."""
+    """Return the HTTP status and the service's error code, if known, and a line for people."""
     first_line = text.strip().split("\n", 1)[0]
     answer = _STATUS.search(text)
     status, reason, body = answer.groups(default="") if answer else ("", "", "")
     if found := _IN_XML.search(text):
         code, message = found.groups(default="")
-        # Azure goes on with the request's id and time, on lines of their own.
+        # Azure adds the request's id and time on further lines.
         message = message.strip().split("\n", 1)[0]
         return status, code, f"{code}: {message.rstrip('.')} ({status} {reason})" if message else f"{code} ({status})"
     if of_removal := _of_removal(first_line):
@@ -79,7 +79,7 @@ def _words(text: str) -> tuple[str, str, str]:
 
 
 def _of_removal(line: str) -> tuple[str, str] | None:
-    """Code and message of `… failed for key <key>: <message> (code: <code>)…`; None for another line."""
+    """Return code and message of `… failed for key <key>: <message> (code: <code>)…`; None for any other line."""
     _, found, rest = line.partition("failed for key ")
     rest, _, code = rest.rpartition(" (code: ")
     code, closed, _ = code.partition(")")

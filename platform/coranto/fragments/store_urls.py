@@ -1,4 +1,4 @@
-"""Store URLs: where a journal's fragments are kept.
+"""Store URLs, which name the places of a journal's fragments.
 
 =================================================  ==========================================================
 URL                                                query arguments (`find` and `replace` go with all of them)
@@ -10,11 +10,11 @@ URL                                                query arguments (`find` and `
 `azure-ad://tenant/account/container/prefix/`
 =================================================  ==========================================================
 
-The path must end in `/`. An object's key is the prefix followed by the fragment's content path, in which the first
-occurrence of `find` is replaced by `replace`. The result must be a clean path, so that no key leads out of the prefix.
+The path must end in `/`. An object's key is the prefix and the fragment's content path, in which `replace` replaces the
+first occurrence of `find`. The result must be a clean path, so that no key leads out of the prefix.
 
-URLs come from whoever may apply specs. What becomes part of a service's address (buckets, accounts, tenants, regions)
-is therefore taken only where it cannot change whose address that is.
+Anybody who may apply specs can write URLs. Some parts (buckets, accounts, tenants, regions) become part of a service's
+address. They are accepted only if they cannot turn it into the address of somebody else.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _AUTHORITY: Final[Mapping[str, str]] = {
 class StoreUrl:
     """A parsed store URL.
 
-    `bucket` is empty for files; `tenant` and `account` are for `azure-ad` only. `prefix` has no leading slash and is
-    empty or ends in `/`. `options` are the query arguments but `find` and `replace`.
+    `bucket` is empty for files. `tenant` and `account` are for `azure-ad` only. `prefix` has no leading slash, and is
+    empty or ends in `/`. `options` are the query arguments except `find` and `replace`.
     """
 
     text: str
@@ -75,9 +75,9 @@ class StoreUrl:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, content_path: str) -> str:
-        """The object's key for a path that begins with a journal's name. One that ends in `/` stands for a folder.
+        """Return the object's key for a path that begins with a journal's name. A path that ends in `/` is a folder.
 
-        Raises InvalidInput when `find` and `replace` make something else of it than a path below the prefix.
+        Raises InvalidInput when the result of `find` and `replace` is not a path below the prefix.
         """
         if not self.find:
             return self.prefix + content_path
@@ -97,14 +97,14 @@ class StoreUrl:
 
     @property
     def rewrites(self) -> bool:
-        """Whether keys may lie outside of the folder that has the journal's name."""
+        """True if keys may be outside of the folder with the journal's name."""
         return bool(self.find)
 
 
 def parse_store_url(text: str, *, check_options: bool = True) -> StoreUrl:
-    """The store that a URL names. Nothing is opened. Raises InvalidInput.
+    """Parse a store URL, without opening the store. Raises InvalidInput.
 
-    Without `check_options`, query arguments that this version doesn't know are left out instead of refused.
+    Without `check_options`, query arguments that this version doesn't know are dropped instead of refused.
     """
     if len(text.encode()) > MAX_URL_BYTES:
         raise InvalidInput(f"{text[:100]!r}… is longer than {MAX_URL_BYTES} bytes", field="store")

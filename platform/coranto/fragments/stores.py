@@ -1,16 +1,16 @@
-"""Fragment stores: where fragments rest as plain files or objects.
+"""Fragment stores, which hold fragments as plain files or objects.
 
-`open_store` gives the store of a URL (`coranto.fragments.store_urls`). Credentials come from where each service's own
-tools take them: the AWS environment variables, shared credentials file or instance role; Google's application default
-credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`. Where a
-service is reached otherwise than at its public address, `AWS_ENDPOINT_URL` (or `?endpoint=`), `GOOGLE_BASE_URL` or
-`AZURE_ENDPOINT` says where; without TLS when that begins with `http://`.
+`open_store` opens the store of a URL (`coranto.fragments.store_urls`). Credentials come from the same places as for
+each service's own tools: the AWS environment variables, shared credentials file or instance role; Google's application
+default credentials; `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_KEY`, or `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET`. For a
+service at another address than its public one, set `AWS_ENDPOINT_URL` (or `?endpoint=`), `GOOGLE_BASE_URL` or
+`AZURE_ENDPOINT`. An address that begins with `http://` is used without TLS.
 
-A `file:///prefix/` store is rooted at the `file_root` it is opened with, so that one URL means one store on each
-machine that mounts it somewhere else. Its signed URLs leave the root out for the same reason. Without a root there are
-no such stores: whoever may name a store would else have the whole file system.
+A `file:///prefix/` store is below the `file_root` that it is opened with, so that one URL means the same store on
+machines that mount it at different places. Its signed URLs leave the root out for the same reason. Without a root such
+stores are refused: otherwise anybody who may name a store could use the whole file system.
 
-Errors of every service arrive as `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
+Errors of every service become `StoreError`, `StoreDenied` (credentials) or `FragmentNotFound`.
 """
 
 from __future__ import annotations
@@ -59,52 +59,52 @@ Content = bytes | AsyncIterable[bytes]
 
 
 class FragmentStore(ABC):
-    """Fragments of any number of journals below one URL.
+    """A store for the fragments of any number of journals, below one URL.
 
-    Content goes in and comes out as it is stored, that is compressed by the fragment's codec; only `read`
-    decompresses. A store never looks at `Fragment.backing_store`. All calls can be cancelled; a cancelled `put`
-    leaves no fragment behind, though the service may keep parts of an upload for a while.
+    Methods take and return files as stored, compressed by the fragment's codec. Only `read` decompresses. A store
+    ignores `Fragment.backing_store`. All calls can be cancelled. A cancelled `put` leaves no fragment behind, but the
+    service may keep parts of an upload for a while.
     """
 
     url: str
 
     @abstractmethod
     async def put(self, fragment: Fragment, content: Content) -> None:
-        """Store a fragment's compressed file, whole or not at all; survives power loss on return.
+        """Store a fragment's compressed file, wholly or not at all. When it returns, the file survives power loss.
 
-        An equally named fragment is replaced. Raises StoreError. What iterating over `content` raises is raised, too,
-        and then nothing has been stored under the fragment's name, nor replaced.
+        A fragment of the same name is replaced. Raises StoreError, and the errors of iterating over `content`. After an
+        error of `content`, nothing was stored or replaced under the fragment's name.
         """
 
     @abstractmethod
     async def size(self, fragment: Fragment) -> int | None:
-        """Bytes of the fragment's file; None when there is none. Raises StoreError when the store cannot tell."""
+        """Return the bytes of the fragment's file; None if it is absent. Raises StoreError if the store cannot tell."""
 
     async def exists(self, fragment: Fragment) -> bool:
-        """Whether there is a file of its name. Raises StoreError when the store cannot tell."""
+        """Return True if the fragment's file exists. Raises StoreError when the store cannot tell."""
         return await self.size(fragment) is not None
 
     @abstractmethod
     def files(self, journal: str) -> AsyncIterator[StoredFile]:
-        """Every file below a journal's folder, whosever it is, in no order. Raises StoreError."""
+        """Yield every file below a journal's folder, also other journals' files, in no order. Raises StoreError."""
 
     @abstractmethod
     async def mark(self, journal: str) -> None:
-        """Leave the marker in a journal's folder that says whose it is (`coranto.fragments.journal_folders`).
+        """Write the marker that makes a folder the journal's (`coranto.fragments.journal_folders`).
 
         Raises StoreError.
         """
 
     async def listing(self, journal: str, names: Names = no_names) -> Listing:
-        """What the store holds below a journal's folder, told apart by `coranto.fragments.journal_folders`.
+        """List a journal's folder, with files sorted by owner as `coranto.fragments.journal_folders` says.
 
-        `names` tells the journals that exist, and is asked once all files are known. Files that are not named like
-        fragments are skipped with a log line. Raises StoreError.
+        `names` returns the names of existing journals, and is called after all files were listed. Files without a
+        fragment's name are skipped with a log line. Raises StoreError.
         """
         files = [each async for each in self.files(journal)]
         found = sort_out(journal, files, names(), backing_store=self.url)
         for path, reason in found.unreadable:
-            # An upload in progress (or one that a crash ended) is no news.
+            # An upload in progress, or one that a crash ended, is normal.
             unfinished = path.rpartition("/")[2].startswith(_PARTIAL)
             (_log.debug if unfinished else _log.warning)(
                 "skipped a file that is not a fragment", store=self.url, journal=journal, path=path, reason=reason
@@ -112,39 +112,39 @@ class FragmentStore(ABC):
         return found
 
     async def list(self, journal: str, names: Names = no_names) -> AsyncIterator[Fragment]:
-        """As `listing`, but only the journal's fragments, with `backing_store`, `mod_time` and `file_bytes` set."""
+        """Yield the journal's fragments of `listing`, with `backing_store`, `mod_time` and `file_bytes` set."""
         for fragment in (await self.listing(journal, names)).fragments:
             yield fragment
 
     @abstractmethod
     async def get(self, fragment: Fragment) -> bytes:
-        """The fragment's file as stored. Raises FragmentNotFound and StoreError.
+        """Return the fragment's file as stored. Raises FragmentNotFound and StoreError.
 
-        Also CorruptFragment, for a file that is far longer than the fragment's content, of which no more is taken.
+        Also raises CorruptFragment when the file is far longer than the fragment's content, and reads no more of it.
         """
 
     async def stream(self, fragment: Fragment) -> AsyncIterator[bytes]:
-        """The fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
+        """Yield the fragment's file as stored, in pieces. Raises FragmentNotFound or StoreError."""
         yield await self.get(fragment)
 
     @abstractmethod
     def sign(self, fragment: Fragment, ttl_seconds: float) -> str:
-        """A URL that whoever holds it may GET for `ttl_seconds`, without credentials.
+        """Return a URL that anybody may GET for `ttl_seconds`, without credentials.
 
-        May ask the service for credentials and thus block for a moment: prefer `sign_async` in an event loop.
-        Raises StoreError, and InvalidInput when the service does not sign for so long.
+        It may ask the service for credentials, and so block for a moment: prefer `sign_async` in an event loop. Raises
+        StoreError, and InvalidInput when the service does not sign for that long.
         """
 
     @abstractmethod
     async def sign_async(self, fragment: Fragment, ttl_seconds: float) -> str:
-        """As `sign`, without blocking the event loop."""
+        """Return a signed URL like `sign`, without blocking the event loop."""
 
     @abstractmethod
     async def remove(self, fragment: Fragment) -> None:
-        """Remove a fragment; no error when it isn't there. Raises StoreError."""
+        """Remove a fragment; no error when it is absent. Raises StoreError."""
 
     async def read(self, fragment: Fragment) -> bytes:
-        """The fragment's uncompressed content, its length and SHA-1 verified.
+        """Return the fragment's uncompressed content, after verifying its length and SHA-1.
 
         Raises CorruptFragment, FragmentNotFound or StoreError.
         """
@@ -155,9 +155,9 @@ class FragmentStore(ABC):
 
 
 def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
-    """The content of a fragment whose file is `data`, read from `source` (for messages).
+    """Return the verified content of a fragment whose file is `data`. `source` is for error messages.
 
-    Raises CorruptFragment when it cannot be decompressed, or its length or SHA-1 is not what the name says.
+    Raises CorruptFragment when the file cannot be decompressed, or the length or SHA-1 differs from the name's.
     """
     try:
         content = decompress(fragment.codec, data, fragment.length)
@@ -172,10 +172,10 @@ def verified_content(fragment: Fragment, data: bytes, *, source: str) -> bytes:
 
 
 class ObjectStoreFragments(FragmentStore):
-    """Fragments in a cloud's object store."""
+    """A store in a cloud's object storage."""
 
     def __init__(self, url: StoreUrl, store: ObjectStore, *, write_store: ObjectStore | None = None) -> None:
-        """`write_store` is used to put, when writing needs headers that reading must not send."""
+        """`write_store` is used for `put`, when writing needs headers that reading must not send."""
         self.url = url.text
         self._url = url
         self._store = store
@@ -228,7 +228,7 @@ class ObjectStoreFragments(FragmentStore):
                 yield bytes(piece)
 
     def _check_length(self, fragment: Fragment, length: int) -> None:
-        """A store that is not honest may send without end. Nothing but a fragment is taken from it."""
+        """Raise CorruptFragment for a file that is too long. A store is not trusted: it might send without end."""
         try:
             check_file_length(fragment.length, length)
         except CorruptFragment as err:
@@ -243,7 +243,10 @@ class ObjectStoreFragments(FragmentStore):
             return await obstore.sign_async(self._signer(), "GET", self._key(fragment), self._lifetime(ttl_seconds))
 
     def _lifetime(self, ttl_seconds: float) -> timedelta:
-        """Services count whole seconds; two of them refuse URLs that outlive a week, one only when they are used."""
+        """Return a URL's lifetime in whole seconds, as services count. Raises InvalidInput beyond a week on S3 and GCS.
+
+        Both refuse such URLs, but one of them only at their use.
+        """
         if ttl_seconds > _MOST_SIGNED_SECONDS and self._url.scheme in ("s3", "gs"):
             raise InvalidInput(
                 f"{ttl_seconds:.0f} s is longer than a URL of {self._url.scheme}:// can be good for, which is "
@@ -264,7 +267,7 @@ class ObjectStoreFragments(FragmentStore):
 
     @contextmanager
     def _errors(self, action: str, subject: str) -> Iterator[None]:
-        """Turn errors of the service into ours."""
+        """Turn errors of the service into errors of Coranto."""
         try:
             yield
         except CorantoError:
@@ -274,9 +277,9 @@ class ObjectStoreFragments(FragmentStore):
 
 
 class FileFragments(ObjectStoreFragments):
-    """Fragments in folders of this machine, or of a file system that it mounts.
+    """A store in folders of this machine, or of a file system that it mounts.
 
-    Writing is done here rather than by the object store library, which doesn't make files outlive a power loss.
+    This class writes files itself, because the object store library doesn't make them survive power loss.
     """
 
     def __init__(self, url: StoreUrl, root: Path) -> None:
@@ -311,11 +314,11 @@ class FileFragments(ObjectStoreFragments):
 
 
 def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> FragmentStore:
-    """The store of a URL. Nothing is read or written yet, so a store that cannot be reached is found out later.
+    """Return the store of a URL. Nothing is read or written yet, so an unreachable store is noticed only later.
 
-    `file_root` roots `file://` stores, which are refused without it. `endpoints` are the addresses that the URL may
-    name; None, for a URL that its user wrote, allows any.
-    Raises InvalidInput when the URL, its arguments or the credentials it needs are not as they must be.
+    `file_root` is the root folder of `file://` stores, which are refused without it. `endpoints` are the addresses that
+    the URL may name. None allows any address, for a URL that the user of this process wrote. Raises InvalidInput when
+    the URL, its arguments or its credentials are not valid.
     """
     parsed = parse_store_url(url)
     if endpoints is not None:
@@ -339,10 +342,10 @@ def open_store(url: str, *, file_root: Path | None = None, endpoints: AllowedEnd
 
 @functools.cache
 def _leave_gently() -> None:
-    """Have the process wait for a moment before it ends.
+    """Make the process wait for a moment before it ends.
 
-    The library's threads tidy up after a call just when its result is there already. One that needs the interpreter
-    for that after it was shut down aborts the process.
+    The library's threads still clean up after a call when its result is already there. A thread that needs the
+    interpreter for this after interpreter shutdown aborts the process.
     """
     atexit.register(time.sleep, _EXIT_SECONDS)
 
@@ -361,7 +364,7 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
             config["session_token"] = profile.session_token
     endpoint = url.options.get("endpoint") or first_of_environment()
     if endpoint:
-        # An endpoint of one's own rarely has a host name per bucket.
+        # A private endpoint rarely has a host name for each bucket.
         config |= {"endpoint": endpoint, "virtual_hosted_style_request": False, **_plain_if(endpoint)}
     if sse := url.options.get("sse"):
         config["server_side_encryption"] = sse
@@ -370,7 +373,7 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
     store = S3Store(url.bucket, config=config)  # type: ignore[arg-type]  # one of many keys
     if not (acl := url.options.get("acl")):
         return ObjectStoreFragments(url, store)
-    # Only uploads carry the ACL: as a default header it would also be part of what signed URLs sign.
+    # Only uploads send the ACL: as a default header of all requests, signed URLs would sign it too.
     with_acl: ClientConfig = {"allow_http": endpoint.startswith("http://"), "default_headers": {"x-amz-acl": acl}}
     write_store = S3Store(url.bucket, config=config, client_options=with_acl)  # type: ignore[arg-type]
     return ObjectStoreFragments(url, store, write_store=write_store)
@@ -393,9 +396,9 @@ def _azure(url: StoreUrl) -> AzureStore:
 
 
 def _plain_if(endpoint: str) -> dict[str, str]:
-    """Whoever names an endpoint without TLS means it. The library also wants to be told that it may.
+    """Return the option that allows an endpoint without TLS, which the library otherwise refuses.
 
-    As part of a store's configuration, since client options replace those that the environment gives.
+    It is part of a store's configuration, because client options would replace those of the environment.
     """
     return {"allow_http": "true"} if endpoint.startswith("http://") else {}
 
@@ -415,19 +418,19 @@ MAX_OPEN_STORES: Final = 256
 
 
 class StoreRegistry:
-    """The stores in use, each opened once, but that the first goes where there are more than MAX_OPEN_STORES.
+    """The stores in use, each opened once. Beyond MAX_OPEN_STORES, the one opened first is dropped.
 
-    Their URLs are others': they come out of specs.
+    The limit exists because the URLs come from specs, which users write.
     """
 
     def __init__(self, file_root: Path | None = None, endpoints: AllowedEndpoints | None = None) -> None:
-        """`endpoints` are the addresses that URLs may name; by default what the environment allows."""
+        """`endpoints` are the addresses that URLs may name; by default those that the environment allows."""
         self.file_root = file_root
         self._endpoints = endpoints if endpoints is not None else AllowedEndpoints()
         self._stores: dict[str, FragmentStore] = {}
 
     def get(self, url: str) -> FragmentStore:
-        """The store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
+        """Return the store of a URL. Raises InvalidInput as `open_store` does, and tries again at the next call."""
         store = self._stores.get(url)
         if store is None:
             store = open_store(url, file_root=self.file_root, endpoints=self._endpoints)
@@ -437,7 +440,7 @@ class StoreRegistry:
         return store
 
     def check(self, url: str) -> None:
-        """Raises InvalidInput for a URL whose store may not be opened here, whatever its credentials."""
+        """Raise InvalidInput for a URL whose store may not be opened here. Credentials are not checked."""
         parsed = parse_store_url(url)
         self._endpoints.require(parsed)
         if parsed.scheme == "file":
@@ -456,7 +459,7 @@ def _require_root(url: str, file_root: Path | None) -> Path:
 
 def _create_partial(target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The random part alone tells uploads apart; with the whole name added it could be too long for a file name.
+    # The random part alone makes names unique. With the whole name added, the file name could be too long.
     descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=target.parent)
     os.fchmod(descriptor, 0o644)
     os.close(descriptor)
@@ -469,7 +472,7 @@ def _append(partial: Path, content: bytes) -> None:
 
 
 def _commit(partial: Path, target: Path) -> None:
-    """Give a complete file its name, after its content and before its name are on disk."""
+    """Give a complete file its name. Sync its content before that, and its folder after that."""
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.replace(target)

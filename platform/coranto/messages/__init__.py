@@ -1,7 +1,7 @@
 """Messages: UUIDs, framings, publishing and read-committed sequencing.
 
-What works on whole columns of messages (`columnar`, `columnar_sequencer`) or on Arrow batches (`arrow_payload`) needs
-the `consumers` extra, so that it is not imported here.
+The modules for whole columns of messages (`columnar`, `columnar_sequencer`) and for Arrow batches (`arrow_payload`)
+need the `consumers` extra, so they are not imported here.
 """
 
 from coranto.messages.checkpoints import Checkpoint, ProducerState, Source

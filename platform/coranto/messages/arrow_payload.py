@@ -1,7 +1,7 @@
-"""Arrow record batches as messages: each is one message, in a fixed frame.
+"""Arrow record batches as messages: each batch is one message, in a fixed frame.
 
-The payload is an Arrow IPC stream of one batch, which any Arrow library reads. Its UUID stands in the schema's
-metadata. Needs pyarrow (the `consumers` extra).
+The payload is an Arrow IPC stream of one batch, which any Arrow library reads. Its UUID is in the schema's metadata.
+Needs pyarrow (the `consumers` extra).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTENT_TYPE: Final = "application/x-arrow-fixed"
 
 
 class ArrowPayload:
-    """The `PayloadCodec` of record batches. A batch that is read has its UUID in its schema's metadata."""
+    """The `PayloadCodec` of record batches. A decoded batch has its UUID in its schema's metadata."""
 
     def encode(self, message: pa.RecordBatch | None, uuid: UUID) -> bytes:
         batch = pa.RecordBatch.from_arrays([], schema=pa.schema([])) if message is None else message
@@ -55,11 +55,11 @@ class ArrowPayload:
 
 
 def arrow_frames() -> FixedFrame[pa.RecordBatch]:
-    """The framing of journals of record batches."""
+    """Return the framing for journals of record batches."""
     return FixedFrame(ArrowPayload(), CONTENT_TYPE)
 
 
 def uuid_of(batch: pa.RecordBatch) -> UUID | None:
-    """The UUID that a batch was read with."""
+    """Return the UUID that a batch was read with, or None."""
     text = (batch.schema.metadata or {}).get(UUID_KEY)
     return None if text is None else UUID(text.decode())

@@ -1,4 +1,4 @@
-"""Messages as Arrow batches: read from JSON lines without being copied, or made of messages of any framing, and parsed.
+"""Messages as Arrow batches, made of JSON lines without copying or of messages of any framing; and their parsing.
 
 Needs pyarrow (the `consumers` extra).
 """
@@ -20,8 +20,8 @@ from coranto.messages.framing import Envelope, JsonLines
 POSITION: Final = pa.schema(
     [
         pa.field("journal", pa.string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),  # Where the message begins in its journal,
-        pa.field("end", pa.int64(), nullable=False),  # and where the next one may.
+        pa.field("offset", pa.int64(), nullable=False),  # The journal offset at which the message begins.
+        pa.field("end", pa.int64(), nullable=False),  # The journal offset at which it ends, exclusive.
         pa.field("producer", pa.uint64(), nullable=False),  # See `columnar.producer_number`.
         pa.field("clock", pa.uint64(), nullable=False),
         pa.field("flags", pa.uint16(), nullable=False),
@@ -30,13 +30,14 @@ POSITION: Final = pa.schema(
 """The columns that sequencing needs. `journal` may be dictionary-encoded."""
 
 LINES: Final = pa.schema([*POSITION, pa.field("content", pa.binary(), nullable=False)])
-"""What `line_batch` and `envelope_batch` return."""
+"""The columns of the batches that `line_batch` and `envelope_batch` return."""
 
 
 def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> tuple[pa.RecordBatch, int]:
-    """The whole lines of `content`, which begins with a line's begin, as a batch of `LINES`; and their length in bytes.
+    """Return the whole lines of `content` as a batch of `LINES`, and their length in bytes.
 
-    The batch's `content` holds the lines with their newlines, and refers to the bytes given. Raises CorruptMessage.
+    `content` must begin with the beginning of a line. The batch's column `content` holds the lines with their newlines,
+    and refers to the given bytes without copying them. Raises CorruptMessage.
     """
     lines = read_json_lines(framing, journal, content, begin_offset)
     count = len(lines.starts)
@@ -56,7 +57,7 @@ def line_batch(framing: JsonLines, journal: str, content: bytes, begin_offset: i
 
 
 def envelope_batch(envelopes: Iterable[Envelope[Any]]) -> pa.RecordBatch:
-    """Messages of any framing as a batch of `LINES`, their payloads as `content`."""
+    """Return messages of any framing as a batch of `LINES`, with their payloads as `content`."""
     rows = list(envelopes)
     return pa.RecordBatch.from_arrays(
         [
@@ -73,10 +74,10 @@ def envelope_batch(envelopes: Iterable[Envelope[Any]]) -> pa.RecordBatch:
 
 
 def parse_lines(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.Table:
-    """The JSON objects of a batch of lines, as a table of as many rows in the same order.
+    """Parse the JSON objects of a batch of lines to a table with the same rows in the same order.
 
-    With a schema, columns are of its types, and others are left out; otherwise pyarrow infers them from this batch.
-    Raises InvalidInput.
+    With a schema the table has exactly its columns and types. Otherwise pyarrow infers them from this batch. Raises
+    InvalidInput.
     """
     content = batch.column("content")
     options = None

@@ -1,8 +1,8 @@
-"""Checkpoints: how far a consumer has come, as a value that commits together with the consumer's own state.
+"""Checkpoints: a consumer's progress, as a value that commits together with the consumer's own state.
 
-A `Checkpoint` says for each source journal through which offset it has been read and what is known of each producer,
-and holds the acknowledgements of what the consumer published. It is stored as a `consumer.Checkpoint` message, so a
-checkpoint written by any other Gazette consumer can be taken up.
+For each source journal a `Checkpoint` has the offset up to which it was read, and the state of each producer. It also
+holds the acknowledgements of messages that the consumer published. It is stored as a `consumer.Checkpoint` message, so
+a consumer can go on from a checkpoint that any other Gazette consumer wrote.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from coranto.wire import consumer_pb2
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What a reader of a journal knows about one producer.
+    """A reader's state for one producer of a journal.
 
-    `last_ack` is the clock through which the producer's messages are decided. `begin` is the offset from which to read
-    its pending messages again (those above `last_ack`, awaiting an acknowledgement), -1 when there are none.
+    `last_ack` is the clock up to which the producer's messages are decided. `begin` is the offset from which to read
+    its pending messages again (those above `last_ack`, awaiting an acknowledgement). It is -1 when there are none.
 
-    No message of the producer that was read ends behind the offset `seen_through`, by which its silence is judged
-    (`pruning.py`); 0 is unknown, as in checkpoints that others wrote. It does not take part in comparison.
+    `seen_through` is an offset: no message read from the producer ends behind it. Pruning (`pruning.py`) uses it to
+    judge how long the producer has been silent. 0 means unknown, as in checkpoints that other software wrote.
+    Comparison ignores it.
     """
 
     last_ack: int
@@ -39,14 +40,14 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One journal: everything below the offset `read_through` has been read."""
+    """The reading state of one journal: everything below the offset `read_through` was read."""
 
     read_through: int = 0
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
 
     @property
     def seen_producers(self) -> dict[ProducerId, ProducerState]:
-        """The producers, with `seen_through` known: where it was not, no message that was read is behind what was."""
+        """The producers with a known `seen_through`: where it is unknown, `read_through` stands in as upper bound."""
         return {
             producer: state if state.seen_through else replace(state, seen_through=self.read_through)
             for producer, state in self.producers.items()
@@ -54,20 +55,20 @@ class Source:
 
     @property
     def replay_from(self) -> int:
-        """The offset from which to read so as to meet all pending messages again; at most `read_through`."""
+        """The offset from which a reader meets all pending messages again; at most `read_through`."""
         begins = [state.begin for state in self.producers.values() if state.is_pending]
         return min([*begins, self.read_through])
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a consumer restores from. `ack_intents` maps journals to content to append once the checkpoint committed."""
+    """The state that a consumer restores. `ack_intents` maps journals to content to append after its commit."""
 
     sources: Mapping[str, Source] = field(default_factory=dict)
     ack_intents: Mapping[str, bytes] = field(default_factory=dict)
 
     def to_wire(self) -> consumer_pb2.Checkpoint:
-        """The checkpoint as a message."""
+        """Return the checkpoint as a wire message."""
         wire = consumer_pb2.Checkpoint()
         for journal, source in self.sources.items():
             entry = wire.sources[journal]
@@ -83,9 +84,9 @@ class Checkpoint:
 
     @classmethod
     def from_wire(cls, wire: consumer_pb2.Checkpoint) -> Checkpoint:
-        """The checkpoint of a message. Raises CorruptData for values that no checkpoint holds."""
+        """Return the checkpoint of a wire message. Raises CorruptData for values that no checkpoint holds."""
         sources = {}
-        # Maps of protobuf come in another order in each process.
+        # The order of protobuf maps differs between processes.
         for journal, entry in sorted(wire.sources.items()):
             producers: dict[ProducerId, ProducerState] = {}
             for item in entry.producers:
@@ -108,12 +109,12 @@ class Checkpoint:
         return cls(sources, dict(sorted(wire.ack_intents.items())))
 
     def to_bytes(self) -> bytes:
-        """The serialised message; equal checkpoints have equal bytes within one version of protobuf."""
+        """Serialise the checkpoint. Equal checkpoints have equal bytes within one version of protobuf."""
         return self.to_wire().SerializeToString(deterministic=True)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Checkpoint:
-        """The checkpoint of a serialised message; that of empty content is empty. Raises CorruptData."""
+        """Return the checkpoint of a serialised message; empty content is an empty checkpoint. Raises CorruptData."""
         try:
             return cls.from_wire(consumer_pb2.Checkpoint.FromString(content))
         except DecodeError as error:

@@ -1,22 +1,22 @@
-"""Sequencing whole columns of messages, split over as many workers as there are.
+"""Sequencing of whole columns of messages, spread over any number of workers.
 
-The rules are those of `sequencer.py`; this module applies them without looking at messages one by one, and in an order
-that lets workers read parts of one journal at the same time:
+The rules are those of `sequencer.py`. This module applies them to columns instead of single messages, and in steps that
+let workers read parts of one journal at the same time:
 
-1.  Each worker **scans** the rows of its range: one contiguous piece of a journal, in offset order. What a producer's
-    rows mean depends on what came before the range, which the worker does not know. What it can do is to compress them
-    to *segments*, in order: a run of CONTINUE_TXN or of OUTSIDE_TXN rows with growing clocks, or one ACK_TXN. Within a
-    run a row whose clock does not exceed the run's largest is a duplicate whatever came before, and is dropped.
+1.  Each worker **scans** the rows of its range: one contiguous part of a journal, in offset order. The effect of a
+    producer's rows depends on earlier ranges, which the worker does not know. But it can compress the rows to
+    *segments*, in order: a run of CONTINUE_TXN or of OUTSIDE_TXN rows with growing clocks, or one ACK_TXN. Within a run
+    a row whose clock does not exceed the run's largest is a duplicate in any case, and is dropped.
 2.  The driver **resolves** the segments of all ranges in order, starting from the checkpoint's producer states. Each
-    segment gets a window of clocks, and the producers their next states.
+    segment gets a window of clocks, and each producer its next state.
 3.  The workers apply the windows: a row is committed when its clock lies within its segment's window.
 
 Scanning is a fold: `merge(scan(x), scan(y))` equals the segments of `scan(x + y)`, and `merge` is associative. So a
-range may be scanned in any batches (`RangeScanner`), and scanning again yields the same segment numbers.
+range may be scanned in batches of any size (`RangeScanner`), and scanning again yields the same segment numbers.
 
-**Replay.** Messages that were pending at the checkpoint stand before its `read_through`. They are needed only when an
+**Replay.** Messages that were pending at the checkpoint are below its `read_through`. They are needed only when an
 acknowledgement commits them: `Resolution.replay` then names their producers. Scan the journal from the least of their
-`begin` offsets up to `read_through`, through `replay_mask`, put those ranges before the others, and resolve again.
+`begin` offsets up to `read_through`, filtered by `replay_mask`. Put those ranges before the others, and resolve again.
 
 A producer is a `uint64` here: the six bytes of its id as a big-endian number.
 """
@@ -40,9 +40,9 @@ Int32s: TypeAlias = NDArray[np.int32]
 Mask: TypeAlias = NDArray[np.bool_]
 
 DROPPED: Final = -1
-"""In `row_segment`: a duplicate or an acknowledgement, never a content row."""
+"""The value in `row_segment` for a duplicate or an acknowledgement, which is never a content row."""
 ALWAYS: Final = -2
-"""In `row_segment`: a message with a zero clock, committed whatever else there is."""
+"""The value in `row_segment` for a message with a zero clock, which is always committed."""
 
 _FLAGS_OF: Final = (Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN)
 
@@ -54,27 +54,27 @@ class Segment(NamedTuple):
     flags: Flags
     first_clock: int
     last_clock: int
-    """The largest clock, which is that of the last row not dropped."""
+    """The largest clock: that of the last row that was not dropped."""
     first_offset: int
-    """Where the first row begins in the journal."""
+    """The journal offset at which the first row begins."""
 
 
 class RangeScan(NamedTuple):
-    """A scanned range: its segments by first offset, and for each row the index of its segment (or a value below 0)."""
+    """A scanned range: its segments by first offset, and for each row its segment's index, or DROPPED or ALWAYS."""
 
     segments: list[Segment]
     row_segment: Int32s
 
 
 class Verdicts(NamedTuple):
-    """What is committed of one range: of segment i, the rows whose clock lies in (lo[i], hi[i]]."""
+    """The windows of one range: of segment i, the rows with a clock in (lo[i], hi[i]] are committed."""
 
     lo: tuple[int, ...]
     hi: tuple[int, ...]
 
 
 class PendingPart(NamedTuple):
-    """A segment of which rows are pending after the last range: those whose clock is larger than `above`."""
+    """A segment with rows that are pending after the last range: those whose clock is larger than `above`."""
 
     range: int
     segment: int
@@ -82,9 +82,9 @@ class PendingPart(NamedTuple):
 
 
 class ClockReset(NamedTuple):
-    """An acknowledgement below an earlier one: its producer recovered an outdated checkpoint.
+    """An acknowledgement with a clock below an earlier one: its producer recovered an outdated checkpoint.
 
-    Messages that it publishes again are delivered again: for them exactly-once semantics are lost.
+    Messages that the producer publishes again are delivered again: for them exactly-once semantics are lost.
     """
 
     producer: ProducerId
@@ -95,10 +95,11 @@ class ClockReset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the ranges amount to.
+    """The result of `resolve` for all ranges.
 
-    When `replay` is not empty, the rest is not final: it holds the entry states of producers whose messages from before
-    the checkpoint are committed by an acknowledgement in these ranges, and must be part of them.
+    When `replay` is not empty, the other fields are not final. It holds the entry states of producers with messages
+    from before the checkpoint that an acknowledgement in these ranges commits. Add those messages to the ranges and
+    resolve again.
     """
 
     verdicts: tuple[Verdicts, ...]
@@ -106,19 +107,19 @@ class Resolution:
     states: dict[ProducerId, ProducerState]
     """The producer states after the last range.
 
-    `begin` is the offset of the first pending message, or an earlier one of the same segment when duplicates of
-    acknowledged messages stand right before it; reading again from there comes to the same.
+    `begin` is the offset of the first pending message. It is an earlier offset of the same segment if duplicates of
+    acknowledged messages are right before that message. Reading again from there has the same result.
     """
     replay: dict[ProducerId, ProducerState]
     resets: tuple[ClockReset, ...]
     acknowledged_at: tuple[tuple[int, ...], ...]
-    """For each range, and each of its segments, the offset of the acknowledgement that committed it, or -1."""
+    """For each range and each of its segments, the offset of the acknowledgement that committed the segment, or -1."""
     pending: dict[ProducerId, tuple[PendingPart, ...]]
-    """Where the pending messages of producers are. Producers that have some before these ranges are left out."""
+    """The parts with pending messages, by producer. Producers with pending messages before the ranges are left out."""
 
 
 def producer_number(producer: ProducerId) -> int:
-    """The number that stands for a producer in columns."""
+    """Return the number that stands for a producer in columns."""
     return int.from_bytes(producer, "big")
 
 
@@ -142,7 +143,7 @@ class RangeScanner:
         self._open: dict[int, int] = {}  # By producer, the index of its last segment.
 
     def feed(self, producers: UInt64s, clocks: UInt64s, flags: UInt16s, offsets: Int64s) -> Int32s:
-        """The next rows, in offset order. Returns the segment of each, numbered from the range's begin."""
+        """Scan the next rows, in offset order. Return the segment of each, numbered from the beginning of the range."""
         row_segment = np.full(len(clocks), DROPPED, dtype=np.int32)
         zero = clocks == 0
         if zero.any():
@@ -153,13 +154,13 @@ class RangeScanner:
         if not len(rows):
             return row_segment
 
-        # Each producer's rows together, in offset order.
+        # Group the rows by producer, in offset order.
         if len(rows) != len(clocks) or not (producers == producers[0]).all():
             rows = rows[np.argsort(producers[rows], kind="stable")]
             producers, clocks, flags, offsets = producers[rows], clocks[rows], flags[rows], offsets[rows]
         known = np.where(flags <= Flags.ACK_TXN, flags, np.uint16(Flags.OUTSIDE_TXN))
 
-        # Runs: of one producer and with equal flags, acknowledgements alone.
+        # Runs: rows of one producer with equal flags. Each acknowledgement is a run of its own.
         new_producer = np.ones(len(rows), dtype=np.bool_)
         new_producer[1:] = producers[1:] != producers[:-1]
         starts = new_producer.copy()
@@ -168,7 +169,8 @@ class RangeScanner:
         first_row = np.flatnonzero(starts)
         kept, largest = _keep_growing(clocks, starts, run_of_row, first_row)
 
-        # Number the runs by where they begin, so that numbers do not depend on batches, and join runs that go on.
+        # Number runs by their first offset, so that numbers do not depend on batches. Join runs that go on from earlier
+        # batches.
         continued, floor = self._continued(new_producer, first_row, producers, known, clocks, largest, offsets)
         number = np.empty(len(first_row), dtype=np.int32)
         number[continued >= 0] = continued[continued >= 0]
@@ -198,7 +200,7 @@ class RangeScanner:
         largest: UInt64s,
         offsets: Int64s,
     ) -> tuple[Int32s, UInt64s]:
-        """For each run, the segment of an earlier batch that it continues, or -1, and that segment's largest clock."""
+        """Return for each run the earlier batch's segment that it continues, or -1, and that segment's last clock."""
         continued = np.full(len(first_row), -1, dtype=np.int32)
         floor = np.zeros(len(first_row), dtype=np.uint64)
         for run in np.flatnonzero(new_producer[first_row]).tolist():
@@ -212,7 +214,7 @@ class RangeScanner:
         return continued, floor
 
     def segments(self) -> list[Segment]:
-        """The segments of all rows so far, by first offset."""
+        """Return the segments of all rows so far, by first offset."""
         ids = {number: ProducerId(number.to_bytes(6, "big")) for number in self._open}
         return [
             Segment(ids[producer], _FLAGS_OF[flags], first_clock, last_clock, first_offset)
@@ -228,7 +230,7 @@ class RangeScanner:
 
 
 def merge(first: Sequence[Segment], second: Sequence[Segment]) -> list[Segment]:
-    """The segments of two adjacent ranges taken as one. Associative; no segments are its identity."""
+    """Return the segments of two adjacent ranges as of one range. Associative; an empty list is its identity."""
     merged = list(first)
     last_of = {segment.producer: index for index, segment in enumerate(first)}
     for segment in second:
@@ -248,10 +250,10 @@ def resolve(
     replayed: Collection[ProducerId],
     through: int = 0,
 ) -> Resolution:
-    """Decide what adjacent ranges of one journal commit, from the producer states before them.
+    """Decide which rows adjacent ranges of one journal commit, given the producer states `entry` before them.
 
     `replayed` are the pending producers of `entry` whose messages from before the checkpoint are part of the ranges.
-    `through` is the offset at which the ranges end: the producers in them were seen through it.
+    `through` is the offset at which the ranges end. It becomes the `seen_through` of the producers in them.
     """
     tracks = {
         producer: _Track(
@@ -304,7 +306,7 @@ def resolve(
 
 
 class _Track:
-    """One producer while segments are resolved."""
+    """The state of one producer while segments are resolved."""
 
     __slots__ = ("begin", "is_unread", "last_ack", "pending", "seen_through", "top")
 
@@ -317,7 +319,7 @@ class _Track:
         self.pending: list[PendingPart] = []
 
     def decide(self, clock: int) -> None:
-        """Everything up to `clock` is committed or dropped, and nothing is pending."""
+        """Record that everything up to `clock` is committed or dropped, and nothing is pending."""
         self.last_ack = self.top = clock
         self.begin = -1
         self.is_unread = False
@@ -328,8 +330,8 @@ class _Track:
 
 
 def committed_mask(row_segment: Int32s, verdicts: Verdicts, clocks: UInt64s) -> Mask:
-    """Which rows of a range are committed content, from their segments (`scan`) and the range's verdicts."""
-    # DROPPED and ALWAYS are negative indices: they find the two windows added here, which hold no clock.
+    """Return the mask of a range's committed content rows, from their segments (`scan`) and the range's verdicts."""
+    # DROPPED and ALWAYS are negative indices: they select the two windows added here, which contain no clock.
     lo = np.array([*verdicts.lo, 0, 0], dtype=np.uint64)
     hi = np.array([*verdicts.hi, 0, 0], dtype=np.uint64)
     committed: Mask = (clocks > lo[row_segment]) & (clocks <= hi[row_segment])
@@ -344,9 +346,9 @@ def replay_mask(
     replay: Mapping[ProducerId, ProducerState],
     read_through: int,
 ) -> Mask:
-    """Which rows count: those from `read_through` on, and before it those of `replay` from where they were pending.
+    """Return the mask of rows to scan: those from `read_through` on, and earlier ones that were pending in `replay`.
 
-    Rows that do not count must be left out before scanning.
+    Leave the other rows out before scanning.
     """
     counts: Mask = offsets >= read_through
     if not counts.all():
@@ -357,13 +359,13 @@ def replay_mask(
 
 
 def _keep_growing(clocks: UInt64s, starts: Mask, run_of_row: Int64s, first_row: Int64s) -> tuple[Mask, UInt64s]:
-    """Which rows exceed all clocks before them in their run, and each run's largest clock."""
+    """Return the mask of rows whose clock exceeds all earlier ones of their run, and each run's largest clock."""
     kept = np.ones(len(clocks), dtype=np.bool_)
     falls = np.flatnonzero(~starts[1:] & (clocks[1:] <= clocks[:-1])) + 1
     if not len(falls):
         return kept, clocks[np.append(first_row[1:], len(clocks)) - 1]
 
-    # A running maximum that begins anew with each run: rank the clocks and lift each run's ranks above the last one's.
+    # A running maximum for each run: rank the clocks, and lift each run's ranks above those of the run before.
     affected = np.zeros(len(first_row), dtype=np.bool_)
     affected[run_of_row[falls]] = True
     rows = np.flatnonzero(affected[run_of_row])

@@ -1,7 +1,7 @@
-"""Reading UUIDs from many lines at once.
+"""Reading the UUIDs of many JSON lines at once.
 
-`read_json_lines` splits a piece of journal content into lines and reads the UUID of each, where it stands at the line's
-begin as `JsonLines` writes it, without a Python object per line. Other lines are parsed one by one.
+`read_json_lines` splits journal content into lines and reads the UUID of each. If the UUID is at the beginning of the
+line, where `JsonLines` writes it, this takes no Python object per line. Other lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class LineColumns(NamedTuple):
     ends: Int64s
     uuids: UuidColumns
     consumed: int
-    """Bytes of the content that these lines take up; what follows is the begin of a line."""
+    """The length of these lines in bytes. The content behind it is the beginning of a line."""
 
     def offsets(self, begin_offset: int) -> Int64s:
-        """Journal offsets at which the lines begin, for content from `begin_offset` on."""
+        """Return the journal offsets at which the lines begin, for content from `begin_offset` on."""
         return self.starts + begin_offset
 
 
 def parse_uuid_texts(texts: NDArray[np.uint8], journal: str, offsets: Int64s) -> UuidColumns:
-    """The parts of many message UUIDs, given as rows of 36 characters.
+    """Return the parts of many message UUIDs, given as rows of 36 characters.
 
-    Raises CorruptMessage, with the offset of the first one that is not a version 1 UUID and not zero.
+    Raises CorruptMessage with the offset of the first one that is neither a version 1 UUID nor zero.
     """
     columns, valid = _parse(texts)
     if not valid.all():
@@ -66,7 +66,7 @@ def parse_uuid_texts(texts: NDArray[np.uint8], journal: str, offsets: Int64s) ->
 
 
 def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offset: int) -> LineColumns:
-    """The complete lines of `content`, which begins with a line's begin at `begin_offset` of `journal`.
+    """Return the complete lines of `content`, which is at `begin_offset` of `journal`. A line must begin there.
 
     Raises CorruptMessage for the first line whose UUID cannot be read.
     """
@@ -110,7 +110,7 @@ def read_json_lines(framing: JsonLines, journal: str, content: bytes, begin_offs
 
 
 def _parse(texts: NDArray[np.uint8]) -> tuple[UuidColumns, Mask]:
-    """The parts of UUID texts, and which are valid; the parts of the others mean nothing."""
+    """Return the parts of UUID texts, and the mask of valid ones. The parts of invalid ones mean nothing."""
     nibbles = _NIBBLES[texts[:, _DIGITS]]
     valid: Mask = (nibbles != _INVALID).all(axis=1) & (texts[:, _DASHES] == ord("-")).all(axis=1)
     packed = (nibbles[:, ::2] << 4) | nibbles[:, 1::2]

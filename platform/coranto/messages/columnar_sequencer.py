@@ -1,12 +1,11 @@
-"""Sequencing Arrow batches: the `Sequencer` for columns.
+"""Sequencing of Arrow batches: the `Sequencer` for columns.
 
-`ColumnarSequencer` takes record batches of messages as they are read and returns those that are committed, with the
-same answers as `Sequencer` at a small part of its cost, because no message becomes a Python object. Pending messages
-are held as columns, up to a number of rows; when an acknowledgement commits messages that are no longer held, the
-journal is read again. `sequence_ranges` does the same for several ranges at once; `columnar.py` is what both stand on.
+`ColumnarSequencer` takes record batches of messages in reading order and returns the committed ones. It decides like
+`Sequencer`, but much faster, because no message becomes a Python object. It holds pending messages as columns, up to a
+number of rows. When an acknowledgement commits messages that are no longer held, the journal is read again.
+`sequence_ranges` does the same for several ranges at once. Both are built on `columnar.py`.
 
-Batches have the columns of `batches.POSITION` and any others, which are passed on. Needs pyarrow (the `consumers`
-extra).
+Batches have the columns of `batches.POSITION`. Other columns are passed on. Needs pyarrow (the `consumers` extra).
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ log = structlog.get_logger()
 DEFAULT_RING_ROWS: Final = 1 << 20
 
 Replay = Callable[[ReplayRange], Iterable[pa.RecordBatch]]
-"""Reads a piece of a journal again, and fails rather than leave messages out."""
+"""Reads a part of a journal again. It must fail rather than skip messages."""
 
 
 class _Columns(NamedTuple):
-    """The columns of rows of one journal, as numbers."""
+    """The position columns of rows of one journal, as numpy arrays."""
 
     producers: UInt64s
     clocks: UInt64s
@@ -74,15 +73,15 @@ class _Piece:
     row_segment: Int32s
     segments: list[Segment]
     alive: list[int]
-    """The segments that still count, by their index, in order."""
+    """The indices of the segments that still count, in order."""
 
     def part(self, index: int) -> int:
-        """The segment that is number `index` of those that counted."""
+        """Return the index of the segment at place `index` among those that count."""
         return self.alive[index]
 
 
 class _Journal:
-    """What is known of one journal."""
+    """The state of one journal."""
 
     __slots__ = ("in_hand", "name", "read_through", "states")
 
@@ -91,14 +90,14 @@ class _Journal:
         self.read_through = source.read_through
         self.states = source.seen_producers
         self.in_hand: set[ProducerId] = set()
-        """The pending producers of which all pending messages are held."""
+        """The pending producers whose pending messages are all held."""
 
 
 class ColumnarSequencer:
     """Decides which rows of batches are committed, for any number of journals.
 
     `replay` is called when rows are needed that `ring_rows` later ones have displaced, or that were pending in
-    `sources`; its batches need the same columns as those fed.
+    `sources`. Its batches need the same columns as the batches fed.
     """
 
     def __init__(
@@ -113,22 +112,22 @@ class ColumnarSequencer:
 
     @property
     def held_rows(self) -> int:
-        """How many rows are in memory."""
+        """The number of rows in memory."""
         return sum(piece.batch.num_rows for _, piece in self._held)
 
     def read_through(self, journal: str) -> int:
-        """The offset below which rows of the journal were fed, and the committed ones returned."""
+        """Return the offset below which rows of the journal were fed, and the committed ones returned."""
         known = self._journals.get(journal)
         return known.read_through if known is not None else 0
 
     def feed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Take in the next messages, those of each journal in offset order, and return what they commit.
+        """Feed the next messages, those of each journal in offset order, and return the rows that they commit.
 
-        Of each journal the returned rows are in the order in which they were committed, those of one transaction in
-        the order in which they were published; acknowledgements are not among them. All that an acknowledgement
-        commits is returned at once.
+        The returned rows of each journal are in the order in which they were committed. Rows of one transaction are in
+        the order in which they were published. Acknowledgements are left out. All rows that one acknowledgement commits
+        are returned together.
 
-        Raises InvalidInput for rows below `read_through`, and what `replay` raises; nothing is taken in then.
+        Raises InvalidInput for rows below `read_through`, and the errors of `replay`. Nothing changes then.
         """
         names = batch.column(batch.schema.get_field_index("journal"))
         if isinstance(names, pa.DictionaryArray):
@@ -151,9 +150,9 @@ class ColumnarSequencer:
         return committed[0] if len(committed) == 1 else pa.concat_batches(committed)
 
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
-        """What to restore from, for each journal; a `Sequencer` can go on from it too.
+        """Return the state to restore from, for each journal. A `Sequencer` can go on from it too.
 
-        Forgets the producers that `pruning` does; without it, none.
+        Forgets producers as `pruning` says; without it, none.
         """
         sources = {}
         for journal in self._journals.values():
@@ -165,10 +164,10 @@ class ColumnarSequencer:
         return sources
 
     def _forget(self) -> None:
-        """Let go of rows that are decided, and of the oldest of too many."""
+        """Drop rows that are decided, and the oldest rows beyond the limit."""
         rows = 0
         kept: deque[tuple[_Journal, _Piece]] = deque()
-        for journal, piece in reversed(self._held):  # The newest first: whatever does not fit is older.
+        for journal, piece in reversed(self._held):  # The newest first, so that the oldest do not fit.
             piece.alive = [part for part in piece.alive if piece.segments[part].producer in journal.in_hand]
             if not piece.alive:
                 continue
@@ -188,11 +187,11 @@ def sequence_ranges(
     replay: Replay,
     run: Callable[[Callable[..., Any], Iterable[Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> tuple[list[pa.RecordBatch], Source]:
-    """The committed rows of adjacent ranges of one journal, and where to go on; `source` is where they begin.
+    """Return the committed rows of adjacent ranges of one journal, and the source to go on from.
 
-    `run` applies a function to several things at a time, as `map` does or that of a pool of threads: the ranges are
-    scanned at once, and what they commit is chosen at once. The rows of each range are in the order in which they were
-    read; those that were pending in `source` come before them, from `replay`.
+    `source` is the state before the ranges. `run` is `map` or, for instance, the `map` of a thread pool: it scans the
+    ranges in parallel, and then filters their committed rows in parallel. The rows of each range are in the order in
+    which they were read. Rows that were pending in `source` come before them, from `replay`.
     """
     pieces: list[_Piece] = list(run(_scanned, ranges, itertools.repeat(None)))
     ends = [batch.column("end")[-1].as_py() for batch in ranges if batch.num_rows]
@@ -216,7 +215,7 @@ def _chosen(piece: _Piece, verdicts: Verdicts) -> pa.RecordBatch:
 
 
 class _Step:
-    """What the next rows of one journal amount to; `apply` makes it so."""
+    """The outcome of the next rows of one journal. `apply` puts it into effect."""
 
     def __init__(self, journal: _Journal, batch: pa.RecordBatch, held: Sequence[_Piece], replay: Replay) -> None:
         self.journal = journal
@@ -252,7 +251,7 @@ class _Step:
         self.committed = _committed(pieces, resolution)
 
     def apply(self) -> _Piece | None:
-        """Change the journal's state, and return the new rows that are pending, for them to be held."""
+        """Change the journal's state, and return the new pending rows, which are to be held."""
         journal, resolution = self.journal, self._resolution
         journal.read_through = self._read_through
         journal.states = resolution.states
@@ -297,7 +296,7 @@ def _live(piece: _Piece) -> list[Segment]:
 def _read_again(
     journal: str, read_through: int, needed: Mapping[ProducerId, ProducerState], replay: Replay
 ) -> list[_Piece]:
-    """The rows before `read_through` that were pending of the producers needed."""
+    """Read again the rows before `read_through` that were pending for the needed producers."""
     wanted = ReplayRange(journal, min(state.begin for state in needed.values()), read_through)
     pieces = []
     for batch in replay(wanted):
@@ -314,7 +313,7 @@ def _read_again(
 
 
 def _committed(pieces: Sequence[_Piece], resolution: Resolution) -> list[pa.RecordBatch]:
-    """The committed rows, in order; in one batch, or in none."""
+    """Return the committed rows in order, as a list of one batch or none."""
     batches: list[pa.RecordBatch] = []
     when: list[Int64s] = []
     offsets: list[Int64s] = []
@@ -329,7 +328,7 @@ def _committed(pieces: Sequence[_Piece], resolution: Resolution) -> list[pa.Reco
             continue
         whole = len(rows) == piece.batch.num_rows
         batches.append(piece.batch if whole else piece.batch.filter(pa.array(mask)))
-        # Rows outside of transactions, and those without a segment, are committed where they stand.
+        # Rows outside of transactions, and rows without a segment, are committed at their own offsets.
         by_segment = np.array([*at, -1, -1], dtype=np.int64)[piece.row_segment[rows]]
         offsets.append(piece.offsets[rows])
         when.append(np.where(by_segment < 0, offsets[-1], by_segment))
@@ -342,7 +341,7 @@ def _committed(pieces: Sequence[_Piece], resolution: Resolution) -> list[pa.Reco
 
 
 def _pending_rows(piece: _Piece, parts: Sequence[PendingPart], journal: _Journal) -> _Piece:
-    """The rows of a piece that are pending. Sets where they begin, in the journal's states, to the very first one."""
+    """Return a piece's pending rows, and set `begin` in the journal's states to the exact first pending row."""
     above = np.full(len(piece.segments) + 2, np.iinfo(np.uint64).max, dtype=np.uint64)
     number = np.full(len(piece.segments) + 2, -1, dtype=np.int32)
     for index, part in enumerate(parts):

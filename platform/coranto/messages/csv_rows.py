@@ -1,10 +1,10 @@
 """CSV framing: one row (RFC 4180) per message, its UUID in one of the columns.
 
-Rows are UTF-8 and end with a newline; fields that hold a comma, a quote or a line's end are quoted. Every row of a
-journal has the same columns. What the other columns mean is said by a `RowType`: `TextRows` leaves them as texts,
-`NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` pydantic models and dataclasses.
+Rows are UTF-8 and end with a newline. Fields that hold a comma, a quote or a line end are quoted. Every row of a
+journal has the same columns. A `RowType` converts the columns besides the UUID: `TextRows` leaves them as texts,
+`NamedRows` makes dicts of them, and `coranto.messages.models.ModelRows` makes pydantic models and dataclasses of them.
 
-A row that is not well formed is corrupt, and reading goes on behind the next newline.
+A malformed row is corrupt, and reading goes on behind the next newline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid_text
 M = TypeVar("M")
 
 DEFAULT_ROW_BYTES: Final = 16 << 20
-"""A row that goes on for longer is corrupt: most likely a quote was never closed, or there are no ends of lines."""
+"""The longest row in bytes. A longer one is corrupt: most likely a quote was never closed, or there are no newlines."""
 
 # Possessive and atomic throughout, so that no content makes them backtrack.
 _FIELD: Final = rb'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
@@ -32,24 +32,24 @@ _NEEDS_QUOTES: Final = re.compile(r'[",\r\n]|^ ')
 
 
 class RowType(Protocol[M]):
-    """What the columns of a row mean, that of the UUID left out."""
+    """Converts messages to the columns of a row and back, without the column of the UUID."""
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
         ...
 
     def to_row(self, message: M) -> Sequence[str]:
-        """The texts of a message's columns. Raises InvalidInput."""
+        """Return the texts of a message's columns. Raises InvalidInput."""
         ...
 
     def from_row(self, row: Sequence[str]) -> M:
-        """The message of `width` texts. Raises InvalidInput."""
+        """Return the message of a row of `width` texts. Raises InvalidInput."""
         ...
 
 
 class TextRows:
-    """Rows as they stand: a message is a sequence of `width` texts."""
+    """Rows without conversion: a message is a sequence of `width` texts."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -64,7 +64,7 @@ class TextRows:
 
 
 class NamedRows:
-    """Rows as dicts of texts, by the names of their columns."""
+    """Rows as dicts from column names to texts."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if len(set(names)) != len(names):
@@ -84,8 +84,8 @@ class NamedRows:
 class CsvRows(Generic[M]):
     """The `Framing` of CSV.
 
-    `uuid_column` says where the UUID stands: by default first, as Gazette's own records have it. Rows whose UUID is
-    empty are delivered at least once, as all are with `uuid_column=None`, which leaves UUIDs out.
+    `uuid_column` is the column of the UUID: by default the first, as in Gazette's own records. Rows with an empty UUID
+    are delivered at least once. With `uuid_column=None` rows have no UUID, and all are delivered at least once.
     """
 
     content_type: Final = "text/csv"
@@ -101,7 +101,7 @@ class CsvRows(Generic[M]):
         self.uuid_column = uuid_column
         self.max_row_bytes = max_row_bytes
         self.width = rows.width + (uuid_column is not None)
-        """How many columns there are, that of the UUID included."""
+        """The number of columns, the UUID's included."""
 
     def marshal(self, message: M, uuid: str | UUID) -> bytes:
         row = list(self.rows.to_row(message))
@@ -134,7 +134,7 @@ class CsvRows(Generic[M]):
         return self.rows.from_row(row)
 
     def uuid_of(self, row: bytes) -> UuidParts:
-        """The parts of a row's UUID, all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a row's UUID; all zero when it has none. Raises InvalidInput."""
         column = self.uuid_column
         if column is None:
             return ZERO_UUID
@@ -155,7 +155,7 @@ class CsvDecoder(Generic[M]):
         self._journal = journal
         self._offset = offset
         self._content = b""  # From `_offset` on.
-        self._endless = False  # The row that has not ended is corrupt: the rest of its line is passed over.
+        self._endless = False  # The row that has not ended is corrupt: the rest of its line is skipped.
 
     @property
     def offset(self) -> int:
@@ -184,7 +184,7 @@ class CsvDecoder(Generic[M]):
             )
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """What follows the line that was given up; nothing while it goes on."""
+        """Return the content behind the skipped line; empty while that line goes on."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset += len(content) - len(rest)
@@ -208,7 +208,7 @@ class CsvDecoder(Generic[M]):
                         else content[begin:newline]
                     )
                     if not row:
-                        continue  # An empty line is no row.
+                        continue  # An empty line is not a row.
                 else:
                     matched = _ROW.match(content, begin)
                     if matched is not None:
@@ -237,7 +237,7 @@ def _quoted(field: str) -> str:
 
 
 def _fields(row: bytes) -> list[bytes]:
-    """The fields of a well-formed row."""
+    """Split a well-formed row into its fields."""
     if b'"' not in row:
         return row.split(b",")
     return [quoted.replace(b'""', b'"') or plain for quoted, plain in _FIELDS.findall(row)]

@@ -1,8 +1,8 @@
 """Fixed framing: binary payloads, each behind a magic word and its length.
 
 A frame is the bytes `66 33 93 36`, the payload's length as a little-endian unsigned 32-bit number, and the payload.
-Where a frame should begin but the magic word is missing, or the length is absurd, the reader reports the place and goes
-on at the next magic word. One newline at the very end of the content is tolerated.
+If the magic word is missing where a frame should begin, or the length is too large, the reader reports the offset and
+goes on at the next magic word. One newline at the very end of the content is tolerated.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ M = TypeVar("M")
 MAGIC: Final = b"\x66\x33\x93\x36"
 
 DEFAULT_PAYLOAD_BYTES: Final = 256 << 20
-"""A longer payload is taken for a corrupt header, lest a reader gather four gigabytes for a frame that never ends."""
+"""The longest payload in bytes. A larger length means a corrupt header: a reader must not collect 4 GiB for it."""
 
 _HEADER: Final = struct.Struct("<4sI")
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """The frame of a payload."""
+    """Return the frame of a payload."""
     return _HEADER.pack(MAGIC, len(payload)) + payload
 
 
 class PayloadCodec(Protocol[M]):
-    """What a message's payload looks like, and how it holds its UUID; `payloads.py` has ready ones.
+    """Encodes a message and its UUID as a payload, and decodes them; `payloads.py` has ready codecs.
 
-    A codec that holds no UUIDs opts its messages out of exactly-once processing: they are delivered at least once.
+    A codec that keeps no UUIDs opts its messages out of exactly-once processing: they are delivered at least once.
     """
 
     def encode(self, message: M | None, uuid: UUID) -> bytes:
-        """The payload of `message` carrying `uuid`; of an otherwise empty message when it is None."""
+        """Return the payload of `message` with `uuid`. None stands for a message that holds only the UUID."""
         ...
 
     def decode(self, payload: bytes) -> M:
-        """The message. Raises InvalidInput."""
+        """Return the message of a payload. Raises InvalidInput."""
         ...
 
     def uuid_parts(self, payload: bytes) -> UuidParts | None:
-        """The parts of the payload's UUID, None when it has none. Raises InvalidInput."""
+        """Return the parts of the payload's UUID, or None when it has none. Raises InvalidInput."""
         ...
 
 
@@ -68,21 +68,21 @@ class FixedFrame(Generic[M]):
         return self.frame(self._codec.encode(message, _as_uuid(uuid)))
 
     def frame(self, payload: bytes) -> bytes:
-        """The frame of a payload. Raises InvalidInput when that is too long."""
+        """Return the frame of a payload. Raises InvalidInput when the payload is too long."""
         if len(payload) > self.max_payload_bytes:
             raise InvalidInput(f"a payload of {len(payload)} bytes is longer than the {self.max_payload_bytes} allowed")
-        return _HEADER.pack(MAGIC, len(payload)) + payload  # As `encode_frame`, without a call for each message.
+        return _HEADER.pack(MAGIC, len(payload)) + payload  # `encode_frame` inlined, to save a call for each message.
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
         payload = self._codec.encode(None, _as_uuid(uuid))
-        # A type that does not keep UUIDs would have its readers take this for a message.
+        # If the type keeps no UUIDs, its readers would take this for a message.
         return encode_frame(payload) if self.uuid_of(payload).clock else b""
 
     def unmarshal(self, content: bytes) -> M:
         return self._codec.decode(content)
 
     def uuid_of(self, payload: bytes) -> UuidParts:
-        """The parts of a payload's UUID, all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a payload's UUID; all zero when it has none. Raises InvalidInput."""
         return self._codec.uuid_parts(payload) or ZERO_UUID
 
     def decoder(self, journal: str, offset: int) -> FixedFrameDecoder[M]:
@@ -142,7 +142,7 @@ class FixedFrameDecoder(Generic[M]):
             yield Envelope(self._journal, begin, end, producer, clock, flags, payload, self._framing)
 
     def _resynchronise(self) -> CorruptMessage:
-        """Drop content up to the next magic word, or to what may be the beginning of one."""
+        """Drop content up to the next magic word, or up to bytes at the end that may begin one."""
         begin = self._offset
         found = self._buffer.find(MAGIC, 1)
         if found < 0:

@@ -1,12 +1,13 @@
-"""Framings: how messages stand one after the other in a journal's bytes.
+"""Framings: the encoding of messages as a journal's bytes.
 
-A framing marshals a message together with its UUID, and makes decoders that turn journal content back into `Envelope`s:
-the payload of one message, where it stands in the journal, and the parts of its UUID. Decoders are fed content as it
-arrives, in any chunks, and do no I/O. They leave payloads undecoded until `Envelope.message` is asked for, because most
-readers first need to know whether the message is committed at all.
+A framing marshals a message together with its UUID. Its decoders turn journal content back into `Envelope`s: a
+message's payload, its offsets in the journal, and the parts of its UUID. Decoders take content in chunks of any size
+and do no I/O. They decode a payload only when `Envelope.message` is read, because most readers first need to know
+whether the message is committed.
 
-`JsonLines` holds one JSON object per line; `TypedLines` (models.py) makes pydantic models and the like of them.
-`FixedFrame` (fixed_frame.py) holds binary payloads behind a small header, and `CsvRows` (csv_rows.py) rows of CSV.
+`JsonLines` writes one JSON object per line. `TypedLines` (models.py) converts such lines to pydantic models and similar
+types. `FixedFrame` (fixed_frame.py) writes binary payloads behind a small header. `CsvRows` (csv_rows.py) writes rows
+of CSV.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from coranto.messages.uuids import ZERO_UUID, ProducerId, UuidParts, format_uuid
 M = TypeVar("M")
 
 JsonObject: TypeAlias = Mapping[str, Any]
-"""A JSON message: what `json.loads` makes of an object."""
+"""A JSON message: a JSON object as `json.loads` returns it."""
 
 
 DEFAULT_LINE_BYTES: Final = 256 << 20
-"""A line that goes on for longer is corrupt, lest a reader gather without end what is written without a newline."""
+"""The longest line in bytes. A longer one is corrupt: a reader must not collect endless content without a newline."""
 
 _decode = json.JSONDecoder().decode
 
 
 class Envelope(NamedTuple, Generic[M]):
-    """One message as it stands in a journal: bytes [begin, end), framing included."""
+    """One message in a journal, at the bytes [begin, end), framing included."""
 
     journal: str
     begin: int
@@ -52,7 +53,7 @@ class Envelope(NamedTuple, Generic[M]):
 
     @property
     def message(self) -> M:
-        """The decoded payload, decoded at each call. Raises CorruptMessage."""
+        """The payload, decoded anew at each access. Raises CorruptMessage."""
         try:
             return self.framing.unmarshal(self.content)
         except InvalidInput as error:
@@ -60,7 +61,7 @@ class Envelope(NamedTuple, Generic[M]):
 
 
 class IncompleteTail(NamedTuple):
-    """Content ended within a message that begins at `offset` and of which `length` bytes are there."""
+    """An incomplete message at the end of content: it begins at `offset`, and `length` bytes of it are there."""
 
     journal: str
     offset: int
@@ -68,7 +69,7 @@ class IncompleteTail(NamedTuple):
 
 
 class ContentChunk(Protocol):
-    """Contiguous journal content: what the client's readers return."""
+    """Contiguous journal content, as the client's readers return it."""
 
     @property
     def offset(self) -> int: ...
@@ -82,25 +83,25 @@ class Decoder(Protocol[M]):
 
     @property
     def offset(self) -> int:
-        """Offset of the first byte that is not yet part of a returned message."""
+        """The offset of the first byte that is not yet part of a returned message."""
         ...
 
     def feed(self, content: bytes, offset: int | None = None) -> Iterator[Envelope[M]]:
-        """The messages that `content` completes, decoded while iterated: exhaust it before the next call.
+        """Yield the messages that `content` completes. Exhaust the iterator before the next call.
 
-        `offset` is the content's own, for readers that may jump over a hole; by default it follows what was fed before.
-        Raises CorruptMessage, after the messages before it were returned; the decoder then stands behind the corrupt
-        message and `feed(b"")` goes on from there.
+        `offset` is the offset of `content`, for readers that may jump over a gap. By default the content follows the
+        content fed before. Raises CorruptMessage after it has returned the messages before the corrupt one. The decoder
+        is then behind the corrupt message, and `feed(b"")` goes on from there.
         """
         ...
 
     def finish(self) -> IncompleteTail | None:
-        """Says whether the content fed so far ends within a message."""
+        """Return the incomplete message at the end of the content fed so far, or None."""
         ...
 
 
 class Framing(Protocol[M]):
-    """How messages of type M are written to and read from a journal."""
+    """The encoding of messages of type M in a journal."""
 
     @property
     def content_type(self) -> str:
@@ -108,19 +109,19 @@ class Framing(Protocol[M]):
         ...
 
     def marshal(self, message: M, uuid: str | UUID) -> bytes:
-        """The message's bytes in a journal, carrying `uuid`. Raises InvalidInput when it has no such form."""
+        """Return the message's bytes in a journal, with `uuid`. Raises InvalidInput when it cannot be encoded."""
         ...
 
     def acknowledgement(self, uuid: str | UUID) -> bytes:
-        """The bytes of a message that holds nothing but a UUID; none for messages that cannot hold one."""
+        """Return the bytes of a message that holds only a UUID; empty when messages cannot hold one."""
         ...
 
     def unmarshal(self, content: bytes) -> M:
-        """The message of a payload. Raises InvalidInput."""
+        """Decode a payload. Raises InvalidInput."""
         ...
 
     def decoder(self, journal: str, offset: int) -> Decoder[M]:
-        """A decoder for content of `journal` that begins at `offset`."""
+        """Return a decoder for content of `journal` that begins at `offset`."""
         ...
 
 
@@ -131,9 +132,10 @@ def iter_messages(
     begin_offset: int,
     on_tail: Callable[[IncompleteTail], None] | None = None,
 ) -> Iterator[Envelope[M]]:
-    """Envelopes of consecutive content from `begin_offset`, which must be where a message begins.
+    """Yield the envelopes of consecutive content from `begin_offset`, at which a message must begin.
 
-    A message that the content's end cuts off is not returned but reported to `on_tail`. Raises CorruptMessage.
+    A message that is cut off by the end of the content is not returned, but reported to `on_tail`. Raises
+    CorruptMessage.
     """
     decoder = framing.decoder(journal, begin_offset)
     for chunk in chunks:
@@ -147,15 +149,15 @@ def iter_messages(
 
 
 class JsonLines:
-    """One JSON object per line, its UUID at a JSON pointer.
+    """The `Framing` of one JSON object per line, with its UUID at a JSON pointer.
 
-    Marshalled messages begin with the UUID, so that readers find it without parsing the line; they accept it anywhere.
-    A line without a UUID, or with the zero one, is delivered at least once (see `uuids`), unless `require_uuid` makes
-    it corrupt. A line that is not JSON, whose UUID is malformed, or that has not ended after `max_line_bytes`, is
-    corrupt.
+    Marshalled messages begin with the UUID, so that readers find it without parsing the line. Readers accept it
+    anywhere in the line. A line without a UUID is corrupt if `require_uuid` is set. Otherwise it is delivered at least
+    once, as is a line with the zero UUID (see `uuids`). A line is corrupt when it is not JSON, when its UUID is
+    malformed, or when it has not ended after `max_line_bytes`.
 
-    Without a pointer (None) messages have no place for a UUID: all are delivered at least once, nothing acknowledges
-    them, and whatever they are published in, readers take them for committed as they come.
+    Without a pointer (None) messages have no place for a UUID. All of them are delivered at least once, and there are
+    no acknowledgements: readers take each message as committed, even if it was published in a transaction.
     """
 
     content_type: Final = "application/x-ndjson"
@@ -176,14 +178,14 @@ class JsonLines:
         self._open = "".join(f"{{{json.dumps(token)}:" for token in self._path) + '"' if self._path else ""
         self._close = '"' + "}" * (len(self._path) - 1) if self._path else ""
         self.uuid_prefix: bytes = self._open.encode()
-        """What lines of this class begin with, up to the UUID; empty when they have none."""
+        """The bytes of a line before its UUID; empty when lines have none."""
         self._encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
     def __repr__(self) -> str:
         return f"JsonLines({self.pointer!r}, require_uuid={self.require_uuid})"
 
     def marshal(self, message: JsonObject, uuid: str | UUID) -> bytes:
-        """The line of `message`, which is left as it is, with `uuid` at the pointer. Raises InvalidInput."""
+        """Return the line of `message` with `uuid` at the pointer. `message` is not changed. Raises InvalidInput."""
         head = f"{self._open}{uuid}{self._close}"
         try:
             if not self._path:
@@ -208,7 +210,7 @@ class JsonLines:
 
     def unmarshal(self, content: bytes) -> JsonObject:
         try:
-            # What begins so is no UTF-16 or UTF-32, which would otherwise be looked for.
+            # Content that begins like this is not UTF-16 or UTF-32, which `json.loads` would check for.
             is_utf8 = content[:1] == b"{" and content[1:2] != b"\0"
             decoded = _decode(content.decode("utf-8", "surrogatepass")) if is_utf8 else json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -221,13 +223,13 @@ class JsonLines:
         return JsonLinesDecoder(self, self, journal, offset)
 
     def uuid_of(self, line: bytes) -> UuidParts:
-        """The parts of a line's UUID; all zero when it has none. Raises InvalidInput."""
+        """Return the parts of a line's UUID; all zero when it has none. Raises InvalidInput."""
         prefix = self.uuid_prefix
         if not prefix:
             return ZERO_UUID
         if line.startswith(prefix):
             start = len(prefix)
-            # With the closing quote in place there is nothing escaped within the 36 characters.
+            # If the closing quote follows the 36 characters, none of them is escaped.
             if line[start + 36 : start + 37] == b'"':
                 return parse_uuid_text(line[start : start + 36])
         value: object = self.unmarshal(line)
@@ -244,7 +246,7 @@ class JsonLines:
         return parse_uuid_text(value.encode("utf-8", "replace"))
 
     def _place(self, parent: object, path: tuple[str, ...], uuid: str) -> dict[str, object]:
-        """A copy of `parent` with the UUID at `path`, and what leads there first."""
+        """Return a copy of `parent` with the UUID at `path`. The keys of the path come first."""
         if not isinstance(parent, Mapping):
             raise InvalidInput(f"the parent of {path[0]!r} in {self.pointer} must be an object, not {parent!r}")
         token, rest = path[0], path[1:]
@@ -256,7 +258,7 @@ class JsonLines:
 
 
 class JsonLinesDecoder(Generic[M]):
-    """The `Decoder` of `JsonLines`, and of framings that make something else of the same lines."""
+    """The `Decoder` of `JsonLines`, and of framings that convert the same lines to other types."""
 
     def __init__(self, framing: Framing[M], lines: JsonLines, journal: str, offset: int) -> None:
         self._framing = framing
@@ -266,7 +268,7 @@ class JsonLinesDecoder(Generic[M]):
         self._offset = offset
         self._partial: list[bytes] = []  # Content of a line that has not ended.
         self._partial_bytes = 0
-        self._endless = False  # The line that has not ended is corrupt: the rest of it is passed over.
+        self._endless = False  # The line that has not ended is corrupt: its rest is skipped.
         self._fed = offset
         self._lines: list[bytes] = []  # Complete lines not yet returned, the next one last.
 
@@ -310,7 +312,7 @@ class JsonLinesDecoder(Generic[M]):
         return IncompleteTail(self._journal, self._fed - length, length) if length else None
 
     def _behind_endless(self, content: bytes) -> bytes:
-        """What follows the line that was given up; nothing while it goes on."""
+        """Return the content behind the skipped line; empty while that line goes on."""
         newline = content.find(b"\n") + 1
         rest = content[newline:] if newline else b""
         self._offset = self._fed - len(rest)
@@ -330,7 +332,7 @@ class JsonLinesDecoder(Generic[M]):
             yield Envelope(journal, begin, end, producer, clock, flags, line, framing)
 
     def _jump(self, offset: int) -> IncompleteTail | None:
-        """Go on at `offset`; returns the line that this leaves cut off."""
+        """Go on at `offset`. Return the line that is cut off by the jump, if any."""
         if offset < self._fed:
             raise InvalidInput(f"content of {self._journal} at offset {offset} was fed before, up to {self._fed}")
         tail = self.finish()
@@ -340,7 +342,7 @@ class JsonLinesDecoder(Generic[M]):
 
 
 def _parse_pointer(pointer: str) -> tuple[str, ...]:
-    """The keys of a JSON pointer (RFC 6901) through objects."""
+    """Return the object keys of a JSON pointer (RFC 6901)."""
     if not pointer.startswith("/") or pointer == "/":
         raise InvalidInput(f"{pointer!r} is not a JSON pointer to a key, like /_meta/uuid")
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in pointer[1:].split("/"))

@@ -1,7 +1,7 @@
 """Mapping keys to journals, so that messages of one key stay together and in order.
 
-`modulo` and `rendezvous` agree with every other Gazette client on where a key belongs. Rendezvous moves the fewest keys
-when journals come and go; modulo is cheaper with very many journals.
+`modulo` and `rendezvous` map a key to the same journal as every other Gazette client. Rendezvous moves the fewest keys
+when journals come and go. Modulo is cheaper with very many journals.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from coranto.errors import InvalidInput, Unavailable
 M = TypeVar("M")
 
 Mapping = Callable[[bytes], str]
-"""From a message's key to the journal it belongs in."""
+"""A function from a message's key to its journal."""
 
 
 def by_key(key: Callable[[M], bytes], mapping: Mapping) -> Callable[[M], str]:
-    """What names the journal of a message by its key: a destination for a publisher."""
+    """Return a function from a message to its journal by its key: a destination for a publisher."""
     return lambda message: mapping(key(message))
 
 
 def fnv1a32(data: bytes) -> int:
-    """The 32-bit FNV-1a hash of `data`."""
+    """Return the 32-bit FNV-1a hash of `data`."""
     value = 0x811C9DC5
     for byte in data:
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -32,12 +32,12 @@ def fnv1a32(data: bytes) -> int:
 
 
 def modulo(key: bytes, journals: Sequence[str]) -> str:
-    """The journal at index `hash(key) % len(journals)`. The order of `journals` matters."""
+    """Return the journal at index `hash(key) % len(journals)`. The order of `journals` matters."""
     return _require(journals)[fnv1a32(key) % len(journals)]
 
 
 def rendezvous(key: bytes, journals: Sequence[str]) -> str:
-    """The journal whose hashed name, combined with the hashed key, is largest; the first of equals."""
+    """Return the journal whose hashed name XOR the hashed key is largest; the first of equals."""
     return RendezvousMapping(journals)(key)
 
 
@@ -68,7 +68,7 @@ class RendezvousMapping:
 
 
 class RandomMapping:
-    """Any of the journals with equal chance, drawn from `rng`; the key plays no part."""
+    """Any of the journals with equal probability, drawn from `rng`. The key is ignored."""
 
     def __init__(self, journals: Sequence[str], rng: random.Random) -> None:
         self._journals = tuple(_require(journals))
@@ -81,8 +81,9 @@ class RandomMapping:
 class LiveMapping:
     """A mapping over journals that come and go.
 
-    `journals` is asked for them with each key, and should return the same sequence as long as they are the same;
-    `make` then makes a mapping over them, such as `RendezvousMapping`. Raises Unavailable while there are none.
+    `journals` is called for each key and returns the present journals. While they do not change, it should return the
+    same sequence object. When they change, `make` makes a new mapping over them, such as `RendezvousMapping`. Raises
+    Unavailable while there are no journals.
     """
 
     def __init__(

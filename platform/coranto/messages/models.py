@@ -1,11 +1,11 @@
 """Messages that are pydantic models, dataclasses or typed dicts, as JSON lines or as rows of CSV.
 
-`TypedLines` is `JsonLines` for anything that a `JsonType` converts from and to JSON objects. `Models` is the one for
-whatever pydantic understands; `ProtobufJson` (payloads.py) one for protobuf messages.
+`TypedLines` is `JsonLines` for any type that a `JsonType` converts to and from JSON objects. `Models` is the `JsonType`
+of types that pydantic understands; `ProtobufJson` (payloads.py) is the one of protobuf messages.
 
-The UUID stands at the framing's JSON pointer. A type that declares the field that the pointer leads to gets the UUID
-with each message that is read; one that does not is none the wiser, and `Envelope.uuid` has it all the same. Publishing
-never changes the caller's object.
+The UUID is at the framing's JSON pointer. If a type declares the field at that pointer, each message that is read has
+its UUID there. If it does not, the UUID is only in `Envelope.uuid`, which always has it. Publishing never changes the
+caller's object.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class JsonType(Protocol[M]):
     """Converts messages to JSON objects and back."""
 
     def to_json(self, message: M) -> JsonObject:
-        """The JSON object of a message; what stands at the UUID's place is replaced. Raises InvalidInput."""
+        """Return the JSON object of a message. Its value at the UUID's place is replaced later. Raises InvalidInput."""
         ...
 
     def from_json(self, line: bytes, lines: JsonLines) -> M:
-        """The message of a line, which `lines` can parse. Raises InvalidInput."""
+        """Return the message of a line, which `lines` can parse. Raises InvalidInput."""
         ...
 
 
 class TypedLines(Generic[M]):
-    """JSON lines of messages of one type: the `Framing` for `kind`, which is a class or any other `JsonType`.
+    """The `Framing` of JSON lines with messages of one type. `kind` is a class or any `JsonType`.
 
-    Everything else is as in `JsonLines`, to which the same lines are dicts. With `pointer=None` the type has no place
-    for UUIDs and is delivered at least once.
+    Otherwise it is like `JsonLines`, which reads the same lines as dicts. With `pointer=None` lines have no UUIDs, and
+    messages are delivered at least once.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Models(Generic[M]):
 class ModelRows(Generic[M]):
     """The `RowType` (csv_rows.py) of a pydantic model, a dataclass or a typed dict: a column for each of its fields.
 
-    Fields are texts, numbers, truth values, times and the like. None is written as an empty field, and an empty field
-    is read as None where None is the field's default.
+    Fields are texts, numbers, booleans, times and similar scalars. None is written as an empty field. An empty field is
+    read as None if None is the field's default.
     """
 
     def __init__(self, kind: type[M]) -> None:
@@ -131,7 +131,7 @@ class ModelRows(Generic[M]):
 class _Field:
     name: str
     key: str
-    """Its name in JSON."""
+    """The field's name in JSON."""
     defaults_to_none: bool
 
 

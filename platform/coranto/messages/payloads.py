@@ -1,8 +1,8 @@
-"""Messages in fixed frames: protobuf messages, and classes of one's own that hold their UUIDs themselves.
+"""Codecs for messages in fixed frames: protobuf messages, and user classes that hold their UUIDs themselves.
 
-`FixedFrame` (fixed_frame.py) leaves the payload to a `PayloadCodec`. Here are those for protobuf and for any class that
-implements `Message`; `arrow_payload.py` has one for Arrow record batches. `ProtobufJson` writes protobuf messages as
-JSON lines instead (see `models.TypedLines`).
+`FixedFrame` (fixed_frame.py) leaves the payload to a `PayloadCodec`. This module has the codecs for protobuf and for
+any class that implements `Message`; `arrow_payload.py` has the one for Arrow record batches. `ProtobufJson` writes
+protobuf messages as JSON lines instead (see `models.TypedLines`).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from coranto.messages.uuids import ZERO_UUID, UuidParts, parse_uuid, parse_uuid_
 
 
 class Message(Protocol):
-    """What a class implements so that its objects can be messages: they take a UUID, give it back, and serialise.
+    """The interface of user classes whose objects are messages: they hold a UUID, and serialise.
 
-    A class that cannot represent a UUID opts out: `take_uuid` does nothing, and `give_uuid` returns None. Its messages
-    are then delivered at least once.
+    A class that cannot hold a UUID opts out: `take_uuid` does nothing, and `give_uuid` returns None. Its messages are
+    then delivered at least once.
     """
 
     def take_uuid(self, uuid: UUID) -> None:
-        """Hold a UUID in place of any other."""
+        """Set the message's UUID, and replace any other."""
         ...
 
     def give_uuid(self) -> UUID | None:
-        """The UUID that the message holds."""
+        """Return the message's UUID, or None."""
         ...
 
     def to_bytes(self) -> bytes:
-        """The message, UUID included. Raises ValueError when it has no such form."""
+        """Serialise the message, UUID included. Raises ValueError when that is not possible."""
         ...
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> Self:
-        """The message of what `to_bytes` returned. Raises ValueError for anything else."""
+        """Return the message that `to_bytes` serialised. Raises ValueError for any other bytes."""
         ...
 
     @classmethod
     def acknowledgement(cls) -> Self:
-        """A message that is to hold nothing but a UUID."""
+        """Return an empty message, to hold only a UUID."""
         ...
 
 
@@ -61,7 +61,7 @@ class OwnPayload(Generic[M]):
         self._kind = kind
 
     def encode(self, message: M | None, uuid: UUID) -> bytes:
-        """As `PayloadCodec.encode`; the message itself takes the UUID."""
+        """Encode a message, as `PayloadCodec.encode` says. It changes the message: sets its UUID."""
         written = self._kind.acknowledgement() if message is None else message
         written.take_uuid(uuid)
         try:
@@ -83,8 +83,8 @@ class OwnPayload(Generic[M]):
 class ProtobufPayload(Generic[P]):
     """The `PayloadCodec` of a protobuf message that holds its UUID in a field: sixteen `bytes`, or a `string`.
 
-    `uuid_field` may lead into messages within the message ("meta.uuid"). With None the type has no place for a UUID,
-    and is delivered at least once. Publishing does not change the caller's message.
+    `uuid_field` may be a path into nested messages ("meta.uuid"). With None the type has no place for a UUID, and its
+    messages are delivered at least once. Publishing does not change the caller's message.
     """
 
     def __init__(self, kind: type[P], uuid_field: str | None = "uuid") -> None:
@@ -127,9 +127,9 @@ class ProtobufPayload(Generic[P]):
 
 
 class ProtobufJson(Generic[P]):
-    """The `JsonType` (models.py) of a protobuf message, in protobuf's own JSON with the fields' names as declared.
+    """The `JsonType` (models.py) of a protobuf message: protobuf's own JSON, with field names as declared.
 
-    Keys that the message does not know are passed over when it is read, such as those that lead to a UUID.
+    Reading skips keys that the message type does not know, such as the keys of the UUID.
     """
 
     def __init__(self, kind: type[P]) -> None:
@@ -148,7 +148,7 @@ class ProtobufJson(Generic[P]):
 
 
 def _is_text(kind: type[ProtobufMessage], path: tuple[str, ...]) -> bool:
-    """Whether the field that a path leads to is a string; it must be one, or bytes."""
+    """Return True if the field at a path is a string, False if it is bytes. Raises InvalidInput for any other."""
     where = ".".join(path)
     descriptor = kind.DESCRIPTOR
     for name in path[:-1]:

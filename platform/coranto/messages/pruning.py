@@ -1,8 +1,8 @@
-"""Which producers a reader forgets: one rule, for every sequencer.
+"""Pruning: the rule by which every sequencer forgets producers.
 
-A reader remembers each producer of a journal so as to know its repeated messages and its open transactions. It cannot
-remember all for ever. Each producer is judged by itself: by its own clock against the reader's, and by how much of the
-journal was read since its last message. No clock of a producer decides about another's state
+A reader remembers each producer of a journal, to detect duplicates and to track open transactions. It cannot remember
+all of them forever. Each producer is judged separately: by its own clock compared with the reader's, and by the bytes
+of the journal read since its last message. One producer's clock never decides about another's state
 (docs/decisions/0007-pruning-producers.md).
 """
 
@@ -17,17 +17,17 @@ from coranto.messages.checkpoints import ProducerState
 from coranto.messages.uuids import ProducerId, clock_to_ns
 
 DEFAULT_PRUNE_HORIZON_S: Final = 24 * 3600.0
-"""A producer whose last clock is within this many seconds of the reader's is remembered."""
+"""The reader remembers producers whose last clock is within this many seconds of its own."""
 DEFAULT_PRUNE_DISTANCE: Final = 1 << 30
-"""A producer is remembered until this many bytes of the journal were read behind its last message."""
+"""The reader remembers a producer until it has read this many bytes of the journal behind its last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """When producers are forgotten.
+    """The parameters of pruning.
 
-    `now` is the reader's time in seconds since the Unix epoch, `distance` in bytes. `first_offsets` are the offsets at
-    which the content of journals begins, of those for which that is known.
+    `now` is the reader's time in seconds since the Unix epoch. `distance` is in bytes. `first_offsets` maps journals to
+    the offsets at which their content begins, as far as these are known.
     """
 
     now: float
@@ -42,12 +42,12 @@ class Pruning:
             )
 
     def forgets(self, state: ProducerState, read_through: int, first_offset: int = 0) -> bool:
-        """Whether a producer is forgotten, in a journal that was read through this offset.
+        """Return True if a producer is forgotten in a journal that was read up to `read_through`.
 
-        One is when the journal was read for `distance` bytes behind its last message, unless its clock is within
-        `horizon_s` of the reader's. A clock further off, ahead or behind, says nothing of the producer's silence.
-        One with an open transaction is remembered, besides, until all of its messages are gone from the journal. One
-        of which it is not known where it was seen is remembered.
+        A producer is forgotten when the journal was read for `distance` bytes behind its last message, unless its clock
+        is within `horizon_s` of the reader's. A clock further off, ahead or behind, says nothing about how long the
+        producer has been silent. A producer with an open transaction is remembered until all of its messages are gone
+        from the journal. A producer with an unknown `seen_through` is remembered too.
         """
         if not state.seen_through or read_through - state.seen_through < self.distance:
             return False
@@ -58,7 +58,7 @@ class Pruning:
     def prune(
         self, journal: str, producers: Mapping[ProducerId, ProducerState], read_through: int
     ) -> dict[ProducerId, ProducerState]:
-        """The states of the journal's producers that are remembered."""
+        """Return the states of those of the journal's producers that are remembered."""
         first_offset = self.first_offsets.get(journal, 0)
         return {
             producer: state

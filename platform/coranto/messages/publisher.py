@@ -1,6 +1,6 @@
-"""Publishing messages, alone or in transactions that span journals.
+"""Publishers of messages, alone or in transactions that span journals.
 
-`SyncPublisher` and `Publisher` append what a `TransactionBuilder` (transactions.py) gives them, through a callable
+`SyncPublisher` and `Publisher` append the batches of a `TransactionBuilder` (transactions.py) through a callable
 `append(journal, content)`.
 """
 
@@ -21,7 +21,7 @@ M = TypeVar("M")
 __all__ = ["Destination", "Phase", "Publisher", "SyncPublisher", "TransactionBuilder"]
 
 Destination: TypeAlias = str | Callable[[M], str]
-"""The journal of a message: its name, or what names it by looking at the message (see `mapping.by_key`)."""
+"""The journal of a message: its name, or a function from the message to that name (see `mapping.by_key`)."""
 
 DEFAULT_BATCH_BYTES: Final = 1 << 20
 DEFAULT_PENDING_BYTES: Final = 32 << 20
@@ -30,8 +30,8 @@ DEFAULT_PENDING_BYTES: Final = 32 << 20
 class SyncPublisher(Generic[M]):
     """Publishes through a blocking `append(journal, content)`. Several threads may share it; one appends at a time.
 
-    When an append raises, its batch is kept: the call that failed, or any later one, appends it again, or `rollback`
-    drops it. Nothing is appended in the background, so call `flush` after the last `publish`.
+    When an append raises, its batch is kept. Any later call appends it again, or `rollback` drops it. Nothing is
+    appended in the background, so call `flush` after the last `publish`.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class SyncPublisher(Generic[M]):
         return self._builder.producer
 
     def publish(self, journal: Destination[M], message: M) -> str:
-        """Publish a message that is committed once appended: at the latest by the next `flush`. Returns its UUID.
+        """Publish a message outside of transactions: it commits when it is appended, at the latest by the next `flush`.
 
-        Its journal is chosen first. Raises InvalidInput when the message cannot be written.
+        Returns the message's UUID. The journal is chosen before the UUID is. Raises InvalidInput when the message
+        cannot be written.
         """
         with self._lock:
             name = journal if isinstance(journal, str) else journal(message)
@@ -65,7 +66,7 @@ class SyncPublisher(Generic[M]):
             return uuid
 
     def add(self, journal: Destination[M], message: M) -> str:
-        """Publish a message as part of the open transaction. As `publish` otherwise."""
+        """Publish a message as part of the open transaction; otherwise like `publish`."""
         with self._lock:
             name = journal if isinstance(journal, str) else journal(message)
             self._builder.add(name, message)
@@ -87,16 +88,16 @@ class SyncPublisher(Generic[M]):
             return self._builder.ack_intents()
 
     def acknowledge(self) -> None:
-        """Append the prepared ack intents. Call it again when an append raised."""
+        """Append the prepared ack intents. If an append raises, call it again."""
         with self._lock:
             self._append_intents(self._builder.commit())
 
     def commit(self, on_intents: Callable[[Mapping[str, bytes]], object] | None = None) -> dict[str, bytes]:
-        """Commit the transaction: `prepare`, have `on_intents` keep the intents durably, `acknowledge`.
+        """Commit the transaction: `prepare`, let `on_intents` keep the intents durably, `acknowledge`.
 
-        Without `on_intents` a crash between two acknowledgements leaves some journals committed and others not.
-        When `on_intents` raises, nothing is acknowledged and the transaction stays prepared: `acknowledge` when the
-        intents were kept all the same, else `rollback`. Returns the intents.
+        Returns the intents. Without `on_intents` a crash between two acknowledgements leaves some journals committed
+        and others not. When `on_intents` raises, nothing is acknowledged and the transaction stays prepared. Then call
+        `acknowledge` if the intents were kept after all, else `rollback`.
         """
         intents = self.prepare()
         if on_intents is not None:
@@ -105,7 +106,7 @@ class SyncPublisher(Generic[M]):
         return intents
 
     def rollback(self) -> None:
-        """Make readers drop what the open transaction published. Call it again when an append raised."""
+        """Roll back the open transaction: readers drop its messages. If an append raises, call it again."""
         with self._lock:
             self._append_intents(self._builder.rollback_intents())
 
@@ -140,8 +141,8 @@ class Publisher(Generic[M]):
     """Publishes through an awaitable `append(journal, content)`, to several journals at once and to each in order.
 
     Full batches are appended in the background. `add` and `publish` wait while more than `max_pending_bytes` are queued
-    or being appended, and raise what a background append raised. The batch of a failed or cancelled append is kept, as
-    with `SyncPublisher`.
+    or being appended, and raise the error of a failed background append. The batch of a failed or cancelled append is
+    kept, as in `SyncPublisher`.
 
     Use it as an asynchronous context manager: a clean exit flushes, and any exit ends background appends.
     """
@@ -188,9 +189,10 @@ class Publisher(Generic[M]):
         return self._builder.producer
 
     async def publish(self, journal: Destination[M], message: M) -> str:
-        """Publish a message that is committed once appended: at the latest by the next `flush`. Returns its UUID.
+        """Publish a message outside of transactions: it commits when it is appended, at the latest by the next `flush`.
 
-        Its journal is chosen first. Raises InvalidInput when the message cannot be written. Tasks may publish at once.
+        Returns the message's UUID. The journal is chosen before the UUID is. Raises InvalidInput when the message
+        cannot be written. Several tasks may publish at once. Cancelling does not take the message back.
         """
         name = journal if isinstance(journal, str) else journal(message)
         self._builder.outside(name, message)
@@ -199,7 +201,7 @@ class Publisher(Generic[M]):
         return uuid
 
     async def add(self, journal: Destination[M], message: M) -> str:
-        """Publish a message as part of the open transaction. As `publish` otherwise."""
+        """Publish a message as part of the open transaction; otherwise like `publish`."""
         name = journal if isinstance(journal, str) else journal(message)
         self._builder.add(name, message)
         uuid = self._builder.last_uuid
@@ -207,7 +209,7 @@ class Publisher(Generic[M]):
         return uuid
 
     async def flush(self) -> None:
-        """Return once all messages are appended."""
+        """Return once all messages are appended. Cancelling ends only the wait; appends under way go on."""
         self._flushing = True
         try:
             while self._tasks or self._builder.pending_bytes():
@@ -225,15 +227,15 @@ class Publisher(Generic[M]):
         return self._builder.ack_intents()
 
     async def acknowledge(self) -> None:
-        """Append the prepared ack intents. Call it again when an append raised or the call was cancelled."""
+        """Append the prepared ack intents. If an append raises or the call is cancelled, call it again."""
         await self._append_intents(self._builder.commit())
 
     async def commit(
         self, on_intents: Callable[[Mapping[str, bytes]], Awaitable[object]] | None = None
     ) -> dict[str, bytes]:
-        """Commit the transaction: `prepare`, have `on_intents` keep the intents durably, `acknowledge`.
+        """Commit the transaction: `prepare`, let `on_intents` keep the intents durably, `acknowledge`.
 
-        See `SyncPublisher.commit` for what failures leave behind.
+        See `SyncPublisher.commit` for the effects of failures.
         """
         intents = await self.prepare()
         if on_intents is not None:
@@ -242,7 +244,7 @@ class Publisher(Generic[M]):
         return intents
 
     async def rollback(self) -> None:
-        """Make readers drop what the open transaction published. Call it again when it raised or was cancelled."""
+        """Roll back the open transaction: readers drop its messages. If it raises or is cancelled, call it again."""
         # A batch that is being appended must not land behind the acknowledgement that rolls it back.
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
@@ -266,7 +268,7 @@ class Publisher(Generic[M]):
             self._tasks[journal] = asyncio.create_task(self._drain(journal))
 
     def _collect(self) -> None:
-        """Forget ended tasks, and raise what the first failed one raised."""
+        """Forget ended tasks, and raise the error of the first failed one."""
         failure: BaseException | None = None
         for journal, task in list(self._tasks.items()):
             if task.done():

@@ -1,14 +1,14 @@
-"""Readers of one journal's messages: all of them, the committed ones, or whole transactions.
+"""Readers of one journal's messages: all messages, the committed ones, or whole transactions.
 
-`ReadUncommitted` yields every message as it stands: duplicates, pending ones, acknowledgements. `ReadCommitted` puts a
-`Sequencer` behind it and yields committed content messages, each once; its `transactions` yields them as the sets that
-were committed together. Each has an asynchronous twin. What they read comes from a callable, so that they work with any
-client (`coranto.client.committed` has readers for journals of brokers), and with plain bytes in a test.
+`ReadUncommitted` yields every message, also duplicates, pending messages and acknowledgements. `ReadCommitted` adds a
+`Sequencer` and yields committed content messages, each once. Its `transactions` yields them in the groups that were
+committed together. Each reader has an asynchronous version. A callable provides the content, so that readers work with
+any client (`coranto.client.committed` has readers for journals of brokers) and with plain bytes in a test.
 
-A reader of committed messages goes on from a `Source`, and its `source()` says where the next one is to go on. After an
-error a reader of committed messages is at its end; make another one from its `source()`.
+A reader of committed messages starts from a `Source`. Its `source()` returns the one from which a later reader goes on.
+After an error a reader of committed messages is at its end: make another one from its `source()`.
 
-Readers that are left early should be closed, for what they read from to be closed too.
+Close a reader that you leave early. That closes its input too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = structlog.get_logger()
 
 
 class Transaction(NamedTuple, Generic[M]):
-    """Messages that were committed together: by one acknowledgement, or one by itself.
+    """Messages that were committed together: those of one acknowledgement, or one message outside of transactions.
 
-    `end` is the offset behind what committed them; `clock` that message's clock.
+    `end` is the end offset of the message that committed them, and `clock` its clock.
     """
 
     journal: str
@@ -48,18 +48,18 @@ class Transaction(NamedTuple, Generic[M]):
 
 
 Read: TypeAlias = Callable[[int, int | None], Iterable[Envelope[M]]]
-"""Reads messages of [begin, end) of a journal.
+"""Reads the messages of [begin, end) of a journal.
 
-Without an end it reads as far as the reader is to go. With one it reads what was read before, once more (a replay):
-should content be gone by now, it must fail rather than leave messages out.
+With end None it reads as far as the reader has to go. With an end it reads messages again (a replay). If content is
+gone by then, it must fail rather than skip messages.
 """
 
 ReadAsync: TypeAlias = Callable[[int, int | None], AsyncIterable[Envelope[M]]]
-"""`Read`, asynchronously."""
+"""The asynchronous `Read`."""
 
 
 class _Uncommitted(Generic[M]):
-    """What both readers of uncommitted messages share."""
+    """The common part of both readers of uncommitted messages."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class _Uncommitted(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """Where the message after those returned begins."""
+        """The offset at which the next message begins."""
         return self._decoder.offset
 
     @property
     def tail(self) -> IncompleteTail | None:
-        """What the content read so far ends with, when that is not a whole message."""
+        """The incomplete message at the end of the content read so far, or None."""
         return self._decoder.finish()
 
     def _next_decoded(self) -> Envelope[M] | None:
@@ -102,9 +102,10 @@ class _Uncommitted(Generic[M]):
 class ReadUncommitted(_Uncommitted[M]):
     """Iterates over all messages in `chunks`, consecutive content of `journal` from `offset` on.
 
-    A message is undecoded until its `Envelope.message` is asked for. `on_corrupt` is given what cannot be read, and
-    reading goes on behind it; without it CorruptMessage is raised, after which the iteration can go on likewise.
-    A message cut off by the content's end is not returned: see `tail`. Where content is gone the offsets jump.
+    A message is decoded when its `Envelope.message` is read. `on_corrupt` is called with the error of a message that
+    cannot be read, and reading goes on behind that message. Without `on_corrupt` the reader raises CorruptMessage, and
+    the iteration may go on after it. A message that is cut off by the end of the content is not returned: see `tail`.
+    Where content is gone, offsets jump.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class ReadUncommitted(_Uncommitted[M]):
 
 
 class AsyncReadUncommitted(_Uncommitted[M]):
-    """`ReadUncommitted` over asynchronous reads."""
+    """The asynchronous `ReadUncommitted`."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class AsyncReadUncommitted(_Uncommitted[M]):
 
 
 class _Committed(Generic[M]):
-    """What both readers of committed messages share."""
+    """The common part of both readers of committed messages."""
 
     def __init__(self, journal: str, source: Source | None, ring_size: int) -> None:
         self.journal = journal
@@ -168,13 +169,14 @@ class _Committed(Generic[M]):
 
     @property
     def offset(self) -> int:
-        """The offset below which all messages were read and, where committed, returned."""
+        """The offset below which all messages were read, and the committed ones returned."""
         return self._sequencer.read_through(self.journal)
 
     def source(self, prune_horizon_s: float = DEFAULT_PRUNE_HORIZON_S) -> Source:
-        """Where to go on: covers exactly what was returned so far.
+        """Return the state to go on from. It covers exactly the messages returned so far.
 
-        Producers silent for long are forgotten (see `Pruning`, whose horizon this is); with 0 none is.
+        Producers that have been silent for long are forgotten: `prune_horizon_s` is the horizon of `Pruning`, in
+        seconds. With 0 none is forgotten.
         """
         now = time.time()
         source = self._sequencer.checkpoint(Pruning(now, prune_horizon_s) if prune_horizon_s else None)[self.journal]
@@ -195,9 +197,9 @@ class _Committed(Generic[M]):
 class ReadCommitted(_Committed[M]):
     """Iterates over the committed content messages of a journal, each once, in the order in which they were committed.
 
-    `read` is called with the offset to begin at, and again for replays: whenever an acknowledgement commits messages
-    that `ring_size` others have displaced from memory. A transaction is returned whole, one message after the other, as
-    soon as it is acknowledged, whatever other producers have open.
+    `read` is called with the offset to begin at. It is called again for each replay, when an acknowledgement commits
+    messages that `ring_size` others have displaced from memory. A transaction is returned whole, one message after the
+    other, as soon as it is acknowledged, even if other producers have open transactions.
     """
 
     def __init__(
@@ -220,9 +222,9 @@ class ReadCommitted(_Committed[M]):
         _close(self._messages)
 
     def transactions(self) -> Iterator[Transaction[M]]:
-        """The rest, by transaction; each is in memory as a whole.
+        """Yield the remaining messages by transaction. Each transaction is held in memory as a whole.
 
-        A `source()` taken between two transactions covers all of those returned, and nothing of the next.
+        A `source()` that is taken between two transactions covers those returned, and nothing of the next.
         """
         collected: list[Envelope[M]] = []
         for message in self._messages:
@@ -233,7 +235,7 @@ class ReadCommitted(_Committed[M]):
                 collected = []
 
     def _run(self) -> Iterator[Envelope[M]]:
-        """All that the sequencer hands out."""
+        """Yield all messages that the sequencer hands out, acknowledgements included."""
         sequencer = self._sequencer
         with _closing(self._read(self.offset, None)) as envelopes:
             for envelope in envelopes:
@@ -248,7 +250,7 @@ class ReadCommitted(_Committed[M]):
 
 
 class AsyncReadCommitted(_Committed[M]):
-    """`ReadCommitted` over asynchronous reads."""
+    """The asynchronous `ReadCommitted`."""
 
     def __init__(
         self, read: ReadAsync[M], journal: str, source: Source | None = None, *, ring_size: int = DEFAULT_RING_SIZE
@@ -269,7 +271,7 @@ class AsyncReadCommitted(_Committed[M]):
         await _aclose(self._messages)
 
     async def transactions(self) -> AsyncIterator[Transaction[M]]:
-        """As `ReadCommitted.transactions`."""
+        """Yield the remaining messages by transaction, like `ReadCommitted.transactions`."""
         collected: list[Envelope[M]] = []
         async for message in self._messages:
             if _is_content(message):

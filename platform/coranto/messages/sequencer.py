@@ -1,20 +1,21 @@
-"""Sequencing: from every message of a journal to its committed messages, each once.
+"""Sequencing: from all messages of a journal to its committed messages, each once.
 
-Journals hold messages of producers, duplicates of them, transactions that are still open, and ones that were rolled
-back. For each producer of each journal a reader keeps the clock L through which its messages are decided, and its
-pending messages P. A producer that is met for the first time with clock c has L = c - 1. A message with clock c is then
+A journal holds messages of several producers, duplicates, messages of open transactions, and messages of transactions
+that were rolled back. For each producer of each journal a reader keeps the clock L up to which its messages are
+decided, and its pending messages P. A producer that is first seen with clock c has L = c - 1. A message with clock c is
+then
 
 ==============  ======================================================================================================
 clock is 0      committed, and no state changes
-OUTSIDE_TXN     when c <= L a duplicate; else committed, P is dropped and L = c. Unknown flags count as OUTSIDE_TXN.
-CONTINUE_TXN    when c does not exceed L and all of P a duplicate; else it joins P
+OUTSIDE_TXN     if c <= L: a duplicate; else committed, P is dropped and L = c. Unknown flags count as OUTSIDE_TXN.
+CONTINUE_TXN    if c <= L, or c <= the largest clock of P: a duplicate; else it joins P
 ACK_TXN, c > L  commits those of P up to c, drops the others, and L = c
 ACK_TXN, c = L  drops P: a rollback, or an acknowledgement appended again
 ACK_TXN, c < L  drops P and L = c: the producer recovered an outdated checkpoint and will publish messages again
 ==============  ======================================================================================================
 
-`Sequencer` holds the most recent messages in a ring buffer, so an acknowledgement usually delivers from memory, no
-matter what other producers have interleaved. Otherwise the caller reads the missing piece of the journal once more (a
+`Sequencer` holds the most recent messages in a ring buffer, so an acknowledgement usually delivers from memory, even
+when messages of other producers are interleaved. Otherwise the caller reads the missing part of the journal again (a
 replay). `columnar.py` applies the same rules to whole columns.
 """
 
@@ -37,11 +38,11 @@ _CONTINUE, _ACK = Flags.CONTINUE_TXN, Flags.ACK_TXN
 
 DEFAULT_RING_SIZE: Final = 8192
 DEFAULT_RING_BYTES: Final = 256 << 20
-"""How many bytes of messages the ring holds at most, however few they are: who writes them chooses their size."""
+"""The limit of the ring in bytes. A limit on the number of messages is not enough: writers choose their size."""
 
 
 class Outcome(enum.Enum):
-    """What became of a message given to `Sequencer.queue`."""
+    """The outcome of a message given to `Sequencer.queue`."""
 
     OUTSIDE_DUPLICATE = "outside, seen before"
     OUTSIDE_COMMIT = "outside, committed"
@@ -51,7 +52,7 @@ class Outcome(enum.Enum):
     CONTINUE_EXTEND = "continue, extends a transaction"
     ACK_ROLLBACK = "acknowledgement, rolls back"
     ACK_RESET = "acknowledgement below an earlier one, rolls back"
-    """Exactly-once semantics are lost for what the producer publishes again."""
+    """Exactly-once semantics are lost for messages that the producer publishes again."""
     ACK_EMPTY = "acknowledgement, commits nothing"
     ACK_COMMIT_RING = "acknowledgement, commits messages of the ring"
     ACK_COMMIT_REPLAY = "acknowledgement, commits messages to be replayed"
@@ -66,7 +67,7 @@ class ReplayRange(NamedTuple):
 
 
 class _Handed(NamedTuple, Generic[M]):
-    """The message handed out last, and what was so before that."""
+    """The last message handed out, and the state before that, for `put_back`."""
 
     envelope: Envelope[M]
     partial: _Partial[M] | None
@@ -79,18 +80,18 @@ class _Handed(NamedTuple, Generic[M]):
 
 
 class _Partial(Generic[M]):
-    """One producer of one journal."""
+    """The state of one producer of one journal."""
 
     __slots__ = ("begin", "generation", "held", "last_ack", "seen_through", "top")
 
     def __init__(self, last_ack: int, begin: int = -1, seen_through: int = 0) -> None:
         self.last_ack = last_ack
-        self.begin = begin  # Of the first pending message, -1 without one.
-        self.seen_through = seen_through  # Where the last message that was queued ends.
+        self.begin = begin  # The offset of the first pending message, -1 without one.
+        self.seen_through = seen_through  # The end offset of the last queued message.
         self.top = last_ack  # The largest clock that is decided, or pending and known.
         self.held: deque[Envelope[M]] | None = None
         """The pending messages that are in the ring. Most producers have none, and an empty deque is large."""
-        self.generation = 0  # Counts up as `held` is emptied, so that older entries of the ring are known for stale.
+        self.generation = 0  # Counts up when `held` is emptied, so that older entries of the ring are stale.
 
     def decide(self, clock: int) -> None:
         self.last_ack = self.top = clock
@@ -103,18 +104,19 @@ class _Partial(Generic[M]):
 
 
 class Sequencer(Generic[M]):
-    """Decides which messages are committed, for any number of journals. Pure: it reads nothing by itself.
+    """Decides which messages are committed, for any number of journals. Pure: it does no I/O.
 
-    Give it each message with `queue`, those of one journal in offset order, and then take what that committed:
+    Give it each message with `queue`, those of one journal in offset order. After each, take the messages that it
+    committed:
 
-    1.  While `replay_range` is not None, read that piece of the journal again: give its messages to `replay` in order,
-        which says for each whether it is committed, and then call `end_replay`.
+    1.  If `replay_range` is not None, read that part of the journal again. Give its messages to `replay` in order: it
+        returns True for the committed ones. Then call `end_replay`.
     2.  Call `step` until it returns None.
 
-    A committed message counts as delivered once it was handed out, by `step` or by a `replay` that returned True. A
-    `checkpoint` may be taken at any time and covers exactly what was delivered.
+    A committed message counts as delivered when `step` has returned it, or `replay` has returned True for it. A
+    `checkpoint` may be taken at any time and covers exactly the delivered messages.
 
-    Acknowledgements are handed out too, after the messages that they commit, when their clock is above earlier ones.
+    An acknowledgement whose clock exceeds earlier ones is handed out too, after the messages that it commits.
     """
 
     def __init__(
@@ -125,9 +127,9 @@ class Sequencer(Generic[M]):
         ring_bytes: int = DEFAULT_RING_BYTES,
         max_producers: float = math.inf,
     ) -> None:
-        """The ring holds up to `ring_size` messages, of no more than `ring_bytes` together, and always the last one.
+        """The ring holds up to `ring_size` messages with up to `ring_bytes` together, and always the last message.
 
-        `max_producers` is how many producers of a journal are known at once.
+        `max_producers` limits the producers that are remembered for one journal at a time.
         """
         if ring_size < 1:
             raise InvalidInput(f"a ring of {ring_size} messages cannot hold one")
@@ -145,7 +147,7 @@ class Sequencer(Generic[M]):
                 for producer, state in source.seen_producers.items()
             }
         self._open_since_checkpoint: set[tuple[str, ProducerId]] = set()
-        # What is being delivered: the message that committed it, its producer, and where a replay has to end.
+        # The delivery under way: the message that commits others, its producer, and where a replay has to end.
         self._trigger: Envelope[M] | None = None
         self._partial: _Partial[M] | None = None
         self._replay_end: int | None = None
@@ -154,33 +156,34 @@ class Sequencer(Generic[M]):
 
     @property
     def is_delivering(self) -> bool:
-        """Whether committed messages remain to be taken: a consumer ends its own transaction only when there are none.
+        """True if committed messages remain to be taken.
 
-        So all that one acknowledgement commits in a journal is consumed in one transaction.
+        A consumer ends its own transaction only when there are none. So it consumes all messages that one
+        acknowledgement commits in a journal in one transaction.
         """
         return self._trigger is not None
 
     def read_through(self, journal: str) -> int:
-        """The offset below which messages of the journal were queued and delivered."""
+        """Return the offset below which all messages of the journal were queued and delivered."""
         return self._offsets.get(journal, 0)
 
     @property
     def has_pending(self) -> bool:
-        """Whether a transaction began since the last checkpoint and is not yet decided: more is likely to come soon."""
+        """True if a transaction began since the last checkpoint and is still open: more messages are likely soon."""
         return bool(self._open_since_checkpoint)
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """The content to be replayed before `step` can go on, None when there is none."""
+        """The content to replay before `step` can go on, or None."""
         if self._replay_end is None or self._trigger is None or self._partial is None:
             return None
         return ReplayRange(self._trigger.journal, self._partial.begin, self._replay_end)
 
     def queue(self, envelope: Envelope[M]) -> Outcome:
-        """Take in the next message of its journal.
+        """Queue the next message of its journal.
 
-        Raises InvalidInput while committed messages remain to be delivered, for a message below `read_through`, and for
-        one of a producer more than are to be known at once: nothing is changed then.
+        Raises InvalidInput while committed messages remain to be delivered, for a message below `read_through`, and
+        when its producer would exceed `max_producers`. Nothing changes then.
         """
         self._handed = None
         if self._trigger is not None:
@@ -264,9 +267,9 @@ class Sequencer(Generic[M]):
         return Outcome.ACK_COMMIT_REPLAY
 
     def replay(self, envelope: Envelope[M]) -> bool:
-        """Take in the next message of `replay_range`. True when it is one that is committed now: deliver it.
+        """Accept the next message of `replay_range`. Return True if it is committed now: then deliver it.
 
-        Raises InvalidInput for a message that is not of the range.
+        Raises InvalidInput for a message outside of the range.
         """
         trigger, partial, end = self._trigger, self._partial, self._replay_end
         if trigger is None or partial is None or end is None:
@@ -281,11 +284,11 @@ class Sequencer(Generic[M]):
         return self._deliver(envelope, partial, trigger)
 
     def end_replay(self) -> None:
-        """All messages of `replay_range` were given to `replay`."""
+        """End the replay. Call it when all messages of `replay_range` were given to `replay`."""
         self._replay_end = None
 
     def step(self) -> Envelope[M] | None:
-        """The next committed message, None when all are delivered and the next message can be queued.
+        """Return the next committed message, or None when all are delivered and the next message can be queued.
 
         Raises InvalidInput while `replay_range` must be replayed first.
         """
@@ -299,7 +302,7 @@ class Sequencer(Generic[M]):
                 held = partial.held.popleft()
                 if self._deliver(held, partial, trigger):
                     return held
-        # What was committed is delivered, and with the message that committed it all is done.
+        # All committed messages are delivered. The message that committed them is handed out last.
         offset = self._offsets.get(trigger.journal, 0)
         if trigger.clock:
             decided = self._partials[trigger.journal][trigger.producer]
@@ -313,10 +316,10 @@ class Sequencer(Generic[M]):
         return trigger
 
     def put_back(self) -> None:
-        """Take back the message handed out last, because it was not consumed: it does not count as delivered.
+        """Take back the last message handed out, because it was not consumed. It no longer counts as delivered.
 
         A consumer that defers a message to its next transaction calls this before it takes its checkpoint. The next
-        `step` hands the message out again. One of a replay that has not ended must be given to `replay` again.
+        `step` hands the message out again. If its replay has not ended, give the message to `replay` again instead.
 
         Raises InvalidInput when no message was handed out since the last `queue`, `checkpoint` or `put_back`.
         """
@@ -337,21 +340,22 @@ class Sequencer(Generic[M]):
             partial.held.appendleft(envelope)
 
     def _deliver(self, envelope: Envelope[M], partial: _Partial[M], trigger: Envelope[M]) -> bool:
-        """Whether a pending message is committed by `trigger`; if so it counts as delivered."""
-        # A replay meets duplicates again, and what is in the ring may repeat what stands before a restored checkpoint.
+        """Return True if `trigger` commits a pending message, which then counts as delivered."""
+        # A replay meets duplicates again, and the ring may repeat messages from before a restored checkpoint.
         if envelope.clock <= self._passed:
             return False
         passed, self._passed = self._passed, envelope.clock
         if envelope.clock > trigger.clock:
             return False
         self._handed = _Handed(envelope, partial, partial.last_ack, partial.begin, passed, 0, False)
-        # A checkpoint taken from here on finds the acknowledgement again, and delivers what follows this message.
+        # A reader restored from a checkpoint taken from here on meets the acknowledgement again, and delivers the
+        # messages after this one.
         partial.last_ack = envelope.clock
         partial.begin = envelope.end
         return True
 
     def checkpoint(self, pruning: Pruning | None = None) -> dict[str, Source]:
-        """What to restore from, for each journal. Forgets the producers that `pruning` does; without it, none."""
+        """Return the state to restore from, for each journal. Forgets producers as `pruning` says; without it, none."""
         self._open_since_checkpoint.clear()
         self._handed = None
         sources = {}
@@ -359,7 +363,7 @@ class Sequencer(Generic[M]):
             partials = self._partials.get(journal, {})
             states = {producer: partial.state() for producer, partial in partials.items()}
             read_through = self._offsets.get(journal, 0)
-            # Amid a delivery none is forgotten: the rest of what is being delivered depends on its producer.
+            # During a delivery no producer is forgotten: the rest of the delivery depends on its producer.
             if pruning is not None and self._trigger is None:
                 kept = pruning.prune(journal, states, read_through)
                 for producer in states.keys() - kept.keys():
@@ -374,10 +378,10 @@ def read_committed(
     sequencer: Sequencer[M],
     replay: Callable[[ReplayRange], Iterable[Envelope[M]]],
 ) -> Iterator[Envelope[M]]:
-    """The committed content messages of `envelopes`, each once; acknowledgements are left out.
+    """Yield the committed content messages of `envelopes`, each once, without acknowledgements.
 
-    `replay` reads a piece of a journal again. A checkpoint of `sequencer`, taken between two messages, covers what was
-    yielded so far.
+    `replay` reads a part of a journal again. A checkpoint of `sequencer` that is taken between two messages covers the
+    messages yielded so far.
     """
     for envelope in envelopes:
         sequencer.queue(envelope)
@@ -395,7 +399,7 @@ async def read_committed_async(
     sequencer: Sequencer[M],
     replay: Callable[[ReplayRange], AsyncIterable[Envelope[M]]],
 ) -> AsyncIterator[Envelope[M]]:
-    """`read_committed` over asynchronous reads."""
+    """Asynchronous `read_committed`."""
     async for envelope in envelopes:
         sequencer.queue(envelope)
         wanted = sequencer.replay_range

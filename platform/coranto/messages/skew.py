@@ -1,7 +1,8 @@
-"""Telling of producers whose clocks are far off.
+"""Warnings about producers whose clocks are far off.
 
-Nothing is decided by it: no clock of a producer decides about another's state (`pruning.py`). But a producer whose
-clock is far off is remembered by bytes alone, the times of its messages mislead, and its machine needs attention.
+The warnings have no effect on sequencing: one producer's clock never decides about another's state (`pruning.py`). But
+a producer with such a clock is pruned by bytes alone, its messages have misleading times, and its machine needs
+attention.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.uuids import ProducerId, clock_to_ns
 
 FAR_OFF_S: Final = 3600.0
-"""Seconds by which a clock is far off."""
+"""The difference in seconds beyond which a clock is far off."""
 
 _MAX_KNOWN: Final = 4096
 
@@ -22,10 +23,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SkewedClock(NamedTuple):
-    """A producer's clock that is far off: seconds ahead of the reader's clock, or behind the journal (then negative).
+    """A producer's clock that is far off: by `seconds` ahead of the reader's clock, or behind the journal (negative).
 
-    One that is behind wrote after a message of another producer whose clock is that much later, and not itself far
-    ahead. One of these two clocks is wrong, or the message was appended that late.
+    A producer is behind if it wrote after a message of another producer with a clock that much later, which is not
+    itself far ahead. Then one of these two clocks is wrong, or the message was appended that late.
     """
 
     producer: ProducerId
@@ -33,7 +34,7 @@ class SkewedClock(NamedTuple):
 
 
 def skewed_clocks(before: Source, after: Source, now: float) -> list[SkewedClock]:
-    """The producers with clocks far off, of those read between two states of a journal.
+    """Return the clocks that are far off, among the producers read between two states of a journal.
 
     `now` is the reader's time in seconds since the Unix epoch.
     """
@@ -52,16 +53,16 @@ def skewed_clocks(before: Source, after: Source, now: float) -> list[SkewedClock
 
 
 class SkewWatch:
-    """Warns of producers with clocks far off, about once of each, as a journal is read."""
+    """Warns about producers with clocks far off, about once for each, while a journal is read."""
 
     def __init__(self, journal: str, source: Source) -> None:
-        """`source` is where reading begins."""
+        """`source` is the state from which reading begins."""
         self._journal = journal
         self._before = source
         self._known: set[ProducerId] = set()
 
     def look(self, source: Source, now: float) -> list[SkewedClock]:
-        """Take in the journal's state after more was read. Returns what it has warned of."""
+        """Check the journal's state after more was read. Return the clocks that it warned about."""
         before, self._before = self._before, source
         found = [each for each in skewed_clocks(before, source, now) if each.producer not in self._known]
         if not found:

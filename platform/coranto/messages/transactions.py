@@ -1,7 +1,7 @@
 """The transactions of a publisher, which may span journals.
 
-`TransactionBuilder` holds the protocol: it stamps messages with UUIDs, keeps each journal's messages in order, and
-knows which acknowledgements commit or roll back a transaction. It does no I/O; `publisher.py` has what does.
+`TransactionBuilder` implements the protocol. It stamps messages with UUIDs, keeps each journal's messages in order, and
+makes the acknowledgements that commit or roll back a transaction. It does no I/O; the publishers (`publisher.py`) do.
 
 A transaction goes through these phases:
 
@@ -13,12 +13,13 @@ A transaction goes through these phases:
 
 1.  Messages are added and appended as CONTINUE_TXN: every reader sees their bytes, and none takes them for committed.
 2.  When all of them are in their journals, `ack_intents` makes the acknowledgement of each journal.
-3.  The caller keeps the intents durably, typically in one store transaction with what else must commit. That is the
-    moment at which the transaction commits.
-4.  Only then are the intents appended. Whoever finds kept intents after a crash appends them again, which does no harm.
+3.  The caller keeps the intents durably, typically in one store transaction with other changes that must commit with
+    them. At that moment the transaction commits.
+4.  Only then are the intents appended. A process that finds kept intents after a crash appends them again, which does
+    no harm.
 
-An append whose outcome is not known may be repeated with the same bytes until the acknowledgement is written, also on
-purpose: readers discard messages whose clock they have seen.
+Until the acknowledgement is written, an append with an unknown outcome may be repeated with the same bytes. Repeating
+any append is harmless then: readers discard messages whose clock they have seen.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ M = TypeVar("M")
 
 
 class Phase(enum.Enum):
-    """Where a `TransactionBuilder` stands; see the module's picture."""
+    """The phase of a `TransactionBuilder`'s transaction; see the module's diagram."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -44,7 +45,7 @@ class Phase(enum.Enum):
 
 
 class _Lane:
-    """One journal: what waits to be appended, and the clocks that its acknowledgements need."""
+    """The state of one journal: content that waits to be appended, and the clocks for its acknowledgements."""
 
     __slots__ = ("in_doubt", "in_transaction", "last_ack", "may_be_appended", "queue", "size")
 
@@ -64,7 +65,7 @@ class TransactionBuilder(Generic[M]):
         self.producer = producer
         self.phase = Phase.OPEN
         self.last_uuid = ""
-        """The UUID of the message queued last, in its text form."""
+        """The UUID of the last queued message, in its text form."""
         self._clock = clock
         self._framing = framing
         self._lanes: dict[str, _Lane] = {}
@@ -83,8 +84,8 @@ class TransactionBuilder(Generic[M]):
     def outside(self, journal: str, message: M) -> int:
         """Queue a message that is committed as soon as it is appended. Returns its size in bytes.
 
-        Raises InvalidInput as `add` does, and when the open transaction holds messages of the same journal: readers
-        would take those for rolled back.
+        Raises InvalidInput as `add` does, and also when the open transaction has messages for the same journal, because
+        readers would take those for rolled back.
         """
         lane = self._lanes.get(journal)
         if lane is not None and lane.in_transaction:
@@ -96,21 +97,21 @@ class TransactionBuilder(Generic[M]):
         return len(lane.queue[-1])
 
     def pending_bytes(self, journal: str | None = None) -> int:
-        """Bytes that wait to be taken, of one journal or of all."""
+        """Return the number of bytes that wait to be taken, for one journal or for all."""
         if journal is None:
             return self._pending
         lane = self._lanes.get(journal)
         return lane.size if lane is not None else 0
 
     def pending_journals(self) -> list[str]:
-        """Journals that have bytes waiting to be taken."""
+        """Return the journals that have bytes waiting to be taken."""
         return [journal for journal, lane in self._lanes.items() if lane.size]
 
     def take(self, journal: str, max_bytes: int) -> bytes:
-        """The next whole messages to append to a journal, together at most `max_bytes`; empty when there are none.
+        """Take the next whole messages to append to a journal, at most `max_bytes` together; empty when there are none.
 
-        A single larger message comes alone. Append batches of one journal in the order they were taken, and put one
-        back whose append failed.
+        A larger message comes alone. Append the batches of one journal in the order in which they were taken. When an
+        append fails, put its batch back.
         """
         lane = self._lanes.get(journal)
         if lane is None or not lane.queue:
@@ -127,7 +128,7 @@ class TransactionBuilder(Generic[M]):
         return b"".join(batch)
 
     def take_batches(self, max_bytes: int) -> list[tuple[str, bytes]]:
-        """All that waits, as batches of at most `max_bytes`; those of one journal in order."""
+        """Take all waiting messages, as (journal, batch) with at most `max_bytes` each. Each journal's are in order."""
         batches = []
         for journal in self.pending_journals():
             while batch := self.take(journal, max_bytes):
@@ -143,10 +144,10 @@ class TransactionBuilder(Generic[M]):
         self._pending += len(batch)
 
     def ack_intents(self) -> dict[str, bytes]:
-        """OPEN → PREPARED: the acknowledgement of each journal that the transaction wrote to.
+        """OPEN → PREPARED: return the acknowledgement for each journal that the transaction wrote to.
 
-        Keep them durably, then `commit`. Raises InvalidInput when messages wait to be taken: their acknowledgement
-        must come after them.
+        Keep them durably, then `commit`. Raises InvalidInput when messages wait to be taken, because their
+        acknowledgement must come after them.
         """
         self._require(Phase.OPEN)
         if self._pending:
@@ -159,27 +160,30 @@ class TransactionBuilder(Generic[M]):
         return self._intents()
 
     def commit(self) -> dict[str, bytes]:
-        """PREPARED → COMMITTING: the intents, to be appended now that they are durably kept.
+        """PREPARED → COMMITTING: return the intents, to be appended now that they are kept durably.
 
-        From here there is no way back. May be called again while COMMITTING, to append the intents again.
+        After this the transaction cannot be rolled back. May be called again while COMMITTING, to append the intents
+        again.
         """
         self._require(Phase.PREPARED, Phase.COMMITTING)
         self.phase = Phase.COMMITTING
         return self._intents()
 
     def rollback_intents(self) -> dict[str, bytes]:
-        """OPEN or PREPARED → ROLLING_BACK: forget waiting messages; what to append so that readers drop the others.
+        """OPEN or PREPARED → ROLLING_BACK: drop waiting messages, and return intents that make readers drop the others.
 
-        The intent of a journal is an acknowledgement with the clock of its last one. Readers have committed everything
-        up to that clock, and all that the transaction wrote is larger; so the acknowledgement commits nothing of it,
-        and a reader that meets an acknowledgement drops all it does not commit. Should the last acknowledgement itself
-        have been lost, this one stands in for it. In a journal where nothing was ever acknowledged, the clock just
-        below the producer's first message serves: a reader takes it for the last acknowledged one from that message on.
+        The intent for a journal is an acknowledgement with the clock of that journal's last acknowledgement. Readers
+        have committed everything up to that clock, and all clocks of the transaction are larger. So the acknowledgement
+        commits nothing, and a reader that meets an acknowledgement drops all pending messages that it does not commit.
+        If the last acknowledgement itself was lost, this one replaces it. In a journal without any acknowledgement the
+        intent has the clock just below the producer's first message: a reader that has read that message takes this
+        clock for the last acknowledged one.
 
-        An append in doubt could still reach the journal behind that acknowledgement and be pending again. Its journal's
-        intent therefore holds a second, fresh acknowledgement: it commits nothing, and makes duplicates of all before.
+        An append in doubt could still reach the journal behind that acknowledgement, and its messages would be pending
+        again. The intent for its journal therefore holds a second acknowledgement with a new clock. This one commits
+        nothing, and turns all earlier messages into duplicates.
 
-        May be called again while ROLLING_BACK. The next transaction can begin after `finish` only, since its
+        May be called again while ROLLING_BACK. The next transaction can begin only after `finish`, because its
         acknowledgement would commit messages that were not yet dropped.
         """
         self._require(Phase.OPEN, Phase.PREPARED, Phase.ROLLING_BACK)
@@ -188,7 +192,7 @@ class TransactionBuilder(Generic[M]):
             self._acks = {}
             for journal, lane in self._lanes.items():
                 if not lane.in_transaction:
-                    continue  # What waits there is outside of the transaction.
+                    continue  # The messages that wait there are outside of the transaction.
                 self._pending -= lane.size
                 lane.queue.clear()
                 lane.size = 0
@@ -201,7 +205,7 @@ class TransactionBuilder(Generic[M]):
         return self._intents()
 
     def finish(self) -> None:
-        """COMMITTING or ROLLING_BACK → OPEN: the acknowledgements are in their journals."""
+        """COMMITTING or ROLLING_BACK → OPEN. Call it when the acknowledgements are in their journals."""
         self._require(Phase.COMMITTING, Phase.ROLLING_BACK)
         for journal, (clock, _) in self._acks.items():
             self._lanes[journal].last_ack = clock

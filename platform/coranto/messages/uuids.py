@@ -1,4 +1,4 @@
-"""Message UUIDs: who wrote a message, when in that writer's order, and its part in a transaction.
+"""Message UUIDs: the producer of a message, its place in that producer's order, and its part in a transaction.
 
 A message carries an RFC 4122 version 1 UUID whose bits are
 
@@ -9,11 +9,11 @@ clock sequence, high   the lower 4 bits of the Clock, a counter
 clock sequence, low    10 bits of flags
 =====================  =====================================================================================
 
-so a Clock is `timestamp << 4 | counter`, a 64-bit integer that totally orders the messages of one producer. Readers
-keep the largest clock of each producer and know smaller ones to be duplicates. A zero clock opts a message out: it is
-always delivered, at least once.
+So a Clock is `timestamp << 4 | counter`, a 64-bit integer that totally orders the messages of one producer. Readers
+keep the largest clock of each producer, and messages with smaller clocks are duplicates. A zero clock opts a message
+out: it is always delivered, at least once.
 
-`parse_uuid_text` and `format_uuid` are what per-message code uses; they make no `uuid.UUID` objects.
+Code that runs for each message uses `parse_uuid_text` and `format_uuid`, which make no `uuid.UUID` objects.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Final, NamedTuple, NewType
 from coranto.errors import InvalidInput
 
 ProducerId = NewType("ProducerId", bytes)
-"""Six bytes that identify one writer for its whole life; never used again by another."""
+"""Six bytes that identify one writer for its whole life. No other writer ever uses them."""
 
 ZERO_PRODUCER: Final = ProducerId(bytes(6))
 
 CLOCK_TICK: Final = 160
-"""Clock units of one microsecond: what `Clock.tick` adds at least."""
+"""The clock units of one microsecond: the least step of `Clock.tick`."""
 
 _EPOCH_100NS: Final = 122_192_928_000_000_000  # From 1582-10-15 to 1970-01-01.
 _MAX_CLOCK: Final = (1 << 64) - 1
@@ -47,7 +47,7 @@ class Flags(enum.IntEnum):
     """A message's part in a transaction. Readers treat other values as OUTSIDE_TXN."""
 
     OUTSIDE_TXN = 0
-    """Part of no transaction: committed as it stands."""
+    """Outside of transactions: committed by itself."""
     CONTINUE_TXN = 1
     """Pending until an ACK_TXN of the same producer with an equal or larger clock."""
     ACK_TXN = 2
@@ -55,7 +55,7 @@ class Flags(enum.IntEnum):
 
 
 class UuidParts(NamedTuple):
-    """What a message UUID says. `flags` may be a number that `Flags` does not know."""
+    """The parts of a message UUID. `flags` may be a number that `Flags` does not know."""
 
     producer: ProducerId
     clock: int
@@ -66,7 +66,7 @@ ZERO_UUID: Final = UuidParts(ZERO_PRODUCER, 0, 0)
 
 
 def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
-    """A fresh ProducerId from a source of strong randomness, such as `os.urandom`."""
+    """Return a new ProducerId from a source of strong randomness, such as `os.urandom`."""
     drawn = bytearray(random_bytes(6))
     if len(drawn) != 6:
         raise InvalidInput(f"asked for 6 random bytes, got {len(drawn)}")
@@ -75,20 +75,20 @@ def new_producer_id(random_bytes: Callable[[int], bytes]) -> ProducerId:
 
 
 def clock_from_ns(unix_ns: int) -> int:
-    """The clock of a wall time in nanoseconds since the Unix epoch, precise to 100 ns."""
+    """Return the clock of a wall time in nanoseconds since the Unix epoch, precise to 100 ns."""
     return (unix_ns // 100 + _EPOCH_100NS) << 4
 
 
 def clock_to_ns(clock: int) -> int:
-    """The wall time of a clock, in nanoseconds since the Unix epoch."""
+    """Return the wall time of a clock, in nanoseconds since the Unix epoch."""
     return ((clock >> 4) - _EPOCH_100NS) * 100
 
 
 class Clock:
     """The strictly increasing clock of one producer. Not for use by several threads at once.
 
-    It follows the wall time that `wall_ns` reads (nanoseconds since the Unix epoch, like `time.time_ns`), never goes
-    back when that does, and moves on by a microsecond with each tick.
+    It follows the wall time of `wall_ns` (nanoseconds since the Unix epoch, like `time.time_ns`). It never goes back,
+    even when the wall time does, and each tick moves it on by at least a microsecond.
     """
 
     __slots__ = ("_last", "_wall_ns")
@@ -99,40 +99,40 @@ class Clock:
 
     @property
     def last(self) -> int:
-        """The clock most recently given out or updated to; 0 before that."""
+        """The last clock that was given out or set; 0 before that."""
         return self._last
 
     def update(self, unix_ns: int) -> None:
-        """Move on to a wall time. A time in the clock's past changes nothing."""
+        """Advance to a wall time. A time in the clock's past changes nothing."""
         now = clock_from_ns(unix_ns)
         if now > self._last:
             self._last = now
 
     def tick(self) -> int:
-        """A clock larger than each one before it, after looking at the wall time."""
+        """Read the wall time, and return a clock larger than all before it."""
         now = ((self._wall_ns() // 100) + _EPOCH_100NS) << 4
         self._last = last = (now if now > self._last else self._last) + CLOCK_TICK
         return last
 
     def ticks(self, count: int) -> int:
-        """The first of `count` clocks (at least 1) that are CLOCK_TICK apart, as of ticks one upon the other."""
+        """Take `count` clocks (at least 1) that are CLOCK_TICK apart, and return the first of them."""
         first = self.tick()
         self._last = first + (count - 1) * CLOCK_TICK
         return first
 
 
 def build_uuid(producer: ProducerId, clock: int, flags: int) -> uuid.UUID:
-    """The UUID of a message. Raises InvalidInput for parts that do not fit their bits."""
+    """Return the UUID of a message. Raises InvalidInput for parts that do not fit their bits."""
     return uuid.UUID(bytes=pack_uuid(producer, clock, flags))
 
 
 def parse_uuid(value: uuid.UUID) -> UuidParts:
-    """The parts of a message UUID. Raises InvalidInput for one that is neither version 1 nor all zeros."""
+    """Return the parts of a message UUID. Raises InvalidInput if it is neither version 1 nor all zeros."""
     return parse_uuid_bytes(value.bytes)
 
 
 def parse_uuid_bytes(value: bytes) -> UuidParts:
-    """Like `parse_uuid`, for the sixteen bytes of a UUID."""
+    """Parse the sixteen bytes of a UUID, like `parse_uuid`."""
     if len(value) != 16:
         raise InvalidInput(f"a UUID has 16 bytes, not {len(value)}")
     low, mid, high, sequence, node = _LAYOUT.unpack(value)
@@ -145,7 +145,7 @@ def parse_uuid_bytes(value: bytes) -> UuidParts:
 
 
 def parse_uuid_text(text: bytes) -> UuidParts:
-    """The parts of a message UUID in its form of 36 ASCII characters; upper case is accepted.
+    """Return the parts of a message UUID in its form of 36 ASCII characters; upper case is accepted.
 
     Raises InvalidInput for anything else, and for UUIDs that are neither version 1 nor all zeros.
     """
@@ -159,13 +159,13 @@ def parse_uuid_text(text: bytes) -> UuidParts:
 
 
 def format_uuid(producer: ProducerId, clock: int, flags: int) -> str:
-    """The 36 characters of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
+    """Return the 36 characters of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
     text = pack_uuid(producer, clock, flags).hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def pack_uuid(producer: ProducerId, clock: int, flags: int) -> bytes:
-    """The 16 bytes of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
+    """Return the 16 bytes of a message UUID. Raises InvalidInput for parts that do not fit their bits."""
     if len(producer) != 6:
         raise InvalidInput(f"a producer id has 6 bytes, not {len(producer)}")
     if not 0 <= clock <= _MAX_CLOCK:

@@ -1,1 +1,1 @@
-"""What long-lived processes share: locks on their data directories, and memory settings."""
+"""Helpers of long-lived processes: locks on their data directories, and memory settings."""

@@ -1,7 +1,7 @@
-"""Exclusive use of a directory by one process, for as long as the process lives.
+"""Exclusive use of a directory by one process, for the life of the process.
 
-A lock file is flock()ed, so the kernel releases it however the process ends. The file names its holder, for the message
-that a second one gets.
+The process flock()s a lock file, so the kernel releases the lock however the process ends. The file holds the process
+id, for the error message of a second process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def place_of(directory: Path) -> str:
-    """Names a directory (created when absent) among all directories of all machines, until this machine starts anew.
+    """Return a name for a directory that is unique among all machines, until this machine restarts.
 
-    Whoever holds the lock of a directory of this name knows that nobody else does. A copy has another name.
+    Creates the directory when it is absent. The lock of a directory with this name has only one holder. A copy of the
+    directory has another name.
     """
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -34,13 +35,13 @@ def place_of(directory: Path) -> str:
 class DirectoryLock:
     """Holds `directory` (created when absent) from construction to `close`. Raises DirectoryInUse.
 
-    Only its owner may look into one that is created here: content lies in it that others need a token to read.
+    A directory that is created here is accessible to its owner only: it holds content that others need a token to read.
     """
 
     def __init__(self, directory: Path, *, name: str = "lock") -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / name
-        # The descriptor is not inheritable, so that a child cannot hold the lock beyond its parent's life.
+        # The descriptor is not inheritable, so that a child cannot hold the lock after its parent's end.
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

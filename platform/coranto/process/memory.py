@@ -1,4 +1,4 @@
-"""How a process that moves much content treats memory that it has freed."""
+"""Memory settings of a process that moves much content."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GARBAGE_OBJECTS = 5_000
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to KEPT_BYTES of freed memory for what is allocated next. False where the C library is not glibc.
+    """Keep up to KEPT_BYTES of freed memory for later allocations. Return False if the C library is not glibc.
 
-    Messages of some hundred KiB are allocated and freed all the time. By default glibc gives each of them back to the
-    system, or not, as chance arranged the heap; and if it does, touching fresh pages for the next takes longer than all
-    that is done with its content.
+    Messages of some hundred KiB are allocated and freed all the time. By default glibc may give the memory of each back
+    to the system, depending on the accidental layout of the heap. Then touching fresh pages for the next message takes
+    longer than all the work on its content.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -26,10 +26,10 @@ def keep_freed_memory() -> bool:
 
 
 def spare_garbage_collection() -> None:
-    """Look for cyclic garbage less often, and never again in what there is now: for a process that has started.
+    """Collect cyclic garbage less often, and never among present objects. Call it at the end of a process's start.
 
-    Under load hundreds of calls are alive, so that Python would look through them all every few calls. What they leave
-    behind is freed at once, but for rare cycles.
+    Under load hundreds of calls are alive, and Python would scan all of them every few calls. Apart from rare cycles,
+    their objects are freed at once without a scan.
     """
     gc.collect()
     gc.freeze()

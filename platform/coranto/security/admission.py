@@ -1,4 +1,4 @@
-"""Admitting calls by their tokens: the capability that each RPC takes, and the claims that a call comes with."""
+"""Admission of calls by their tokens: the capability that each RPC needs, and the claims of each call."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from coranto.errors import CorantoError, Unauthenticated
 from coranto.security.tokens import HEADER, LEEWAY_SECONDS, Capability, Claims, Keys, bearer_of, require, verify
 
 UNRESTRICTED: Final = Claims(Capability.ALL)
-"""What callers may do where there are no keys, and what a server itself may."""
+"""The claims of callers when there are no keys, and of the server itself."""
 
 
 class TokenExpired(CorantoError):
-    """A call was ended because its token has run out. The caller may go on with another token."""
+    """A call was ended because its token expired. The caller may go on with another token."""
 
 
 class Authorizer:
     """Admits calls by their tokens."""
 
     def __init__(self, keys: Keys | None, clock: Clock, rules: Mapping[str, Capability]) -> None:
-        """`rules` say what each method takes; one that they do not name cannot be served. Without keys everybody may do
-        everything."""
+        """`rules` maps each method to the capability that it needs. A method without a rule cannot be served.
+
+        Without keys everybody may do everything.
+        """
         self._keys = keys
         self._clock = clock
         self._rules = rules
 
     @property
     def admits_all(self) -> bool:
-        """Whether everybody may do everything, under UNRESTRICTED claims."""
+        """True if everybody may do everything, under UNRESTRICTED claims."""
         return self._keys is None
 
     @asynccontextmanager
     async def admitted(self, method: str, context: Any) -> AsyncIterator[Claims]:
-        """Serve a call under the claims that it comes with, for as long as they are valid.
+        """Serve a call under the claims of its token, while they are valid.
 
-        Raises Unauthenticated, PermissionDenied and, when the claims run out before the call has been served,
-        TokenExpired: its work is cancelled then, as if the caller had gone away.
+        Raises Unauthenticated and PermissionDenied. Raises TokenExpired when the claims expire before the call has been
+        served. Its work is then cancelled, as if the caller had gone away.
         """
         capability = self._rules[method]
         if self._keys is None:
@@ -57,7 +59,7 @@ class Authorizer:
             raise
 
     def claims_of(self, token: str | None, capability: Capability) -> Claims:
-        """The claims of a request's token, which must have `capability`. Raises Unauthenticated, PermissionDenied."""
+        """Return the claims of a token, which must have `capability`. Raises Unauthenticated, PermissionDenied."""
         if self._keys is None or (token is None and self._keys.accept_missing):
             return UNRESTRICTED
         if token is None:

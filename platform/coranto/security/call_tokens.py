@@ -1,4 +1,4 @@
-"""A token for each call: for what it does, to what it does it, and no more."""
+"""Tokens for calls: each grants only the capability and the journals that its call needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_KEPT = 1024
 
 
 class CallTokens:
-    """Makes the metadata that authorizes calls; there is none (None) without `auth`."""
+    """Makes the metadata that authorizes calls; None without `auth`."""
 
     def __init__(self, auth: Auth | None, clock: Clock) -> None:
         self.auth = auth
@@ -20,7 +20,7 @@ class CallTokens:
         self._kept: dict[tuple[Capability, str], tuple[float, Metadata | None]] = {}
 
     def about(self, capability: Capability, journal: str) -> Metadata | None:
-        """For a call that is about one journal. Its token is used again for half of its life."""
+        """Return the metadata for a call about one journal. A token is reused for half of its lifetime."""
         if self.auth is None:
             return None
         if not isinstance(self.auth, Keys):
@@ -37,7 +37,7 @@ class CallTokens:
     def over(
         self, capability: Capability, selector: pb.LabelSelector, seconds: float = TOKEN_SECONDS
     ) -> Metadata | None:
-        """For a call that is about the journals that `selector` matches."""
+        """Return the metadata for a call about the journals that `selector` matches."""
         if self.auth is None:
             return None
         claims = claims_for(capability, selector, self._clock.now(), seconds)

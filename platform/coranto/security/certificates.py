@@ -1,7 +1,7 @@
-"""Certificates in PEM files, which are replaced from time to time while they are in use.
+"""Certificates in PEM files, which operators replace while they are in use.
 
-New connections are made with what the files hold then; those that stand stay. Files that do not belong together, as
-while they are being replaced one after the other, are waited for: what was read last stays in use.
+New connections use the present content of the files. Established connections stay. While files do not belong together,
+because they are being replaced one after the other, the content that was read last stays in use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
 
 LOOK_SECONDS: Final = 1.0
-"""How often files are looked at while calls are made."""
+"""The interval in seconds at which files are checked while calls are made."""
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -27,17 +27,17 @@ _Stamps = list[tuple[int, int] | None]
 
 
 class Reloaded(Generic[T]):
-    """What is made of files, and made anew once they have changed."""
+    """A value that is made of files, and made anew when they change."""
 
     def __init__(self, make: Callable[[], T], files: Iterable[Path | None]) -> None:
-        """Raises what `make` does. Later on, InvalidInput and OSError of it are logged, and what there is stays."""
+        """Raises the errors of `make`. Later its InvalidInput and OSError are logged, and the present value stays."""
         self._make = make
         self._files = [path for path in files if path is not None]
-        self._seen = self._refused = self._stamps()  # Before they are read: what changes meanwhile has changed.
+        self._seen = self._refused = self._stamps()  # Before reading, so that a change meanwhile is noticed.
         self._current = make()
 
     def get(self) -> T:
-        """What the files make now, or the last that they made: the same object until that changes."""
+        """Return the value of the present files, or else the last good one. It is the same object until it changes."""
         now = self._stamps()
         if now not in (self._seen, self._refused):
             try:
@@ -63,7 +63,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class ChannelCertificates:
-    """Credentials of channels with TLS, made of the files that a ClientTls names. They are read at the first use."""
+    """Credentials for TLS channels, made of the files of a ClientTls. The files are read at the first use."""
 
     def __init__(self, tls: ClientTls | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._tls = tls or ClientTls()
@@ -73,9 +73,9 @@ class ChannelCertificates:
         self._current: grpc.ChannelCredentials
 
     def get(self) -> grpc.ChannelCredentials:
-        """Credentials for a new channel: the same object until the files have changed, which is looked at now and then.
+        """Return credentials for a new channel: the same object until the files change.
 
-        Raises InvalidInput for files that cannot be read, at the first use.
+        The files are checked every LOOK_SECONDS. At the first use, raises InvalidInput for files that cannot be read.
         """
         if self._reloaded is None:
             tls = self._tls
@@ -89,24 +89,24 @@ class ChannelCertificates:
 
 
 def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """Credentials of a channel with TLS. Raises InvalidInput for files that cannot be used."""
+    """Return credentials for a TLS channel. Raises InvalidInput for files that cannot be used."""
     ca, key, cert = (read_pem(path) if path is not None else None for path in (tls.ca, tls.key, tls.cert))
     check_usable(tls.ca, tls.cert, tls.key)
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 
 def check_usable(ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Raises InvalidInput for authorities that are none, and for a certificate and a key that are not each other's."""
+    """Check that `ca` holds authorities, and that a certificate and its key match. Raises InvalidInput."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # How good they are is for those to judge who are shown them.
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # The peer judges how strong a certificate is.
     load(context, ca, cert, key)
 
 
 def load(context: ssl.SSLContext, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Have a context show a certificate, if there is one, and trust authorities. Raises InvalidInput."""
+    """Load a certificate and trusted authorities into a context, as far as given. Raises InvalidInput."""
     try:
         if cert is not None:
-            context.load_cert_chain(cert, key, password="")  # Without, a key that has one is asked for on the terminal.
+            context.load_cert_chain(cert, key, password="")  # Else OpenSSL asks on the terminal for a key's password.
         if ca is not None:
             context.load_verify_locations(ca)
     except ssl.SSLError as error:
@@ -117,7 +117,7 @@ def load(context: ssl.SSLContext, ca: Path | None, cert: Path | None, key: Path 
 
 
 def read_pem(path: Path) -> bytes:
-    """A PEM file's content. Raises InvalidInput."""
+    """Return a PEM file's content. Raises InvalidInput."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keys and certificates of whatever serves RPCs (brokers, consumers), out of its settings."""
+"""Keys and certificates of servers (brokers, consumers), from their settings."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _log = structlog.get_logger(__name__)
 
 
 class Secret(Protocol):
-    """Text that does not show, such as pydantic's."""
+    """Text with a hidden representation, such as pydantic's."""
 
     def get_secret_value(self) -> str: ...
 
 
 class ServerSettings(Protocol):
-    """What a server's security comes from. Files are PEM."""
+    """The security settings of a server. Files are PEM."""
 
     @property
     def host(self) -> str:
-        """The address it listens on."""
+        """The address that the server listens on."""
 
     @property
     def auth_keys(self) -> Secret:
-        """Keys of tokens, base64 with commas; empty: no tokens."""
+        """The keys of tokens, in base64 separated by commas. Empty means no tokens."""
 
     @property
     def tls_cert(self) -> Path | None: ...
@@ -42,7 +42,7 @@ class ServerSettings(Protocol):
     def tls_key(self) -> Path | None: ...
     @property
     def tls_client_ca(self) -> Path | None:
-        """The authorities whose certificates clients and peers must show; None: they need show none."""
+        """The authorities for the certificates that clients and peers must show. None means they need none."""
 
     @property
     def peer_cert(self) -> Path | None: ...
@@ -58,17 +58,17 @@ class ServerSettings(Protocol):
     def etcd_key(self) -> Path | None: ...
     @property
     def serve_anyone_without_keys(self) -> bool:
-        """Whether everybody who reaches it is to be trusted."""
+        """True if everybody who can reach the server is trusted."""
 
 
 def keys_of(settings: ServerSettings) -> Keys | None:
-    """The keys that tokens are verified with; None when there are none, and so no tokens. Raises InvalidInput."""
+    """Return the keys that verify tokens, or None if the server uses no tokens. Raises InvalidInput."""
     text = settings.auth_keys.get_secret_value()
     return Keys.parse(text) if text.strip() else None
 
 
 def peer_tls(settings: ServerSettings) -> ClientTls:
-    """How to connect to peers. Where clients have to show certificates, ours is shown unless there is one for peers."""
+    """Return the TLS settings for peers. If clients must show certificates, the server's own is the default here."""
     cert, key = settings.peer_cert, settings.peer_key
     if cert is None and key is None and settings.tls_client_ca is not None:
         cert, key = settings.tls_cert, settings.tls_key
@@ -76,22 +76,22 @@ def peer_tls(settings: ServerSettings) -> ClientTls:
 
 
 def etcd_tls(settings: ServerSettings) -> ClientTls | None:
-    """How to connect to etcd; None where nothing is said of it."""
+    """Return the TLS settings for etcd; None when nothing is set."""
     if settings.etcd_ca is None and settings.etcd_cert is None and settings.etcd_key is None:
         return None
     return ClientTls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
 
 
 def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
-    """Credentials to serve with; None when there is no certificate, and so no TLS.
+    """Return the server's credentials; None when there is no certificate, and so no TLS.
 
-    Files are read again when they change, for the connections that are made from then on. Raises InvalidInput.
+    Changed files are read again, for new connections. Raises InvalidInput.
     """
     if settings.tls_cert is None or settings.tls_key is None:
         if settings.tls_cert or settings.tls_key or settings.tls_client_ca:
             raise InvalidInput("serving with TLS takes both tls_cert and tls_key", field="settings")
         return None
-    channel_credentials(peer_tls(settings))  # Find out now, rather than at the first call to a peer.
+    channel_credentials(peer_tls(settings))  # Fail now, not at the first call to a peer.
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     configurations = Reloaded(lambda: _configuration(*files), files)
     used = configurations.get()
@@ -103,14 +103,14 @@ def server_credentials(settings: ServerSettings) -> grpc.ServerCredentials | Non
 
     return grpc.dynamic_ssl_server_credentials(
         used,
-        # The types deny it, but None stands for "no change".
+        # Despite the types, None is allowed and means "no change".
         cast(Callable[[], grpc.ServerCertificateConfiguration], changed),
         require_client_authentication=settings.tls_client_ca is not None,
     )
 
 
 def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """As `server_credentials`, for HTTP."""
+    """Return the server's TLS context for HTTP, like `server_credentials`."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
@@ -125,10 +125,10 @@ def server_context(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def check_exposure(settings: ServerSettings, endpoint: str, *, harm: str) -> None:
-    """Raise InvalidInput where tokens would be sent to this server in the clear, or where anybody may call it although
-    nobody said so.
+    """Check that no tokens are sent in the clear, and that open access for everybody was chosen explicitly.
 
-    `endpoint` is what it tells others, and `harm` what strangers could do, such as "change shards".
+    `endpoint` is the endpoint that the server advertises. `harm` tells what strangers could do, such as "change
+    shards". Raises InvalidInput.
     """
     keys = keys_of(settings)
     loopback = is_loopback(settings.host)

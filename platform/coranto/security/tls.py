@@ -1,4 +1,4 @@
-"""Certificates of a client, and hosts that need none."""
+"""Certificates of a client, and the check for hosts that need none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coranto.errors import InvalidInput
 class ClientTls:
     """Certificates for `https` endpoints, as PEM files.
 
-    `ca` holds the authorities to trust (default: those of gRPC). `cert` and `key` show the broker who we are.
+    `ca` holds the authorities to trust (default: those of gRPC). `cert` and `key` identify the client to the broker.
     """
 
     ca: Path | None = None
@@ -26,7 +26,7 @@ class ClientTls:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is certainly this machine."""
+    """Return True if a host is certainly this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,15 +1,15 @@
-"""Authorization by bearer tokens: who may do what, to which journals, and until when.
+"""Authorization by bearer tokens: each grants capabilities on some journals for some time.
 
-A token is a JWT that is signed with a key which brokers share (HS256; HS384 is accepted too). Beside the registered
-`iat` and `exp` it has two claims, as Gazette has them::
+A token is a JWT, signed with a key that brokers share (HS256; HS384 is accepted too). Besides the registered claims
+`iat` and `exp` it has two claims, the same as in Gazette::
 
     cap    a bit mask of capabilities
-    sel    a label selector: the journals it is for
+    sel    a label selector for the journals in scope
 
     {"cap": 8, "sel": {"include": {"labels": [{"name": "name", "value": "flights/", "prefix": true}]},
                        "exclude": {"labels": []}}, "iat": 1700000000, "exp": 1700003600}
 
-Whatever cannot be understood in full is refused. No error says what a token or a key is.
+A token that is not fully understood is refused. No error shows a token or a key.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from coranto.names import strip_metadata
 from coranto.wire import protocol_pb2 as pb
 
 LEEWAY_SECONDS: Final = 5.0
-"""How far clocks of those who sign and those who verify may be apart."""
+"""The tolerated difference between the clocks of signers and verifiers."""
 TOKEN_SECONDS: Final = 3600.0
-"""How long a token is good for that is made for one call. Reads, watches and appends may take long."""
+"""The lifetime of a token that is made for one call. Reads, watches and appends may take long."""
 APPLY_TOKEN_SECONDS: Final = 60.0
 MIN_KEY_BYTES: Final = 32
 HEADER: Final = "authorization"
@@ -44,25 +44,25 @@ _ACCEPT_MISSING = "AA=="
 _SIGN_WITH = "HS256"
 _MAX_TIME = 2.0**53
 _MAX_SCOPE_BYTES = 2048
-"""Larger selectors are not put into tokens: they would outgrow what servers take as metadata."""
-# Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, that is below 48 bytes.
+"""The size limit for selectors in tokens. Larger ones would exceed the metadata that servers accept."""
+# Keys shorter than the hash are refused (RFC 7518, 3.2): for HS384, keys below 48 bytes.
 _jws = jwt.PyJWS(algorithms=["HS256", "HS384"], options={"enforce_minimum_key_length": True})
 
 
 class Capability(enum.IntFlag):
-    """What a token allows. Applications may define bits from 1 << 16 on."""
+    """The capabilities that a token may grant. Applications may define bits from 1 << 16 on."""
 
     LIST = 1 << 1
     APPLY = 1 << 2
     READ = 1 << 3
     APPEND = 1 << 4
     REPLICATE = 1 << 5
-    """For brokers among themselves."""
+    """For calls between brokers."""
     ALL = 0xFFFFFFFF
 
 
 class Secret:
-    """A value that shows in no representation, and compares in constant time."""
+    """A value that no representation shows, and that compares in constant time."""
 
     __slots__ = ("_value",)
 
@@ -87,9 +87,9 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token grants: `capability` over the journals that `selector` matches, until `exp`. Times are Unix seconds.
+    """The grant of a token: `capability` on the journals that `selector` matches, until `exp`. Times are Unix seconds.
 
-    The selector sees a journal's labels and its `name`. An empty one matches every journal.
+    The selector sees a journal's labels and its `name`. An empty selector matches every journal.
     """
 
     capability: Capability
@@ -99,17 +99,17 @@ class Claims:
 
     @property
     def covers_all(self) -> bool:
-        """Whether every journal is in scope."""
+        """True if every journal is in scope."""
         return not self.selector.include.labels and not self.selector.exclude.labels
 
     @property
     def by_name_alone(self) -> bool:
-        """Whether a journal's name, which never changes, decides whether it is in scope."""
+        """True if the scope depends only on a journal's name, which never changes."""
         both = (*self.selector.include.labels, *self.selector.exclude.labels)
         return all(label.name == labels.NAME for label in both)
 
     def covers(self, journal: str, journal_labels: pb.LabelSet | None = None) -> bool:
-        """Whether a journal with these labels is in scope."""
+        """Return True if a journal with these labels is in scope."""
         if self.covers_all:
             return True
         return labels.matches(self.selector, labels.with_meta(journal, journal_labels or pb.LabelSet()))
@@ -117,15 +117,15 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys that brokers, and whoever may sign tokens, share. The first one signs, all of them verify."""
+    """The keys that brokers and signers of tokens share. The first one signs, all of them verify."""
 
     secrets: tuple[Secret, ...]
     accept_missing: bool = False
-    """Whether requests without any token are let through, with every right: only while keys are being introduced."""
+    """True if requests without a token are accepted, with all capabilities. Only for the time of introducing keys."""
 
     @classmethod
     def parse(cls, text: str) -> Keys:
-        """Keys from base64, separated by commas or whitespace; `AA==` among them stands for `accept_missing`.
+        """Parse keys in base64, separated by commas or whitespace. `AA==` among them means `accept_missing`.
 
         Raises InvalidInput, which tells the position of a bad key but not the key.
         """
@@ -151,26 +151,26 @@ class Keys:
         return cls(tuple(secrets), accept_missing)
 
     def bearer(self, claims: Claims) -> str:
-        """A token of these claims, signed for one call."""
+        """Return a token with these claims, signed for one call."""
         return sign(claims, self)
 
 
 @dataclass(frozen=True, slots=True)
 class BearerToken:
-    """A token that somebody else has signed, sent with every call for as long as it lasts."""
+    """A token that somebody else has signed. It is sent with every call until it expires."""
 
     token: Secret
 
     @classmethod
     def parse(cls, text: str) -> BearerToken:
-        """Raises InvalidInput, which doesn't tell the token."""
+        """Parse a token. Raises InvalidInput, which doesn't show the token."""
         text = text.strip()
         if not text or not text.isascii() or not text.isprintable() or " " in text:
             raise InvalidInput("is not a token: expected three base64 parts with dots between them", field="auth token")
         return cls(Secret(text))
 
     def bearer(self, claims: Claims) -> str:
-        """The token, whatever the call needs."""
+        """Return the token. The claims that the call needs are ignored."""
         return self.token.reveal().decode()
 
 
@@ -178,20 +178,20 @@ Auth = Keys | BearerToken
 
 
 def scope_of(journals: Iterable[str]) -> pb.LabelSelector:
-    """A selector of journals by their names."""
+    """Return a selector of journals by their names."""
     names = sorted({strip_metadata(journal) for journal in journals})
     return pb.LabelSelector(include=pb.LabelSet(labels=[pb.Label(name=labels.NAME, value=name) for name in names]))
 
 
 def claims_for(capability: Capability, selector: pb.LabelSelector, now: float, seconds: float) -> Claims:
-    """Claims for one call, good for `seconds` from `now`. A scope too large to be sent with a call is left out."""
+    """Return claims for one call, valid for `seconds` from `now`. A scope too large for metadata is left out."""
     if selector.ByteSize() > _MAX_SCOPE_BYTES:
         selector = pb.LabelSelector()
     return Claims(capability, selector, now, now + seconds)
 
 
 def sign(claims: Claims, keys: Keys) -> str:
-    """A token of these claims, signed with the first key. They must have an end. Raises InvalidInput."""
+    """Return a token with these claims, signed with the first key. They must expire. Raises InvalidInput."""
     if not math.isfinite(claims.exp):
         raise InvalidInput("a token must expire", field="exp")
     content = {
@@ -205,7 +205,7 @@ def sign(claims: Claims, keys: Keys) -> str:
 
 
 def verify(token: str, keys: Keys, now: float) -> Claims:
-    """The claims of a token that one of the keys signed and that is valid at `now`. Raises Unauthenticated."""
+    """Return the claims of a token, if one of the keys signed it and it is valid at `now`. Raises Unauthenticated."""
     claims, not_before = _signed_claims(token, keys)
     if now >= claims.exp + LEEWAY_SECONDS:
         raise Unauthenticated("the token has expired")
@@ -216,7 +216,7 @@ def verify(token: str, keys: Keys, now: float) -> Claims:
 
 @functools.lru_cache(maxsize=1024)
 def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
-    """Claims that one of the keys signed, and when they begin to be valid. Clients send a token more than once."""
+    """Return a token's verified claims and the begin of their validity. Cached, because clients reuse tokens."""
     content = _json_object(_payload(token, keys))
     issued, not_before = _time(content, "iat", 0.0), _time(content, "nbf", 0.0)
     expires = _time(content, "exp", None)
@@ -230,7 +230,7 @@ def _signed_claims(token: str, keys: Keys) -> tuple[Claims, float]:
 
 
 def require(claims: Claims, capability: Capability) -> None:
-    """Raises PermissionDenied unless the claims have every bit of `capability`."""
+    """Check that the claims have every bit of `capability`. Raises PermissionDenied."""
     missing = capability & ~claims.capability
     if missing:
         names = "|".join(bit.name or hex(bit) for bit in Capability(missing))
@@ -238,7 +238,7 @@ def require(claims: Claims, capability: Capability) -> None:
 
 
 def bearer_of(values: Iterable[str | bytes]) -> str | None:
-    """The token in the `authorization` header, whose values are given; None without one. Raises Unauthenticated."""
+    """Return the token among the values of the `authorization` header; None without any. Raises Unauthenticated."""
     given = list(values)
     if not given:
         return None
@@ -252,7 +252,7 @@ def bearer_of(values: Iterable[str | bytes]) -> str | None:
 
 
 def _payload(token: str, keys: Keys) -> bytes:
-    """The content of a token whose signature fits one of the keys."""
+    """Return the content of a token that one of the keys signed. Raises Unauthenticated."""
     reason = "the token's signature is not by a key that is known here"
     for secret in keys.secrets:
         try:
@@ -262,7 +262,7 @@ def _payload(token: str, keys: Keys) -> bytes:
         except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
             continue
         except (jwt.PyJWTError, UnicodeError, ValueError):
-            # What the library says may quote the token.
+            # The library's error may quote the token.
             reason = "the token is not a JWT"
         else:
             return payload
@@ -306,9 +306,9 @@ def _label_to_json(label: pb.Label) -> dict[str, str | bool]:
 
 
 def _selector(content: dict[str, Any]) -> pb.LabelSelector:
-    """The claim `sel`. Parts of it may be null or missing, and are empty then; anything unknown may restrict: refused.
+    """Return the claim `sel`. Parts that are null or missing are empty. Unknown parts are refused: they may restrict.
 
-    A token without the claim might be of a kind that restricts otherwise. It is refused, too.
+    A token without the claim is refused too: it might be of a kind with other restrictions.
     """
     if content.get("sel") is None:
         raise Unauthenticated("the token lacks the claim `sel`")

@@ -1,1 +1,1 @@
-"""Specs and messages: what is valid, and specs as YAML."""
+"""The validation of specs and messages, and specs as YAML."""

@@ -26,7 +26,7 @@ _MAX_CHARACTERS: Final = 128
 
 
 def parse_duration(text: str) -> Duration:
-    """The duration that `text` says: numbers with units (ns, us, ms, s, m, h), or `0`. Raises InvalidInput."""
+    """Parse a duration: numbers with units (ns, us, ms, s, m, h), or `0`. Raises InvalidInput."""
     if len(text) > _MAX_CHARACTERS:
         raise InvalidInput(f"{text[:40]!r}… is too long for a duration such as 30s, 5m or 1h30m")
     unsigned = text.removeprefix("-") if text.startswith("-") else text.removeprefix("+")
@@ -45,7 +45,7 @@ def parse_duration(text: str) -> Duration:
 
 
 def format_duration(duration: Duration) -> str:
-    """The duration as `parse_duration` reads it: `1h0m0s`, `5m0s`, `1.5s`, `250ms`, `0s`."""
+    """Format a duration as `parse_duration` reads it: `1h0m0s`, `5m0s`, `1.5s`, `250ms`, `0s`."""
     nanoseconds = duration.ToNanoseconds()
     sign, nanoseconds = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if nanoseconds == 0:

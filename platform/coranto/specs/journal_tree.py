@@ -1,7 +1,7 @@
 """Journal specs as trees in YAML, interchangeable with Gazette's.
 
-A tree declares journals without repeating what they share. A node whose name ends in `/` (or is empty) is a folder:
-whatever fields it has, its children inherit where they leave them out. Other nodes are journals::
+A tree declares journals without repeating their common fields. A node whose name ends in `/` (or is empty) is a folder:
+its children inherit each of its fields that they leave out. Other nodes are journals::
 
     name: flights/
     replication: 1
@@ -18,8 +18,8 @@ whatever fields it has, its children inherit where they leave them out. Other no
     - name: flights/events/part-001
       revision: 1234
 
-A child's labels replace those of its parent name by name. `revision` is the journal's present one: absent or 0
-creates it, -1 applies whatever it is. `delete: true`, also inherited, removes the journal instead.
+For each label name, a child's labels replace its parent's. `revision` is the journal's present revision: absent or 0
+creates the journal, -1 applies to any revision. `delete: true`, which is inherited too, removes the journal instead.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _MAX_DEPTH = 64
 
 
 def parse_tree(text: str) -> list[pb.ApplyRequest.Change]:
-    """The changes that a tree asks for, complete and validated, in the tree's order.
+    """Return the changes that a tree requests, complete and validated, in the tree's order.
 
-    An empty text asks for none. Raises InvalidInput, which names the line and, where there is one, the journal.
+    An empty text requests none. Raises InvalidInput, which tells the line and, if there is one, the journal.
     """
     root = read_document(text, lambda node: _read_node(node, depth=0))
     changes: list[pb.ApplyRequest.Change] = []
@@ -81,9 +81,9 @@ def parse_tree(text: str) -> list[pb.ApplyRequest.Change]:
 
 
 def render_tree(journals: Iterable[tuple[pb.JournalSpec, int]]) -> str:
-    """The tree of specs and their revisions as YAML, with everything shared moved up to folders.
+    """Return specs and their revisions as a tree in YAML, with common fields moved up to folders.
 
-    `parse_tree` gives the same specs back. Suspension stays with each journal. No journals at all are the empty text.
+    `parse_tree` returns the same specs. Suspension stays with each journal. Without journals the text is empty.
     """
     nodes = [_Node.of_spec(spec, revision) for spec, revision in sorted(journals, key=lambda pair: pair[0].name)]
     if not nodes:
@@ -112,7 +112,7 @@ _SUSPEND_FIELDS: Mapping[str, Kind] = {"level": enum_kind(pb.JournalSpec.Suspend
 
 @dataclass(slots=True)
 class _Node:
-    """A folder or a journal, with the fields it has itself; zero values are left out, as in YAML."""
+    """A folder or a journal, with its own fields. Zero values are left out, as in YAML."""
 
     name: str = ""
     spec: Fields = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Node:
         return not self.name or self.name.endswith("/")
 
     def inherit(self) -> _Node:
-        """Give the nodes below what they leave out. Raises InvalidInput when the tree isn't well formed."""
+        """Fill the fields that nodes below leave out. Raises InvalidInput when the tree isn't well formed."""
         if not self.is_folder:
             if self.children:
                 raise line_error(self.line, f"{self.name} has children, so its name must end in '/'")
@@ -168,7 +168,7 @@ class _Node:
             yield from child.journals()
 
     def change(self) -> pb.ApplyRequest.Change:
-        """What is asked for this journal. Raises InvalidInput when that is not acceptable."""
+        """Return the requested change of this journal. Raises InvalidInput when it is not acceptable."""
         change = pb.ApplyRequest.Change(expect_mod_revision=self.revision)
         try:
             if self.delete:
@@ -192,7 +192,7 @@ class _Node:
         return change
 
     def hoisted(self) -> _Node:
-        """Move what all children share up to their folder, from the bottom of the tree to its top."""
+        """Move the common fields of children up to their folder, from the bottom of the tree to the top."""
         if not self.children:
             return self
         children = [child.hoisted() for child in self.children]
@@ -208,7 +208,7 @@ class _Node:
         return self
 
     def document(self) -> dict[str, object]:
-        """The node as YAML has it."""
+        """Return the node as plain values for YAML."""
         parts: dict[str, object] = {
             "name": self.name,
             **write_fields(_SPEC_FIELDS, self.spec),
@@ -223,7 +223,7 @@ class _Node:
 
 
 def _gather(journals: list[_Node], depth: int) -> _Node:
-    """The smallest tree of folders over journals sorted by name, which share their first `depth` path parts."""
+    """Return the smallest tree of folders for journals that are sorted by name and share `depth` path parts."""
     if len(journals) == 1:
         return journals[0]
     children: list[_Node] = []
@@ -231,12 +231,12 @@ def _gather(journals: list[_Node], depth: int) -> _Node:
         members = list(group)
         children.extend(members if part is None else [_gather(members, depth + 1)])
     if len(children) == 1:
-        return children[0]  # A folder in which there is nothing but one folder needs no node.
+        return children[0]  # A folder with only one folder in it needs no node.
     return _Node(name="".join(part + "/" for part in journals[0].name.split("/")[:depth]), children=children)
 
 
 def _part(name: str, depth: int) -> str | None:
-    """The folder that a name has at `depth`; none when its last part is there already."""
+    """Return the name's folder at `depth`, or None when the name has no folder that deep."""
     parts = name.split("/")
     return parts[depth] if depth < len(parts) - 1 else None
 

@@ -1,15 +1,16 @@
-"""What a well-formed message is: specs, routes, headers, and the requests and responses of every RPC.
+"""Validation of messages: specs, routes, headers, and the requests and responses of every RPC.
 
-`validate(message)` checks any of them, and every check raises `InvalidInput` whose `field` is the path to what is
-wrong, beginning with the message's name: `JournalSpec.fragment.length`. Validation of a message that only carries
-content looks at nothing but the presence of other fields, because it happens for every chunk of every append.
+`validate(message)` checks any of them. Every check raises `InvalidInput`, whose `field` is the path to the bad value,
+beginning with the message's name: `JournalSpec.fragment.length`. For a message that only carries content, validation
+checks only that other fields are absent, because it runs for every chunk of every append.
 
-Some messages are only part of a stream. The checks here are those of one message by itself; which may follow which
-is for whoever owns the stream (so an empty `AppendRequest`, which commits, is valid, while the continuations and
-terminators of a watched listing are not given to `validate` at all).
+Some messages are part of a stream. This module checks single messages; the owner of the stream checks their order. So
+an empty `AppendRequest`, which commits, is valid here, and the continuations and terminators of a watched listing are
+not given to `validate` at all.
 
-What other brokers may know and this version doesn't is let through where it is only received: statuses (to become an
-error that says so), and store arguments and path templates of listed specs. Specs to be applied are checked wholly.
+Other brokers may use values that this version doesn't know. In received messages some of these are accepted: statuses
+(which become an error that says so), and store arguments and path templates of listed specs. Specs to be applied are
+checked completely.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from coranto.names import MAX_JOURNAL_BYTES, validate_journal, validate_path, va
 from coranto.wire import protocol_pb2 as pb
 
 MAX_REPLICATION: Final = 5
-"""Replicas that a spec may ask for."""
+"""The most replicas that a spec may ask for."""
 DEFAULT_REPLICATION_CAP: Final = 9
-"""What a cluster allows unless it is told otherwise."""
+"""The default limit of a cluster."""
 MIN_FRAGMENT_BYTES: Final = 1 << 10
 MAX_FRAGMENT_BYTES: Final = 1 << 34
 MIN_REFRESH_SECONDS: Final = 1
@@ -42,33 +43,33 @@ MIN_FLUSH_SECONDS: Final = 60
 MAX_JOURNAL_LIMIT: Final = 1 << 17
 MAX_FRAGMENTS_PAGE: Final = 10_000
 MAX_LABELS: Final = 1024
-"""Labels of a spec that is applied."""
+"""The most labels of a spec that is applied."""
 MAX_STORES: Final = 32
-"""Stores of a spec that is applied."""
+"""The most stores of a spec that is applied."""
 MAX_SPEC_BYTES: Final = 256 << 10
-"""Size of a spec that is applied. Every broker holds all of them in memory."""
+"""The largest size of a spec that is applied. Every broker holds all specs in memory."""
 MAX_SELECTOR_LABELS: Final = 1 << 14
-"""Labels on each side of a request's selector."""
+"""The most labels on each side of a request's selector."""
 MAX_SIGNATURE_SECONDS: Final = 366 * 24 * 3600
 ANY_REVISION: Final = -1
-"""Expected revision of a change that applies whatever the present revision is."""
+"""The expected revision of a change that applies to any present revision."""
 
 
 # -------------------------------------------------------------------------------------------------- what specs mean
 
 
 def may_read(spec: pb.JournalSpec) -> bool:
-    """Whether the journal's flags allow reading. Flags that say nothing allow everything."""
+    """Return True if the journal's flags allow reading. Unspecified flags allow everything."""
     return spec.flags in (pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_RDONLY, pb.JournalSpec.O_RDWR)
 
 
 def may_write(spec: pb.JournalSpec) -> bool:
-    """Whether the journal's flags allow appending content. Flags that say nothing allow everything."""
+    """Return True if the journal's flags allow appending content. Unspecified flags allow everything."""
     return spec.flags in (pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_WRONLY, pb.JournalSpec.O_RDWR)
 
 
 def effective_replication(spec: pb.JournalSpec, cap: int = DEFAULT_REPLICATION_CAP) -> int:
-    """How many brokers should hold the journal: fewer than the spec says while it is suspended, never above `cap`."""
+    """Return the number of brokers that should hold the journal: fewer if it is suspended, and never above `cap`."""
     if spec.suspend.level == pb.JournalSpec.Suspend.FULL:
         return 0
     if spec.suspend.level == pb.JournalSpec.Suspend.PARTIAL:
@@ -77,12 +78,12 @@ def effective_replication(spec: pb.JournalSpec, cap: int = DEFAULT_REPLICATION_C
 
 
 def routes_equivalent(left: pb.Route, right: pb.Route) -> bool:
-    """Whether two routes have the same members and the same primary. Endpoints are not compared."""
+    """Return True if two routes have the same members and the same primary. Endpoints are not compared."""
     return left.primary == right.primary and list(left.members) == list(right.members)
 
 
 def duration_seconds(duration: Duration) -> float:
-    """A duration in seconds, exact to the nanosecond within a few months."""
+    """Return a duration in seconds. It is exact to the nanosecond up to a few months."""
     return duration.seconds + duration.nanos / 1_000_000_000
 
 
@@ -92,7 +93,7 @@ def duration_seconds(duration: Duration) -> float:
 def validate(message: Message) -> None:
     """Check a spec, route, header, fragment, or a request or response of any RPC.
 
-    A spec by itself is checked as one to be applied. Raises InvalidInput, and TypeError for a message of a kind that
+    A single spec is checked like a spec to be applied. Raises InvalidInput, and TypeError for a type of message that
     has no rules.
     """
     check = _CHECKS.get(type(message))
@@ -105,7 +106,7 @@ def validate(message: Message) -> None:
 
 
 def validate_append_response(response: pb.AppendResponse, *, registers: bool = True) -> None:
-    """As `validate`. Without `registers`, of which there may be many, their labels are not looked at."""
+    """Check the answer to an append. Without `registers` their labels, which may be many, are not checked."""
     try:
         (_append_response if registers else _append_response_but_registers)(response)
     except InvalidInput as err:
@@ -113,22 +114,22 @@ def validate_append_response(response: pb.AppendResponse, *, registers: bool = T
 
 
 def validate_journal_spec(spec: pb.JournalSpec) -> None:
-    """Raises InvalidInput."""
+    """Check a journal spec. Raises InvalidInput."""
     validate(spec)
 
 
 def validate_broker_spec(spec: pb.BrokerSpec) -> None:
-    """Raises InvalidInput."""
+    """Check a broker spec. Raises InvalidInput."""
     validate(spec)
 
 
 def validate_route(route: pb.Route) -> None:
-    """Raises InvalidInput."""
+    """Check a route. Raises InvalidInput."""
     validate(route)
 
 
 def validate_header(header: pb.Header) -> None:
-    """Raises InvalidInput."""
+    """Check a header. Raises InvalidInput."""
     validate(header)
 
 
@@ -147,7 +148,7 @@ def validate_endpoint(endpoint: str) -> None:
 
 
 def _within(field: str, check: Callable[..., object], value: object) -> None:
-    """Check a part of a message; what is wrong there is reported below `field`."""
+    """Check a part of a message. Its errors are reported below `field`."""
     try:
         check(value)
     except InvalidInput as err:
@@ -189,7 +190,7 @@ def _one_of(field: str, value: int, allowed: Any) -> None:
 
 @lru_cache(maxsize=4096)
 def _named_journal(name: str) -> None:
-    """The name in a read or append, which may carry metadata."""
+    """Check the journal name of a read or append, which may carry metadata."""
     validate_journal(name, allow_metadata=True)
 
 
@@ -252,7 +253,7 @@ def _fragment_spec(fragment: pb.JournalSpec.Fragment) -> None:
 
 
 def _bounded_spec(spec: pb.JournalSpec) -> None:
-    """What specs may take up that are to be applied. Those that are in etcd already are only read."""
+    """Check the size of a spec that is to be applied. Specs that are already in etcd are not limited."""
     _between("labels", len(spec.labels.labels), 0, MAX_LABELS, " labels")
     _between("fragment.stores", len(spec.fragment.stores), 0, MAX_STORES, " stores")
     if spec.ByteSize() > MAX_SPEC_BYTES:
@@ -303,7 +304,7 @@ def _route(route: pb.Route) -> None:
 
 
 def _header(header: pb.Header) -> None:
-    """Nearly every answer of a broker has the same, so what was found to be well-formed is remembered."""
+    """Check a header. Results are cached, because nearly all answers of a broker have the same header."""
     _header_of(header.SerializeToString())
 
 
@@ -371,7 +372,7 @@ def _append_request(request: pb.AppendRequest) -> None:
                 why="without a journal: only the first message of an append has parameters",
             )
         return
-    if len(request.ListFields()) == 1:  # As most are, which come by the thousand.
+    if len(request.ListFields()) == 1:  # Only the journal is set: the usual case, which is frequent.
         _named_journal(request.journal)
         return
     _optional(request, "header", _header)
@@ -382,7 +383,7 @@ def _append_request(request: pb.AppendRequest) -> None:
     _optional(request, "check_registers", _selector)
     _optional(request, "union_registers", _label_set)
     _optional(request, "subtract_registers", _label_set)
-    if request.suspend:  # 0 is one.
+    if request.suspend:  # 0 is valid.
         _one_of("suspend", request.suspend, pb.AppendRequest.Suspend)
 
 
@@ -410,7 +411,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
             if not request.acknowledge:
                 raise InvalidInput("must be set beside a header", field="acknowledge")
         _within("proposal", _fragment, request.proposal)
-        # Absent registers are empty ones.
+        # Absent registers count as empty.
         _within("registers", _label_set, request.registers)
         _absent(request, "content", "content_delta", why="beside a proposal")
         _at_least("readable", request.readable, 0)
@@ -433,7 +434,7 @@ def _replicate_request(request: pb.ReplicateRequest) -> None:
 
 
 def _replicate_response(response: pb.ReplicateResponse) -> None:
-    # A replica's first acknowledgement carries a header too, whatever its status.
+    # A replica's first acknowledgement has a header too, with any status.
     if response.status == pb.WRONG_ROUTE and not response.HasField("header"):
         raise InvalidInput("must be set when the status is WRONG_ROUTE", field="header")
     _optional(response, "header", _header)

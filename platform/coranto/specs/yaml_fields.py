@@ -1,6 +1,6 @@
-"""Fields of specs in YAML: read with errors that name the line, written back, and shared by groups of specs.
+"""Fields of specs in YAML: reading with errors that tell the line, writing, and sharing among groups of specs.
 
-What has its zero value is left out, as it is in a wire message.
+Fields with zero values are left out, as in a wire message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coranto.wire import protocol_pb2 as pb
 
 MAX_CHARACTERS: Final = 64 << 20
 MAX_NODES: Final = 5_000_000
-"""A tree of many journals has some ten for each."""
+"""The most nodes of a document. A tree of many journals has about ten for each."""
 
 DocumentT = TypeVar("DocumentT")
 
@@ -32,7 +32,7 @@ Value = int | str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How values of a field are read from YAML, written to it, and moved between it and a spec's message."""
+    """The conversions of a field's values: from YAML, to YAML, from a spec's message, and into one."""
 
     read: Callable[[yaml.Node], Value]
     write: Callable[[Any], object]
@@ -128,7 +128,7 @@ def _duration(nanoseconds: int) -> Duration:
 
 
 def enum_kind(enum: Any) -> Kind:
-    """Values of a wire enum, by name or number."""
+    """Return the kind of a wire enum's values, given by name or number."""
     return Kind(_read_enum(enum), lambda value: enum.Name(value), int, _put_plain)
 
 
@@ -136,7 +136,7 @@ Fields = dict[str, Value]
 
 
 def get_fields(message: Any, kinds: Mapping[str, Kind]) -> Fields:
-    """The fields that aren't zero."""
+    """Return the message's fields that aren't zero."""
     values = {name: kind.get(getattr(message, name)) for name, kind in kinds.items()}
     return {name: value for name, value in values.items() if value}
 
@@ -160,7 +160,7 @@ def difference(mine: Fields, theirs: Fields) -> Fields:
 
 
 def entries_of(node: yaml.Node, known: Iterable[str], within: tuple[yaml.Node, ...] = ()) -> dict[str, yaml.Node]:
-    """The entries of a mapping, whose keys must be known and given once; those of `<<` come behind its own."""
+    """Return the entries of a mapping. Keys must be known and unique. Own entries override those of `<<`."""
     if not isinstance(node, yaml.MappingNode):
         raise line_error(line_of(node), f"fields are expected here: {', '.join(known)}")
     own: dict[str, yaml.Node] = {}
@@ -198,7 +198,7 @@ def read_entries(entries: Mapping[str, yaml.Node], kinds: Mapping[str, Kind]) ->
 
 
 def read_labels(node: yaml.Node | None) -> pb.LabelSet:
-    """Labels in any order; they are sorted here."""
+    """Read labels in any order, and sort them."""
     if node is None:
         return pb.LabelSet()
     pairs = []
@@ -214,9 +214,10 @@ def read_labels(node: yaml.Node | None) -> pb.LabelSet:
 
 
 def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> DocumentT | None:
-    """What `read` makes of a document's node; None for an empty document. Raises InvalidInput, also for bad YAML.
+    """Parse a document and return the result of `read`; None for an empty document.
 
-    What aliases stand for counts each time: a short text may else stand for more nodes than anybody could read.
+    Raises InvalidInput, also for bad YAML. The limit MAX_NODES counts the nodes of an alias at each use: otherwise a
+    short text could expand to an enormous number of nodes.
     """
     if len(text) > MAX_CHARACTERS:
         raise InvalidInput(f"the document has {len(text)} characters; it may have {MAX_CHARACTERS}")
@@ -242,7 +243,7 @@ def read_document(text: str, read: Callable[[yaml.Node], DocumentT]) -> Document
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses lists within lists without end, before it spends time on them."""
+    """A loader that refuses deeply nested flow collections before it spends time on them."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
         if self.flow_level >= _MAX_FLOW_DEPTH:
@@ -251,7 +252,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many nodes a node stands for, aliases written out. Raises InvalidInput when there is no end, or none near."""
+    """Count a node and all below it, with aliases expanded. Raises InvalidInput for too many, and for a cycle."""
     found = known.get(id(node))
     if found is None:
         known[id(node)] = -1
@@ -269,6 +270,6 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def dump_document(document: object) -> str:
-    """YAML of plain values, in their order."""
-    # Without a limit to width, long texts would be broken over lines.
+    """Return the YAML of plain values, in their order."""
+    # The large width keeps long texts on one line.
     return yaml.safe_dump(document, sort_keys=False, default_flow_style=False, allow_unicode=True, width=2**31 - 1)
