@@ -22,11 +22,11 @@ class JournalClientFace(Face):
         """The asynchronous object. Use it on the loop only."""
 
     def list(self, selector: str | pb.LabelSelector = "") -> Listing:
-        """Journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
+        """List the journals that match a selector such as `name:prefix=flights/, content-type` (all, when empty)."""
         return self._run(self._inner.list(selector))
 
     def watch(self, selector: str | pb.LabelSelector = "") -> Iterator[Listing]:
-        """The journals that match a selector, now and again whenever one was created, changed or deleted."""
+        """Yield the journals that match a selector: now, and after each creation, change or deletion of one."""
         return self._iterate(lambda: self._inner.watch(selector))
 
     def apply(self, changes: Sequence[pb.ApplyRequest.Change]) -> pb.Header:
@@ -34,21 +34,21 @@ class JournalClientFace(Face):
         return self._run(self._inner.apply(changes))
 
     def read_all(self, journal: str, begin: int, end: int) -> bytes:
-        """Exactly the bytes [begin, end)."""
+        """Return exactly the bytes [begin, end)."""
         return self._run(self._inner.read_all(journal, begin, end))
 
     def head(self, journal: str) -> int:
-        """The write head: the offset at which the next append begins."""
+        """Return the write head: the offset at which the next append begins."""
         return self._run(self._inner.head(journal))
 
     def head_and_revision(self, journal: str) -> tuple[int, int]:
-        """The write head, and the revision of etcd that its primary knew when it told."""
+        """Return the write head, and the etcd revision that the answering broker knew at that time."""
         return self._run(self._inner.head_and_revision(journal))
 
     def fragments(
         self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0
     ) -> Sequence[FragmentInfo]:
-        """The journal's fragments, by offset; with `end_mod_time` 0 also those that are not persisted yet."""
+        """List the journal's fragments by offset; with `end_mod_time` 0 also those that are not persisted yet."""
         return self._run(
             self._inner.fragments(
                 journal, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, signature_seconds=signature_seconds
@@ -56,7 +56,7 @@ class JournalClientFace(Face):
         )
 
     def store_health(self, url: str, *, check_delete: bool = False, check_delete_prefix: str = "") -> None:
-        """Have a broker try whether it can write, read, list and sign files in the fragment store at `url`."""
+        """Let a broker check that it can write, read, list and sign files in the fragment store at `url`."""
         self._run(self._inner.store_health(url, check_delete=check_delete, check_delete_prefix=check_delete_prefix))
 
 
@@ -70,19 +70,21 @@ class AppenderFace(Face):
 
     @property
     def length(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return self._call(lambda: self._inner.length)
 
     def write(self, content: bytes) -> None:
-        """Send content, waiting while the broker is slow to take it. Empty content is no content."""
+        """Send content, and wait while the broker is slow to accept it. Empty content sends no content."""
         self._run(self._inner.write(content))
 
     def commit(self, content: bytes = b"") -> AppendResult:
-        """Commit what was written, and `content` behind it, and return where it is. Nothing at all is a barrier."""
+        """Commit the written content, with `content` behind it, and return its offsets. No content at all is a
+        barrier.
+        """
         return self._run(self._inner.commit(content))
 
     def abort(self) -> None:
-        """Roll back. Does nothing when the append has ended already."""
+        """Roll back. Does nothing when the append has already ended."""
         self._call(lambda: self._inner.abort())
 
 
@@ -96,9 +98,9 @@ class AppendServiceFace(Face):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes taken in and not yet committed."""
+        """The number of bytes accepted and not yet committed."""
         return self._call(lambda: self._inner.pending_bytes)
 
     def reset(self, journal: str) -> None:
-        """Accept appends to a journal again after a failure that its callers have dealt with."""
+        """Accept appends to a journal again, after its callers have handled its failure."""
         self._call(lambda: self._inner.reset(journal))
