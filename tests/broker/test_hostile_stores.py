@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 def token(capability: Capability, selector: str = "") -> Metadata:
     now = SystemClock().now()
-    signed = sign(Claims(capability, labels.parse_selector(selector), now, now + 600), Keys.parse(KEY))
+    signed = sign(Claims(capability, labels.parse_selector(selector), now, now + 86_400), Keys.parse(KEY))
     return (("authorization", f"Bearer {signed}"),)
 
 

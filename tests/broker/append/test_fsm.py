@@ -99,6 +99,7 @@ class World:
             spool=Slot(),
             line=Line(),
             index=self.index,
+            folder=spool_folder,
             wait_refreshed=self._wait_refreshed,
         )
         self.health = ""

@@ -14,10 +14,11 @@ from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import group_commit, preconditions
+from coranto_broker.append import preconditions
 from coranto_broker.append.group_commit import Course, gather
 from coranto_broker.fragments.known import Known
 from coranto_broker.ownership import Signal
+from coranto_broker.replication import waiting_appends
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.waiting_appends import Line, Member, Place, Refusal, Whole
 from coranto_broker.spool.spool import Committed, Outcome, Spool, new_sum
@@ -217,7 +218,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
 
 
 async def test_a_leader_waits_for_those_that_are_being_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 600.0)
+    monkeypatch.setattr(waiting_appends, "GATHER_SECONDS", 600.0)
     line = Line()
     line.expect()
     line.expect()
@@ -231,7 +232,7 @@ async def test_a_leader_waits_for_those_that_are_being_received(monkeypatch: pyt
 
 
 async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(waiting_appends, "GATHER_SECONDS", 0.0)
     line = Line()
     waits = 0
 

@@ -152,7 +152,7 @@ async def test_content_is_not_held_in_memory_for_a_client_that_does_not_read(gat
     sent = gateway.process.broker.metrics.read_bytes
     url = urlsplit(gateway.process.http_endpoint)
     reader, writer = await asyncio.open_connection(url.hostname, url.port, limit=1 << 10)
-    writer.write(f"GET /{J} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET /{J} HTTP/1.1\r\nHost: {url.netloc}\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
     await eventually(lambda: sent._value.get() > 0)
     last = -1.0

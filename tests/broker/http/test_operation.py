@@ -144,6 +144,7 @@ async def test_a_spool_that_cannot_be_read_is_told_of_and_tried_again(
         assert (status, found["checks"]["spools"]) == (503, False)
         assert "coranto_spools_unreadable 1.0" in (await get(process, "/metrics"))[1]
         disk.refuses = False
+        await eventually(lambda: not process.broker.unreadable_spools)
         assert (await client.append_when_ready(J, b", and more")).status == pb.OK
         assert await client.content(J) == b"content, and more"
         assert (await get(process, "/ready"))[0] == 200

@@ -312,6 +312,7 @@ async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: p
     closed_at = world.revision
     with pytest.raises(Stranded):
         await world.records.verify(J, 7, in_sync.Stamp(closed_at, 10), 9)
+    world.revision += 1
     reading = await world.records.verify(J, 7, in_sync.Stamp(closed_at + 1, 10), 9)
     assert reading.record == world.record
 
