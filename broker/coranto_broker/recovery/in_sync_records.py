@@ -78,6 +78,11 @@ class InSyncRecords:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
+        if create_revision in record.formers and record.create_revision != create_revision:
+            # It judges content of the former journal, but says nothing about who holds all of that.
+            others = tuple(member for member in record.members if member != self.me)
+            written = record.carried or self._base + kv.mod_revision
+            return Reading(key, kv, create_revision, replace(record, members=others, written=written))
         foreign = record.create_revision != create_revision
         if foreign and not record.carried:
             return Reading(key, kv, create_revision, None)
@@ -125,6 +130,8 @@ class InSyncRecords:
         a journal of that name that is created anew.
         """
         reading = await self.read(journal, create_revision)
+        if reading.record is not None and create_revision in reading.record.formers:
+            return  # It is the record of the journal that goes on from the deleted one.
         if reading.record is not None and (former or not reading.record.carried):
             await self._coordinator.txn([*self._guard, reading.unchanged], [Delete(reading.key)])
 

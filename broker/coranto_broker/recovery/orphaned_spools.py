@@ -205,7 +205,7 @@ class Leftovers:
             return
         folder = SpoolFolder(path, journal, int(path.name), self._disk, self._clock, self._base)
         spec = self._journals.spec_of(journal, folder.create_revision)
-        if spec is None and await self._is_former(folder):
+        if spec is None and await self._is_continued(folder):
             successor = self._journals.successor_of(journal)
             if successor is None:
                 return  # The journal's spec must be applied again. It may then be deleted.
@@ -268,7 +268,7 @@ class Leftovers:
             if successor is None:
                 return
             create_revision, leftover.former = successor[1], True
-        elif spec is None:
+        elif spec is None and not self._continues(folder, record):
             await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)
             return
@@ -300,13 +300,24 @@ class Leftovers:
             _log.warning("rescued a journal", journal=folder.journal, end=leftover.end)
             self._remove(folder.path)
 
-    async def _is_former(self, folder: SpoolFolder) -> bool:
+    async def _is_continued(self, folder: SpoolFolder) -> bool:
         reading = await self._records.read(folder.journal, folder.create_revision)
-        return self._names_us(folder, reading.record)
+        return self._continues(folder, reading.record)
+
+    @staticmethod
+    def _continues(folder: SpoolFolder, record: in_sync.Record | None) -> bool:
+        """Return True if a journal that is created anew after etcd was restored goes on from this folder's journal.
+
+        Then its final content must be stored, even by a broker that does not hold everything that was acknowledged.
+        """
+        if record is None or record.foreign:
+            return False
+        carried = bool(record.carried) and record.create_revision == folder.create_revision
+        return carried or folder.create_revision in record.formers
 
     def _names_us(self, folder: SpoolFolder, record: in_sync.Record | None) -> bool:
         """Return True if a journal of this name, created after etcd was restored, needs this folder's content."""
-        if record is None or not record.carried or record.foreign:
+        if record is None or not record.carried or record.foreign or folder.create_revision in record.formers:
             return False
         return self._records.me in record.members and record.create_revision == folder.create_revision
 

@@ -42,8 +42,8 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
 def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
     """Check that a journal's backlog stays within its bound, apart from a completing fragment and those under way."""
-    if not world.bounds_backlog:
-        return
+    if not world.bounds_backlog or LAYOUT.item_key(operation.journal) not in world.etcd.kvs:
+        return  # Without its item, nobody can say which spool is the journal's: etcd is being restored.
     machine, journal = world.machine_of(route.members[route.primary]), operation.journal
     folder = spool_path(world, machine, journal)
     stored = {each.fragment.begin for each in world.store.objects.values() if each.fragment.journal == journal}

@@ -93,6 +93,9 @@ class Record:
     """True if `end` was written by a member that has left, and other members remain."""
     carried: int = 0
     """The revision at which it was last written, if etcd was restored since; 0 otherwise."""
+    formers: tuple[int, ...] = ()
+    """The create revisions of former journals that this journal continues, as etcd was restored since. Their spools may
+    hold content of the journal that is not stored yet."""
     foreign: bool = field(default=False, compare=False)
     """True if it was read for a journal that was created anew after etcd was restored. The content of its members
     belongs to the journal, but is in spools of the former journal."""
@@ -205,7 +208,8 @@ def recorded(record: Record | None, create_revision: int, revision: int, members
         epochs = (*(each for each in epochs if each.begin < begin), Epoch(revision, begin))
     if len(epochs) > MAX_EPOCHS:
         forgotten, epochs = epochs[-MAX_EPOCHS - 1].revision, epochs[-MAX_EPOCHS:]
-    return Record(create_revision, tuple(sorted(members)), epochs, forgotten)
+    formers = _formers(record, create_revision) if record is not None else ()
+    return Record(create_revision, tuple(sorted(members)), epochs, forgotten, formers=formers)
 
 
 def without(record: Record, member: str) -> Record:
@@ -239,9 +243,17 @@ def closed(record: Record | None, create_revision: int, end: int, registers: pb.
         registers=registers,
         left=False,
         carried=carried,
+        formers=_formers(found, create_revision),
         foreign=False,
         written=0,
     )
+
+
+def _formers(record: Record, create_revision: int) -> tuple[int, ...]:
+    """Return `formers` of the journal with that create revision, which goes on from `record`."""
+    if record.create_revision == create_revision:
+        return record.formers
+    return (*(each for each in record.formers if each != create_revision), record.create_revision)
 
 
 def encode(record: Record) -> bytes:
@@ -261,6 +273,8 @@ def encode(record: Record) -> bytes:
         document["left"] = True
     if record.carried:
         document["carried"] = record.carried
+    if record.formers:
+        document["formers"] = list(record.formers)
     return json.dumps(document).encode()
 
 
@@ -277,6 +291,7 @@ def decode(value: bytes) -> Record:
             tuple(Epoch(_number(revision), _number(begin)) for revision, begin in epochs),
             _number(document.get("forgotten", 0)),
             carried=_number(document.get("carried", 0)),
+            formers=tuple(map(_number, document.get("formers", ()))),
         )
         if "end" in document:
             labels = [pb.Label(name=name, value=text) for name, text in document["registers"]]

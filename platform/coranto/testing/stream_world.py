@@ -13,6 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from coranto.client import JournalClient
@@ -22,6 +23,7 @@ from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.model.events import BytesEvents, JsonEvents
 from coranto.streams.model.stream import segment_journal
 from coranto.testing.cluster import STORE_URL, Cluster
+from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 
 STREAM = "shop/orders"
@@ -30,11 +32,17 @@ STREAM = "shop/orders"
 def lose_records(cluster: Cluster, journal: str, *, specs: bool = False) -> None:
     """Make etcd lose what brokers recorded there about a journal, including the in-sync record and the registers.
 
-    With `specs` it loses all its keys.
+    With `specs` it loses all its keys. The brokers lose their copies of in-sync records, too: with those they would
+    refuse to serve.
     """
     etcd = cluster._world.etcd
     lost = [kv.key for kv in etcd.kvs.values() if specs or (journal in kv.key and "/items/" not in kv.key)]
     assert etcd.txn([], [Delete(key) for key in lost], ()).succeeded
+    for machine in cluster._world.machines:
+        disk = machine.disk.for_process(Process(cluster._world.timeline, "records"))
+        for path in map(Path, machine.disk.paths()):
+            if "records" in path.parts:
+                disk.remove(path)
 
 
 class VirtualClock:

@@ -115,6 +115,7 @@ class World:
         self.consistent = True
         self.signal = Signal()
         self.revision = 10
+        self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the Route's.
         self.built = 0
         self.resolved: list[int] = []
         self.changes: deque[Any] = deque()
@@ -173,7 +174,7 @@ class World:
         self.changes.popleft()()
 
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
-        return EtcdHeader(1, 1, self.revision, 1), self.record
+        return EtcdHeader(1, 1, max(self.revision, self.etcd_revision), 1), self.record
 
     async def txn(self, compares: Any, ops: Any) -> TxnResult:
         self.txns.append((compares, ops))
@@ -1168,6 +1169,7 @@ async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: Wor
 async def test_a_pipeline_of_an_older_route_than_the_recorded_one_is_given_up(world: World) -> None:
     keep(world, Record(1, ("local#self",), (Epoch(500, 0),)))
     world.spool.propose(world.spool.fragment, world.spool.registers, primary=True, revision=500)
+    world.etcd_revision = 500
     assert isinstance((await world.append(b"abc")).error, ReplicationFailed)
     world.revision = 600
     assert (await world.append(b"abc")).state is State.FINISHED

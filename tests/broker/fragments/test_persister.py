@@ -448,8 +448,8 @@ async def test_what_others_went_on_without_is_set_aside(fixture: Fixture) -> Non
 async def test_fragments_that_somebody_else_takes_up_are_left_alone(fixture: Fixture) -> None:
     fixture.judgement = Judgement.OPEN
     sealed = fixture.add(b"abc")
-    await fixture.persister.release("another/journal")
+    await fixture.persister.release("another/journal", sealed.create_revision)
     assert fixture.persister.pending == 1
-    await fixture.persister.release(JOURNAL)
+    await fixture.persister.release(JOURNAL, sealed.create_revision)
     assert fixture.persister.pending == 0
     assert sealed.content.path.exists()

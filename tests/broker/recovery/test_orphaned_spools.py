@@ -47,6 +47,7 @@ class World:
         self.used: set[Path] = set()
         self.record: Record | None = None
         self.revision = 100
+        self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the record's.
         self.disk = LocalDisk()
         self.clock = SystemClock()
         self.folder = SpoolFolder(folder_of(self.root, J, 7), J, 7, self.disk, self.clock)
@@ -117,7 +118,7 @@ class World:
     async def get(self, key: str) -> tuple[EtcdHeader, KeyValue | None]:
         value = in_sync.encode(self.record) if self.record is not None else b""
         kv = KeyValue(key, value, mod_revision=self.revision) if value else None
-        return EtcdHeader(1, 1, self.revision, 1), kv
+        return EtcdHeader(1, 1, max(self.revision, self.etcd_revision), 1), kv
 
     async def txn(self, compares: list[Compare], ops: list[Op]) -> TxnResult:
         (compare,), (op,) = compares, ops
@@ -312,7 +313,7 @@ async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: p
     closed_at = world.revision
     with pytest.raises(Stranded):
         await world.records.verify(J, 7, in_sync.Stamp(closed_at, 10), 9)
-    world.revision += 1
+    world.etcd_revision = closed_at + 1
     reading = await world.records.verify(J, 7, in_sync.Stamp(closed_at + 1, 10), 9)
     assert reading.record == world.record
 
