@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,36 @@ async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World
     assert world.record is not None
     assert (world.record.closed, world.record.end, world.record.registers) == (True, 3, MINE)
     assert world.stored == [b"abc"]
+
+
+@pytest.mark.parametrize("carried", [20, 0], ids=["before the rescue", "after the rescue"])
+async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is_continued(
+    world: World, carried: int
+) -> None:
+    world.write(b"abc", 10)
+    stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
+    world.spec, world.successor = None, (pb.JournalSpec(name=J, fragment=stores), 50)
+    former = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)), carried=20)
+    world.record = former if carried else in_sync.closed(former, 50, 9, MINE)
+    before = world.record
+    world.run()  # type: ignore[attr-defined]
+    await eventually(lambda: not world.folder.path.exists())
+    assert world.stored == [b"abc"]
+    assert list(world.deleted) == []
+    assert world.record == before
+
+
+async def test_the_record_of_a_journal_that_goes_on_is_not_removed_with_a_former_one(world: World) -> None:
+    world.record = in_sync.closed(Record(7, (OTHER,), (Epoch(10, 0),), carried=20), 50, 9, MINE)
+    before = world.record
+    assert before.formers == (7,)
+    await world.records.remove(J, 7)
+    assert world.record == before
+    world.record = replace(before, members=(ME, OTHER), end=None, registers=None)
+    reading = await world.records.verify(J, 7, in_sync.Stamp(10, 10), 9)
+    assert reading.record is not None
+    assert reading.record.members == (OTHER,), "what a former spool lacks says nothing about the present one"
+    assert world.record.members == (ME, OTHER)
 
 
 async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

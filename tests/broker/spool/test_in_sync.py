@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coranto import labels
 from coranto.coordination.layout import Layout
 from coranto.errors import InvalidInput
+from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.in_sync import (
     MAX_EPOCHS,
@@ -192,6 +193,18 @@ def test_where_a_member_has_left_others_go_on_unless_the_rest_has_more() -> None
     assert in_sync.recorded(LEFT, 1, 40, [C, D], 170) == Record(
         1, (C, D), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150), Epoch(40, 170))
     )
+
+
+def test_a_record_names_the_former_journals_that_its_journal_continues() -> None:
+    first = replace(RECORD, carried=40)
+    second = in_sync.closed(first, 7, 150, pb.LabelSet())
+    assert (second.create_revision, second.formers, second.carried) == (7, (1,), 0)
+    taken = in_sync.recorded(second, 7, 50, (C,), 150)
+    assert taken.formers == (1,)
+    third = in_sync.recorded(replace(taken, carried=60, foreign=True), 9, 70, (D,), 200)
+    assert third.formers == (1, 7)
+    assert in_sync.decode(in_sync.encode(third)) == third
+    assert in_sync.recorded(None, 9, 70, (D,), 0).formers == ()
 
 
 def test_a_claim_is_nothing_without_what_it_was_about() -> None:
