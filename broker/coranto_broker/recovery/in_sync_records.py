@@ -78,10 +78,10 @@ class InSyncRecords:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
-        if create_revision in record.formers and record.create_revision != create_revision:
+        if create_revision in record.formers and not record.carried:
             # It judges content of the former journal, but says nothing about who holds all of that.
             others = tuple(member for member in record.members if member != self.me)
-            written = record.carried or self._base + kv.mod_revision
+            written = self._base + kv.mod_revision
             return Reading(key, kv, create_revision, replace(record, members=others, written=written))
         foreign = record.create_revision != create_revision
         if foreign and not record.carried:

@@ -310,7 +310,7 @@ class Leftovers:
 
         Then its final content must be stored, even by a broker that does not hold everything that was acknowledged.
         """
-        if record is None or record.foreign:
+        if record is None:
             return False
         carried = bool(record.carried) and record.create_revision == folder.create_revision
         return carried or folder.create_revision in record.formers

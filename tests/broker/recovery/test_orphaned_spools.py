@@ -226,6 +226,14 @@ async def test_the_record_of_a_journal_that_goes_on_is_not_removed_with_a_former
     assert world.record.members == (ME, OTHER)
 
 
+async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_its_rescue(world: World) -> None:
+    world.record = Record(50, (OTHER,), (Epoch(10, 0),), carried=60, formers=(7,))
+    reading = await world.records.read(J, 7)
+    assert reading.record is not None
+    assert reading.record.foreign
+    assert in_sync.closed(reading.record, 7, 9, MINE).formers == (50,)
+
+
 async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write(b"abc", 10)
     world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
