@@ -1,6 +1,6 @@
 """Reads texts that are made to keep a reader busy, by everything that reads input: `python hostile_inputs.py <length>`.
 
-Each line says which reader is about to be given what, so that whoever kills this process knows what it hung at.
+Before each call, a line names the reader and its input. A process that hangs has named the culprit last.
 """
 
 from __future__ import annotations

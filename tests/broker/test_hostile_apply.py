@@ -1,4 +1,4 @@
-"""Changes by whoever may make some: deletions of what a token excludes, and requests that are malformed on purpose."""
+"""Hostile Apply calls with a valid token: deletions of journals that it excludes, and malformed requests."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _kind(error: Exception, text: str, status: str, code: str) -> str:
         return "no connection to the service"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{type(error).__name__}; the log of whoever called the store says more"
+    return f"{type(error).__name__}; see the log of the process that called the store"
 
 
 def _words(text: str) -> tuple[str, str, str]:

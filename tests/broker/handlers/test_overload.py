@@ -28,7 +28,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 async def code_of(call: asyncio.Future[pb.AppendResponse]) -> str:
-    """What became of an append: its status, or the code that it ended with."""
+    """Return the status of an append, or the code that its call ended with."""
     try:
         return pb.Status.Name((await call).status)
     except grpc.aio.AioRpcError as error:

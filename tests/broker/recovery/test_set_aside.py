@@ -1,4 +1,4 @@
-"""What an operator sees of content that was set aside, and how it is held against the journal."""
+"""The operator's commands for content that was set aside: list it, and compare it with the journal."""
 
 from __future__ import annotations
 

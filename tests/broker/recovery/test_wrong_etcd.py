@@ -68,7 +68,7 @@ def spools(settings: BrokerSettings) -> dict[str, bytes]:
 
 
 async def refusal(settings: BrokerSettings, **other: object) -> str:
-    """What a broker says that does not start with these settings, some of them others."""
+    """Return the error of a broker that does not start with these settings and `other` values."""
     with pytest.raises(WrongCluster) as refused:
         async with BrokerProcess(settings.model_copy(update=other)):
             raise AssertionError("it serves")
@@ -86,7 +86,7 @@ def run(settings: BrokerSettings, *arguments: str) -> subprocess.CompletedProces
 
 
 async def take_up(settings: BrokerSettings) -> None:
-    """What the runbook says for a cluster of one broker."""
+    """Follow the runbook for a cluster of one broker."""
     gathered = await asyncio.to_thread(run, settings, "adopt")
     assert gathered.returncode == 0, gathered.stderr
     assert "finish-adoption" in await refusal(settings)

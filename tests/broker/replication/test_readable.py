@@ -71,7 +71,7 @@ class Replicated:
         self.spool.propose(empty_at(self.spool.fragment, self.spool.end, Codec.NONE), NONE, primary=False)
 
     async def visible(self, offset: int = 0) -> int:
-        """Where the content ends that readers at an offset are shown."""
+        """Return the end of the content that readers at an offset are shown."""
         found = await self.index.query(offset, block=False)
         return found.entry.end if found.entry is not None else offset
 

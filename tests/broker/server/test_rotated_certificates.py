@@ -147,7 +147,7 @@ async def test_brokers_show_each_other_what_the_files_hold_when_they_connect(
 
 
 async def appended(client: JournalClient) -> bool:
-    """Whether both replicas took an append: with one of them away, there are too few for it."""
+    """Return True if both replicas took an append. With one of them away, there are too few for it."""
     try:
         return (await client.append("test/journal", b"content", offset=7)).end == 14
     except Unavailable:

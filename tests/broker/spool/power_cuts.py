@@ -47,7 +47,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Model:
-    """What the spool was given and has promised, and the fragment store."""
+    """The fragment store, and what the spool was given and has promised."""
 
     fsync: Fsync
     content: bytes = b""
@@ -63,7 +63,7 @@ class Model:
     stored: dict[int, bytes] = field(default_factory=dict)
     """Content of fragments in the store, by their begin."""
     has_hole: bool = False
-    """Whether content that was not promised is missing before such that was not promised either."""
+    """True if content is missing that was not promised, and later content that was not promised is there."""
     seen: Counter[str] = field(default_factory=Counter)
 
     def cut_back(self, end: int) -> None:
@@ -93,7 +93,7 @@ class Observer:
 
 
 class Life:
-    """What one process does with the spool until it ends."""
+    """The work of one process on the spool, until the process ends."""
 
     def __init__(self, model: Model, rng: random.Random, folder: SpoolFolder, recovered: Recovered) -> None:
         self.model = model
@@ -182,7 +182,7 @@ class Life:
 
     @contextlib.contextmanager
     def _or_not(self) -> Iterator[None]:
-        """What is being committed is so, unless that cannot be written. A kill leaves it open."""
+        """Note that a commit counts, unless it cannot be written. After a kill, either may be."""
         model = self.model
         try:
             yield
@@ -192,7 +192,7 @@ class Life:
         model.certain = len(model.content)
 
     async def _flush(self) -> None:
-        """As whoever answers for a commit."""
+        """Promise the content, as a broker does that acknowledges a commit."""
         spool, model = self.spool, self.model
         end, revision = spool.end, spool.stamp.synced
         try:
@@ -287,7 +287,7 @@ async def _lives(loop: SimLoop, seed: int, model: Model) -> int:
         if recovered.lost_end or recovered.spool.end < stored or model.has_hole:
             if model.fsync is Fsync.COMMIT:
                 raise Broken(f"the store has content up to {stored}, recovered is {recovered.spool.end}")
-            break  # An operator's, or for whoever lists the store.
+            break  # Content for the operator, or for the next listing of the store.
         model.cut_back(recovered.spool.end)
     return cuts
 
