@@ -78,16 +78,15 @@ class InSyncRecords:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
             raise Unavailable(f"etcd key {key} must be mended or deleted: {error}") from error
+        record = replace(record, written=record.carried or self._base + kv.mod_revision)
         if create_revision in record.formers and not record.carried:
             # It judges content of the former journal, but says nothing about who holds all of that.
             others = tuple(member for member in record.members if member != self.me)
-            written = self._base + kv.mod_revision
-            return Reading(key, kv, create_revision, replace(record, members=others, written=written))
+            return Reading(key, kv, create_revision, replace(record, members=others))
         foreign = record.create_revision != create_revision
         if foreign and not record.carried:
             return Reading(key, kv, create_revision, None)
-        written = record.carried or self._base + kv.mod_revision
-        return Reading(key, kv, create_revision, replace(record, written=written, foreign=foreign))
+        return Reading(key, kv, create_revision, replace(record, foreign=foreign))
 
     async def write(
         self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()

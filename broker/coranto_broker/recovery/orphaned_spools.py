@@ -268,7 +268,7 @@ class Leftovers:
             if successor is None:
                 return
             create_revision, leftover.former = successor[1], True
-        elif spec is None and not self._continues(folder, record):
+        elif spec is None and not in_sync.is_continued(record, folder.create_revision):
             await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)
             return
@@ -302,24 +302,13 @@ class Leftovers:
 
     async def _is_continued(self, folder: SpoolFolder) -> bool:
         reading = await self._records.read(folder.journal, folder.create_revision)
-        return self._continues(folder, reading.record)
-
-    @staticmethod
-    def _continues(folder: SpoolFolder, record: in_sync.Record | None) -> bool:
-        """Return True if a journal that is created anew after etcd was restored goes on from this folder's journal.
-
-        Then its final content must be stored, even by a broker that does not hold everything that was acknowledged.
-        """
-        if record is None:
-            return False
-        carried = bool(record.carried) and record.create_revision == folder.create_revision
-        return carried or folder.create_revision in record.formers
+        return in_sync.is_continued(reading.record, folder.create_revision)
 
     def _names_us(self, folder: SpoolFolder, record: in_sync.Record | None) -> bool:
         """Return True if a journal of this name, created after etcd was restored, needs this folder's content."""
-        if record is None or not record.carried or record.foreign or folder.create_revision in record.formers:
+        if record is None or record.create_revision != folder.create_revision:
             return False
-        return self._records.me in record.members and record.create_revision == folder.create_revision
+        return bool(record.carried) and self._records.me in record.members
 
     def _set_aside(self, folder: SpoolFolder) -> None:
         self._found.pop(folder.path, None)

@@ -42,7 +42,7 @@ def check_acknowledged(world: World, operation: Operation, route: pb.Route) -> N
 
 def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
     """Check that a journal's backlog stays within its bound, apart from a completing fragment and those under way."""
-    if not world.bounds_backlog or LAYOUT.item_key(operation.journal) not in world.etcd.kvs:
+    if not world.bounds_backlog or not world.exists(operation.journal):
         return  # Without its item, nobody can say which spool is the journal's: etcd is being restored.
     machine, journal = world.machine_of(route.members[route.primary]), operation.journal
     folder = spool_path(world, machine, journal)
@@ -130,7 +130,7 @@ def watch_allocator(world: World) -> Callable[[Sequence[Op]], None]:
 
 
 def _check_removal(world: World, item: str, gone: Sequence[AssignmentKey]) -> None:
-    if LAYOUT.item_key(item) not in world.etcd.kvs:
+    if not world.exists(item):
         return
     found = world.assignments(item)
     route = implied_route([key for key, _ in found])

@@ -296,7 +296,7 @@ class Nemesis:
         """Apply another replication, codec or fragment length, as an operator does."""
         world, rng = self._world, self._rng
         journal = rng.choice(world.journals)
-        if LAYOUT.item_key(journal) not in world.etcd.kvs:
+        if not world.exists(journal):
             return  # etcd was emptied.
         spec = world.spec(journal)
         # One step at a time: to go from three replicas to one is the same as losing two.

@@ -119,9 +119,13 @@ class World:
             found.append((key, kv))
         return found
 
+    def exists(self, journal: str) -> bool:
+        """Return True if the journal's item is in etcd, which a restore may have emptied."""
+        return LAYOUT.item_key(journal) in self.etcd.kvs
+
     def is_consistent(self, journal: str) -> bool:
         """Return True if the journal has all its replicas, one of them is primary, and they agree on the Route."""
-        if LAYOUT.item_key(journal) not in self.etcd.kvs:
+        if not self.exists(journal):
             return False
         found = self.assignments(journal)
         route = implied_route([key for key, _ in found])

@@ -200,6 +200,17 @@ def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int
     return Takeover.LOST
 
 
+def is_continued(record: Record | None, create_revision: int) -> bool:
+    """Return True if a journal created anew after etcd was restored goes on from the one with that create revision.
+
+    Final content of the former journal then counts, whoever holds it.
+    """
+    if record is None:
+        return False
+    carried = bool(record.carried) and record.create_revision == create_revision
+    return carried or create_revision in record.formers
+
+
 def recorded(record: Record | None, create_revision: int, revision: int, members: Iterable[str], begin: int) -> Record:
     """Return the record with which the pipeline of `revision`, whose replicas agreed on `begin`, may take content."""
     epochs, forgotten = (record.epochs, record.forgotten) if record is not None else ((), 0)
