@@ -23,9 +23,10 @@ from typing import Protocol
 
 import structlog
 
+from coranto.coordination.headers import check_header
 from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
 from coranto.coordination.layout import MemberId
-from coranto.errors import InvalidInput, Unavailable
+from coranto.errors import Unavailable
 from coranto.names import strip_metadata
 from coranto.security.tokens import Claims
 from coranto.wire import protocol_pb2 as pb
@@ -140,7 +141,7 @@ class Resolver:
         this broker, and Unavailable if the revision does not arrive in time.
         """
         if proxy_header is not None:
-            self._check_header(proxy_header)
+            check_header(proxy_header, self._keyspace.header.cluster_id, self._member, "broker")
             min_revision = max(min_revision, proxy_header.etcd.revision)
         if min_revision > self._keyspace.known_revision:
             await self._wait_for_revision(min_revision)
@@ -222,20 +223,6 @@ class Resolver:
         del self._locals[replica.journal]
         self._stop_local(local, drop=False)
         self._update(self._keyspace.state)
-
-    def _check_header(self, header: pb.Header) -> None:
-        ours = self._keyspace.header.cluster_id
-        if header.etcd.cluster_id != ours:
-            raise InvalidInput(
-                f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this broker is of {ours:#x}",
-                field="header.etcd.cluster_id",
-            )
-        wanted = header.process_id
-        if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != self._member:
-            raise InvalidInput(
-                f"the request is meant for broker {wanted.zone}#{wanted.suffix}, but this is {self._member}",
-                field="header.process_id",
-            )
 
     def _resolve(self, journal: str, may_proxy: bool, require_primary: bool, *, hidden: bool = False) -> Resolution:
         state = self._keyspace.state

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coranto import labels
+from coranto.coordination.headers import check_header
 from coranto.coordination.keyspace import KeySpace, State
 from coranto.coordination.layout import MemberId
-from coranto.errors import InvalidInput
 from coranto.security.tokens import Claims
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
@@ -83,7 +83,7 @@ class ShardResolver:
         absent. Raises InvalidInput for a header that is not meant for this process.
         """
         if proxy_header is not None:
-            self._check_header(proxy_header)
+            check_header(proxy_header, self._keyspace.header.cluster_id, self._member, "process")
             await self._keyspace.wait_for_revision(proxy_header.etcd.revision)
         state = self._keyspace.state
         item = state.item(shard)
@@ -118,20 +118,6 @@ class ShardResolver:
         stopped, self._locals = self._locals, {}
         for local in stopped.values():
             self._stop(local.replica)
-
-    def _check_header(self, header: pb.Header) -> None:
-        ours = self._keyspace.header.cluster_id
-        if header.etcd.cluster_id != ours:
-            raise InvalidInput(
-                f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this process is of {ours:#x}",
-                field="header.etcd.cluster_id",
-            )
-        wanted = header.process_id
-        if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != self._member:
-            raise InvalidInput(
-                f"the request is meant for process {wanted.zone}#{wanted.suffix}, but this is {self._member}",
-                field="header.process_id",
-            )
 
     def _update(self, state: ShardState) -> None:
         """Bring local replicas in line with the key space. It is an observer, so it must not block."""

@@ -1,0 +1,25 @@
+"""The check of the header that a caller sends, written once for brokers and consumers."""
+
+from __future__ import annotations
+
+from coranto.coordination.layout import MemberId
+from coranto.errors import InvalidInput
+from coranto.wire import protocol_pb2 as pb
+
+
+def check_header(header: pb.Header, cluster_id: int, member: MemberId, kind: str) -> None:
+    """Check that a request is meant for the process `member` and its etcd cluster. `kind` names it in errors.
+
+    Raises InvalidInput.
+    """
+    if header.etcd.cluster_id != cluster_id:
+        raise InvalidInput(
+            f"the request is from etcd cluster {header.etcd.cluster_id:#x}, but this {kind} is of {cluster_id:#x}",
+            field="header.etcd.cluster_id",
+        )
+    wanted = header.process_id
+    if (wanted.zone or wanted.suffix) and MemberId(wanted.zone, wanted.suffix) != member:
+        raise InvalidInput(
+            f"the request is meant for {kind} {wanted.zone}#{wanted.suffix}, but this is {member}",
+            field="header.process_id",
+        )
