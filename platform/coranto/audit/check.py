@@ -1,0 +1,68 @@
+"""Checks: the parts of an audit. Each examines something and gives findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coranto.audit.findings import Fact, Finding
+from coranto.audit.report import Coverage, Depth, Report, collect
+from coranto.effects import Clock, SystemClock
+
+
+@dataclass(slots=True)
+class Result:
+    """The result of one check: findings, facts of each examined subject by its name, and what was covered."""
+
+    findings: list[Finding] = field(default_factory=list)
+    subjects: dict[str, dict[str, Fact]] = field(default_factory=dict)
+    coverage: list[Coverage] = field(default_factory=list)
+    cluster: str = ""
+
+    def add(self, other: Result) -> None:
+        """Take over what another check found. Facts of one subject are joined."""
+        self.findings += other.findings
+        self.coverage += other.coverage
+        self.cluster = self.cluster or other.cluster
+        for name, facts in other.subjects.items():
+            self.subjects.setdefault(name, {}).update(facts)
+
+
+class Check(Protocol):
+    """A part of an audit. A check that cannot examine something says so in a finding, and never stays silent."""
+
+    @property
+    def name(self) -> str:
+        """A stable name in lower case, which the report's coverage shows."""
+        ...
+
+    async def run(self) -> Result:
+        """Examine. Raises errors only if nothing at all can be examined, such as when no broker answers."""
+        ...
+
+
+async def run_checks(
+    selector: str,
+    checks: Sequence[Check],
+    *,
+    depth: Depth = Depth.CHEAP,
+    clock: Clock | None = None,
+    subjects: Mapping[str, Mapping[str, Fact]] | None = None,
+) -> Report:
+    """Run checks one after another, and return their report. `selector` is what the report says it is about."""
+    times = clock or SystemClock()
+    begun_at = times.now()
+    result = Result(subjects={name: dict(facts) for name, facts in (subjects or {}).items()})
+    for check in checks:
+        result.add(await check.run())
+    return collect(
+        selector,
+        depth,
+        begun_at,
+        times.now(),
+        subjects=result.subjects,
+        findings=result.findings,
+        coverage=result.coverage,
+        cluster=result.cluster,
+    )

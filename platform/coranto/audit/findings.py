@@ -1,0 +1,158 @@
+"""Findings of an audit: one thing that is wrong, of a kind with a stable name. Pure.
+
+Programs decide by `kind` and `facts`, people read `message`. So a message tells what is wrong, with which values, and
+what to do next, and may change; a kind's name and the names of its facts do not.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Fact: TypeAlias = str | int | float | bool | list[str] | list[int] | list[list[int]] | None
+"""A machine-readable value of a finding. A span [begin, end) of offsets is a list of two integers."""
+
+
+class Severity(enum.StrEnum):
+    """The weight of a finding."""
+
+    ERROR = "error"
+    """Something is lost, contradicts itself, or cannot be examined. The audit fails."""
+    WARNING = "warning"
+    """Something is likely to go wrong, or unusual. The audit passes."""
+    INFO = "info"
+    """Something worth to know."""
+
+
+class Kind(enum.StrEnum):
+    """The kinds of findings. Their values are stable names."""
+
+    # What was selected.
+    NOTHING_SELECTED = "nothing_selected"
+    """The selector matches nothing, and nobody said that this is right."""
+    JOURNAL_GONE = "journal_gone"
+    """A journal that an earlier audit knew no longer exists."""
+    JOURNAL_RECREATED = "journal_recreated"
+    """A journal was deleted and created again."""
+
+    # Content.
+    CONTENT_LOST = "content_lost"
+    """Content that an earlier audit knew is gone, and retention did not allow that."""
+    CONTENT_MISSING = "content_missing"
+    """No fragment covers a span between the journal's first offset and its head."""
+    BEGINNING_UNEXPLAINED = "beginning_unexplained"
+    """The journal does not begin at 0 although it keeps everything, and no earlier audit knows why."""
+    FRAGMENT_MISSING = "fragment_missing"
+    """The brokers' index names a fragment that its store does not have."""
+    CONTENT_DIFFERS = "content_differs"
+    """The content of a stored fragment differs from its name."""
+    CONTENT_REPLACED = "content_replaced"
+    """A stored fragment has another SHA-1 than the one that was known for the same offsets."""
+    CONTENT_UNREADABLE = "content_unreadable"
+    """The content of a fragment cannot be read."""
+    SPOOL_DIFFERS = "spool_differs"
+    """The content of a replica's spool differs from what the broker says of it."""
+    OBJECT_UNKNOWN = "object_unknown"
+    """A store has a fragment that the brokers' index does not cover."""
+    OBJECT_MISNAMED = "object_misnamed"
+    """A store has a file in a journal's folder whose name is not that of a fragment."""
+
+    # Heads, replicas and stores.
+    HEAD_FELL = "head_fell"
+    """A journal's head is below the one that was known before."""
+    CONSISTENCY_LOST = "consistency_lost"
+    """The stores know content above the brokers' head, so the journal refuses appends (INDEX_HAS_GREATER_OFFSET)."""
+    REGISTERS_LOST = "registers_lost"
+    """Registers that an earlier audit knew are gone, or changed without an append."""
+    NO_PRIMARY = "no_primary"
+    """No broker is primary of the journal."""
+    REPLICAS_MISSING = "replicas_missing"
+    """Fewer brokers hold the journal, or are in sync, than its replication asks for."""
+    UNANSWERED = "unanswered"
+    """No broker could tell about the journal."""
+    UNPERSISTED_TOO_OLD = "unpersisted_too_old"
+    """Content waits for the fragment store for longer than the journal's flush interval allows."""
+    STORE_UNREACHABLE = "store_unreachable"
+    """A fragment store could not be listed or read by the audit."""
+    STORE_UNHEALTHY = "store_unhealthy"
+    """Brokers cannot use a fragment store."""
+    STORE_ABSENT = "store_absent"
+    """The journal's spec names no fragment store."""
+
+    # The audit itself.
+    FIRST_AUDIT = "first_audit"
+    """No earlier audit is known, so losses before this one cannot be found."""
+    MEMORY_DAMAGED = "memory_damaged"
+    """The record of earlier audits cannot be read."""
+    MEMORY_UNREACHABLE = "memory_unreachable"
+    """The place of the records of earlier audits cannot be reached."""
+    NOT_EXAMINED = "not_examined"
+    """Something that was to be examined was not."""
+
+
+class SubjectKind(enum.StrEnum):
+    """The kinds of things that findings are about."""
+
+    SELECTOR = "selector"
+    JOURNAL = "journal"
+    STORE = "store"
+    CONSUMER = "consumer"
+    SHARD = "shard"
+    TABLE = "table"
+    STREAM = "stream"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Subject:
+    """The thing that a finding is about: a journal's name, a store's URL, a consumer's name and so on."""
+
+    kind: SubjectKind
+    name: str
+
+    @classmethod
+    def journal(cls, name: str) -> Subject:
+        return cls(SubjectKind.JOURNAL, name)
+
+    @classmethod
+    def store(cls, url: str) -> Subject:
+        return cls(SubjectKind.STORE, url)
+
+    @classmethod
+    def selector(cls, text: str) -> Subject:
+        return cls(SubjectKind.SELECTOR, text)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `facts` are for programs; their names are stable within a kind.
+
+    `since` is the time at which an audit first found it (Unix seconds), for findings that stay until somebody mends or
+    accepts them; 0 if that is not remembered.
+    """
+
+    kind: Kind
+    severity: Severity
+    subject: Subject
+    message: str
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    since: float = 0.0
+
+    @property
+    def is_error(self) -> bool:
+        return self.severity is Severity.ERROR
+
+    def __str__(self) -> str:
+        return f"{self.subject.name}: {self.message}"
+
+
+_ORDER = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+def ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the gravest first, and those of one subject together."""
+    return sorted(findings, key=lambda each: (_ORDER[each.severity], each.subject, each.kind, each.message))

@@ -1,0 +1,147 @@
+"""The report of an audit, and its form as JSON. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pydantic
+
+from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject, ranked
+from coranto.errors import InvalidInput
+
+FORMAT: Final = 1
+"""The version of the report's JSON. A reader refuses later ones."""
+
+
+class Depth(enum.StrEnum):
+    """The depth of an audit."""
+
+    CHEAP = "cheap"
+    """Listings, coverage, ages and health. No content is read."""
+    DEEP = "deep"
+    """The SHA-1 of content too, as far as the budget goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a check examined, and what it left out.
+
+    `examined` and `left_out` are counted in `unit`, such as journals or bytes. `reason` tells why something was left
+    out, for people.
+    """
+
+    check: str
+    unit: str
+    examined: int
+    left_out: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of an audit of `selector`. Times are Unix seconds.
+
+    `subjects` have the examined things, each with its facts (such as a journal's head). A report without errors is
+    sound, but only as far as its `coverage` goes.
+    """
+
+    selector: str
+    depth: Depth
+    begun_at: float
+    ended_at: float
+    subjects: Mapping[str, Mapping[str, Fact]] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+    coverage: Sequence[Coverage] = ()
+    cluster: str = ""
+    """The id of the audited cluster, in hexadecimal; empty when it is not known."""
+    format: int = FORMAT
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [each for each in self.findings if each.severity is Severity.ERROR]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [each for each in self.findings if each.severity is Severity.WARNING]
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing that was examined has an error. Look at `coverage` to learn what was examined."""
+        return not self.errors
+
+    def of(self, subject: Subject) -> list[Finding]:
+        """Return the findings about one subject."""
+        return [each for each in self.findings if each.subject == subject]
+
+    def kinds(self) -> set[Kind]:
+        """Return the kinds of all findings."""
+        return {each.kind for each in self.findings}
+
+    @property
+    def summary(self) -> str:
+        """One sentence that tells the result and how much was examined."""
+        examined = f"{len(self.subjects)} examined"
+        if not self.findings:
+            return f"sound: {examined}"
+        counts = [
+            f"{count} {severity}{'s' if count > 1 and severity is not Severity.INFO else ''}"
+            for severity in Severity
+            if (count := sum(1 for each in self.findings if each.severity is severity))
+        ]
+        return f"{'sound' if self.sound else 'NOT sound'}: {', '.join(counts)}; {examined}"
+
+    def joined(self, other: Report) -> Report:
+        """Return one report of this audit and another one, which examined other things."""
+        return Report(
+            selector=self.selector if self.selector == other.selector else f"{self.selector}; {other.selector}",
+            depth=self.depth if self.depth is other.depth else Depth.CHEAP,
+            begun_at=min(self.begun_at, other.begun_at),
+            ended_at=max(self.ended_at, other.ended_at),
+            subjects={**self.subjects, **other.subjects},
+            findings=ranked([*self.findings, *other.findings]),
+            coverage=[*self.coverage, *other.coverage],
+            cluster=self.cluster or other.cluster,
+        )
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        return _REPORT.dump_json(self, indent=indent).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Report:
+        """Return the report of its JSON. Raises InvalidInput for other text, and for reports of later versions."""
+        try:
+            report = _REPORT.validate_json(text)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise InvalidInput(
+                f"is not a report of an audit, or one of a later version: {where or 'the text'}: {first['msg']}",
+                field="report",
+            ) from None
+        if report.format > FORMAT:
+            raise InvalidInput(
+                f"has format {report.format}, and this version reads up to {FORMAT}: use the version that wrote it",
+                field="report",
+            )
+        return report
+
+
+_REPORT: Final = pydantic.TypeAdapter(Report)
+
+
+def collect(
+    selector: str,
+    depth: Depth,
+    begun_at: float,
+    ended_at: float,
+    *,
+    subjects: Mapping[str, Mapping[str, Fact]],
+    findings: Iterable[Finding],
+    coverage: Iterable[Coverage],
+    cluster: str = "",
+) -> Report:
+    """Return a report with its findings in order of weight."""
+    return Report(selector, depth, begun_at, ended_at, dict(subjects), ranked(findings), list(coverage), cluster)
