@@ -175,7 +175,7 @@ CHANGES: tuple[tuple[str, Change], ...] = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class ChangeCost:
     """The cost of one change of the topology. `needed` is the number of replicas that fair shares force to move."""
 
     change: str
@@ -192,7 +192,7 @@ class Outcome:
         )
 
 
-def _converged(name: str, change: Change, assignments: Sequence[PlanAssignment], outcomes: list[Outcome]) -> Timed:
+def _converged(name: str, change: Change, assignments: Sequence[PlanAssignment], outcomes: list[ChangeCost]) -> Timed:
     """Measure replicas per second of a cluster that settles after a change, counting only the time of planning."""
 
     def once() -> float:
@@ -202,13 +202,13 @@ def _converged(name: str, change: Change, assignments: Sequence[PlanAssignment],
     return once
 
 
-def _converge(name: str, change: Change, assignments: Sequence[PlanAssignment]) -> Outcome:
+def _converge(name: str, change: Change, assignments: Sequence[PlanAssignment]) -> ChangeCost:
     watch = _Stopwatch()
     world = AllocationWorld(items(ITEMS), members(0, MEMBERS), assignments, planning=watch.plan)
     change(world)
     needed = _moves_needed(world)
     effort = world.settle()
-    return Outcome(name, needed, effort, watch.seconds)
+    return ChangeCost(name, needed, effort, watch.seconds)
 
 
 def _moves_needed(world: AllocationWorld) -> int:
@@ -221,7 +221,7 @@ def _moves_needed(world: AllocationWorld) -> int:
     return FlowNetwork([item.replication for item in wanted], held, zones, limits, shares).cost_bound().moves
 
 
-def _show(outcomes: Iterable[Outcome]) -> None:
+def _show(outcomes: Iterable[ChangeCost]) -> None:
     table = Table(title=f"{ITEMS:,} items × {MEMBERS} members × R={REPLICATION}", title_justify="left")
     table.add_column("what happens")
     for column in ("placed anew", "had to be", "removed", "promoted", "slots packed", "rounds", "seconds of planning"):
@@ -310,9 +310,9 @@ def run(rounds: int) -> list[Figure]:
             figures.append(Figure(title, "replicas/s", subjects, floors, floor_name))
 
     assignments = list(_settled(ITEMS))
-    outcomes: list[Outcome] = []
+    outcomes: list[ChangeCost] = []
     for name, change in CHANGES:
-        found: list[Outcome] = []
+        found: list[ChangeCost] = []
         subjects, floors = in_turns(rounds, _floor(assignments), _converged(name, change, assignments, found))
         title = f"converge {ITEMS:,} items: {name}"
         figures.append(Figure(title, "replicas/s", subjects, floors, floor_name, found[-1].note))

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from coranto.audit import FragmentAudit, JournalAudit, Verdict, audit_journal
+from coranto.audit import AuditStatus, FragmentAudit, JournalAudit, audit_journal
 from coranto.client import JournalClient
 from coranto.client.loop import run_blocking
 from coranto.client.values import JournalInfo
@@ -91,9 +91,9 @@ async def examine(client: JournalClient, stores: StoreRegistry, journal: Journal
         try:
             await stores.get(fragment.backing_store).read(fragment)
         except CorruptFragment as error:
-            contradictions.append(FragmentAudit(fragment, Verdict.CORRUPT, str(error)))
+            contradictions.append(FragmentAudit(fragment, AuditStatus.CORRUPT, str(error)))
         except StoreError as error:
-            contradictions.append(FragmentAudit(fragment, Verdict.UNREADABLE, str(error)))
+            contradictions.append(FragmentAudit(fragment, AuditStatus.UNREADABLE, str(error)))
     return FragmentFindings(audit, tuple(beyond), tuple(contradictions))
 
 

@@ -15,7 +15,7 @@ from coranto.testing.fake_broker import Break, FakeBroker, Point
 from dagster_coranto import JournalResource
 from dagster_coranto.flights import publish
 from dagster_coranto.flights.data import IDENTITY, Flight, iter_flights, load_flights
-from dagster_coranto.flights.publish import FlightsPublisher, Source, Standing
+from dagster_coranto.flights.publish import FlightsPublisher, JournalProgress, Source
 
 JOURNALS = [f"flights/events/part-{index:03}" for index in range(4)]
 
@@ -144,13 +144,13 @@ def test_of_two_publishers_at_once_one_is_let_through(
 ) -> None:
     publisher(client).publish(flights.head(300))
     slow = publisher(client)
-    standing = {name: Standing.of(broker.journals[name].registers) for name in JOURNALS}
+    progress = {name: JournalProgress.of(broker.journals[name].registers) for name in JOURNALS}
     publisher(client).publish(flights.head(600))
-    stale = iter(standing.values())
-    original = Standing.of
+    stale = iter(progress.values())
+    original = JournalProgress.of
     with pytest.MonkeyPatch.context() as patched:
         # The slow one looked before the other published.
-        patched.setattr(publish.Standing, "of", lambda registers: next(stale, None) or original(registers))
+        patched.setattr(publish.JournalProgress, "of", lambda registers: next(stale, None) or original(registers))
         with pytest.raises(RegisterMismatch):
             slow.publish(flights)
     publisher(client).publish(flights)

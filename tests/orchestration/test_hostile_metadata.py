@@ -8,7 +8,7 @@ import traceback
 import dagster as dg
 from markdown_it import MarkdownIt
 
-from coranto.audit import FragmentAudit, JournalAudit, Verdict
+from coranto.audit import AuditStatus, FragmentAudit, JournalAudit
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from dagster_coranto import JournalResource
 from dagster_coranto.checks import FragmentFindings, as_result
@@ -24,7 +24,7 @@ KEY = base64.b64encode(b"k" * 32).decode()
 def test_findings_show_hostile_names_as_they_are() -> None:
     """The check quotes names of objects, and what stores answer. Whoever writes to a store chooses both."""
     fragment = Fragment("a/journal", 0, 10, ZERO_SUM, Codec.NONE)
-    audit = JournalAudit("a/journal", 0, 10, (FragmentAudit(fragment, Verdict.UNREADABLE, HOSTILE),), ())
+    audit = JournalAudit("a/journal", 0, 10, (FragmentAudit(fragment, AuditStatus.UNREADABLE, HOSTILE),), ())
     result = as_result([FragmentFindings(audit, (), ())], dg.AssetCheckSeverity.ERROR)
     found = result.metadata["findings"]
     assert isinstance(found, dg.MarkdownMetadataValue)

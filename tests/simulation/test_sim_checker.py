@@ -11,7 +11,7 @@ import pytest
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.testing.sim.checker import Final, check
-from coranto.testing.sim.history import History, Kind, Observation, Operation, Outcome, unique_content
+from coranto.testing.sim.history import History, Kind, Observation, Operation, OperationOutcome, unique_content
 from coranto.testing.sim.linearizability import Call, first_impossible
 from coranto.wire import protocol_pb2 as pb
 
@@ -29,7 +29,7 @@ class Told:
         self.now = 0.0
 
     def append(
-        self, outcome: Outcome = Outcome.OK, *, there: bool = True, union: str = "", check: str = ""
+        self, outcome: OperationOutcome = OperationOutcome.OK, *, there: bool = True, union: str = "", check: str = ""
     ) -> Operation:
         operation = self._begin(Kind.APPEND)
         operation.content = unique_content(operation.number, RNG, 20, 60)
@@ -49,7 +49,7 @@ class Told:
 
     def look(self, kind: Kind, head: int | None = None) -> Operation:
         operation = self._begin(kind)
-        operation.outcome = Outcome.OK
+        operation.outcome = OperationOutcome.OK
         operation.begin = operation.end = len(self.content) if head is None else head
         operation.registers = self.registers
         return operation
@@ -70,11 +70,11 @@ class Told:
 def good() -> Told:
     told = Told()
     told.append(union="ada")
-    told.append(Outcome.FAIL, there=False)
+    told.append(OperationOutcome.FAIL, there=False)
     told.look(Kind.HEAD)
     told.append(check="ada", union="bob")
-    told.append(Outcome.INFO, there=False)
-    told.append(Outcome.INFO)
+    told.append(OperationOutcome.INFO, there=False)
+    told.append(OperationOutcome.INFO)
     told.look(Kind.BARRIER)
     told.append()
     return told
@@ -104,7 +104,7 @@ def _misplace(told: Told) -> None:
 
 
 def _abort(told: Told) -> None:
-    told.append(Outcome.FAIL)
+    told.append(OperationOutcome.FAIL)
 
 
 def _double(told: Told) -> None:
@@ -113,7 +113,7 @@ def _double(told: Told) -> None:
 
 
 def _tear(told: Told) -> None:
-    operation = told.append(Outcome.INFO)
+    operation = told.append(OperationOutcome.INFO)
     told.content = told.content[: operation.begin + 15]
     told.append()
 
@@ -161,9 +161,9 @@ def _future_head(told: Told) -> None:
 
 def _wrong_refusal(told: Told) -> None:
     for operation in told.history.operations:
-        if operation.outcome is Outcome.INFO and operation.begin < 0:
-            operation.outcome = Outcome.FAIL  # Or else the refusal might rest on it.
-    operation = told.append(Outcome.FAIL, there=False)
+        if operation.outcome is OperationOutcome.INFO and operation.begin < 0:
+            operation.outcome = OperationOutcome.FAIL  # Or else the refusal might rest on it.
+    operation = told.append(OperationOutcome.FAIL, there=False)
     operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
 
 
@@ -199,10 +199,10 @@ def test_each_anomaly_is_found(harm: Callable[[Told], None], name: str) -> None:
 
 def test_a_read_of_an_append_that_came_to_nothing_is_an_anomaly() -> None:
     told = good()
-    operation = told.append(Outcome.INFO, there=False)
+    operation = told.append(OperationOutcome.INFO, there=False)
     kept = len(told.content) - 10
     seen = bytes(told.content[kept:]) + operation.content
-    told.append(Outcome.OK)
+    told.append(OperationOutcome.OK)
     assert told.anomalies() == []
     told.history.observations.append(Observation("reader", operation.journal, kept, seen, 9.0))
     assert told.anomalies() == ["inconsistent-offsets"]
@@ -216,7 +216,7 @@ def test_a_head_may_lag_where_brokers_do_not_know_better() -> None:
 
 def test_a_refusal_may_rest_on_an_append_that_came_to_nothing() -> None:
     told = good()
-    operation = told.append(Outcome.FAIL, there=False)
+    operation = told.append(OperationOutcome.FAIL, there=False)
     operation.offset, operation.refusal = len(told.content), pb.WRONG_APPEND_OFFSET
     assert told.anomalies() == []
 

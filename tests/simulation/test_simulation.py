@@ -43,7 +43,7 @@ from coranto_broker.spool.flush import Flusher
 from coranto_broker.spool.in_sync import Judgement, Takeover
 from coranto_broker.spool.recovery import Recovered
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Committed, Decision, Outcome, Spool
+from coranto_broker.spool.spool import CommittedState, Decision, ProposalEffect, Spool
 
 SEEDS = 200
 
@@ -225,7 +225,7 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
         return Recovered(Spool(folder.journal))
 
     def check_nothing(
-        request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float
+        request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float
     ) -> Verdict:
         return real(request, spec, spool, Known(), now)
 
@@ -320,7 +320,7 @@ def test_replicas_that_show_what_the_others_may_not_have_are_caught(monkeypatch:
 
     def show(self: DurableSpool, *arguments: Any, **options: Any) -> Decision:
         decision = real(self, *arguments, **options)
-        if decision.outcome is Outcome.COMMIT and not options["primary"]:
+        if decision.effect is ProposalEffect.COMMIT and not options["primary"]:
             self.publish(decision.committed.fragment)
         return decision
 

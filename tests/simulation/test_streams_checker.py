@@ -13,7 +13,7 @@ from coranto.streams.model.events import BytesEvents, JsonEvents
 from coranto.streams.model.keys import KEY_SPACE, KeyRange, key_hash
 
 from .streams.checker import check
-from .streams.history import Attempt, History, Outcome, Unit
+from .streams.history import Attempt, History, Unit, UnitOutcome
 from .streams.segments import Segment, Unreadable, parse
 
 KEY = "a key"
@@ -34,7 +34,7 @@ class Told:
         self.json_lines = json_lines
 
     def write(
-        self, writer: str, events: int, *, to: int = 0, outcome: Outcome = Outcome.OK, there: bool = True
+        self, writer: str, events: int, *, to: int = 0, outcome: UnitOutcome = UnitOutcome.OK, there: bool = True
     ) -> Unit:
         unit = self.history.add(writer, KEY, events=max(1, events), padding=3, transaction=events > 0)
         attempt = Attempt(f"{writer}.1", self.now, self.now + 0.5, outcome, to)
@@ -43,9 +43,9 @@ class Told:
         if there:
             begin = len(self.segments[to])
             self.put(to, *self.messages(unit))
-            if outcome is Outcome.OK:
+            if outcome is UnitOutcome.OK:
                 attempt.begin, attempt.end = begin, len(self.segments[to])
-        elif outcome is Outcome.OK:
+        elif outcome is UnitOutcome.OK:
             attempt.begin, attempt.end = 0, 10
         return unit
 
@@ -85,9 +85,9 @@ def good(json_lines: bool = True) -> Told:
     told.write("ada", 0)
     told.write("ada", 3)
     told.write("bob", 1)
-    told.write("bob", 2, outcome=Outcome.NOT_APPLIED, there=False)
-    told.write("ada", 2, outcome=Outcome.UNKNOWN)
-    told.write("bob", 2, outcome=Outcome.UNKNOWN, there=False)
+    told.write("bob", 2, outcome=UnitOutcome.NOT_APPLIED, there=False)
+    told.write("ada", 2, outcome=UnitOutcome.UNKNOWN)
+    told.write("bob", 2, outcome=UnitOutcome.UNKNOWN, there=False)
     told.sealed[0] = len(told.segments[0])
     told.segments[1], told.ranges[1] = b"", KeyRange.FULL
     told.write("ada", 4, to=1)
@@ -100,12 +100,12 @@ def test_a_good_history_is_good(json_lines: bool) -> None:
 
 
 def _part(told: Told) -> None:
-    unit = told.write("ada", 3, outcome=Outcome.UNKNOWN, there=False)
+    unit = told.write("ada", 3, outcome=UnitOutcome.UNKNOWN, there=False)
     told.put(1, *told.messages(unit)[:2])
 
 
 def _tear(told: Told) -> None:
-    first = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    first = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
     messages = told.messages(first)
     told.put(1, *messages[:1])
     told.write("bob", 0, to=1)
@@ -113,12 +113,12 @@ def _tear(told: Told) -> None:
 
 
 def _leave_out_the_end(told: Told) -> None:
-    unit = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    unit = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
     told.put(1, *told.messages(unit)[:2])
 
 
 def _spread(told: Told) -> None:
-    unit = told.write("ada", 2, outcome=Outcome.UNKNOWN, there=False)
+    unit = told.write("ada", 2, outcome=UnitOutcome.UNKNOWN, there=False)
     messages = told.messages(unit)
     told.put(1, messages[0])
     told.segments[2], told.ranges[2] = b"".join(messages[1:]), KeyRange.FULL
@@ -133,7 +133,7 @@ def _lose(told: Told) -> None:
 
 
 def _apply_what_failed(told: Told) -> None:
-    told.write("ada", 1, to=1, outcome=Outcome.NOT_APPLIED)
+    told.write("ada", 1, to=1, outcome=UnitOutcome.NOT_APPLIED)
 
 
 def _misplace(told: Told) -> None:
@@ -170,11 +170,11 @@ def _reorder_one_writers(told: Told) -> None:
     first, second = told.write("ada", 1, to=1), told.write("ada", 1, to=1)
     first.attempts[0].returned = second.attempts[0].returned = 99.0
     for unit, other in ((first, 0), (second, 0)):
-        unit.attempts[other].outcome = Outcome.UNKNOWN
+        unit.attempts[other].outcome = UnitOutcome.UNKNOWN
     first.number, second.number = second.number, first.number
     told.history.units = {unit.number: unit for unit in told.history.units.values()}
     told.segments[1] = b""
-    told.history.units[7].attempts[0].outcome = Outcome.UNKNOWN
+    told.history.units[7].attempts[0].outcome = UnitOutcome.UNKNOWN
     for unit in (told.history.units[9], told.history.units[8]):
         told.put(1, *told.messages(unit))
 
@@ -186,13 +186,13 @@ def _reorder_over_time(told: Told) -> None:
 
 
 def _reorder_over_segments(told: Told) -> None:
-    unit = told.write("ada", 1, to=1, outcome=Outcome.UNKNOWN)
+    unit = told.write("ada", 1, to=1, outcome=UnitOutcome.UNKNOWN)
     told.segments[2], told.ranges[2] = b"", KeyRange.FULL
     told.put(2, *told.messages(told.history.units[1]))
     told.segments[0] = b""
     told.sealed.clear()
     told.history.units = {1: told.history.units[1], unit.number: unit}
-    told.history.units[1].attempts[0].outcome = Outcome.UNKNOWN
+    told.history.units[1].attempts[0].outcome = UnitOutcome.UNKNOWN
     told.segments[1] = b""
     told.put(1, *told.messages(unit))
 

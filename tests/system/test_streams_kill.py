@@ -17,7 +17,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import CorantoError, StreamChanged
-from coranto.errors import Outcome as Certainty
+from coranto.errors import Outcome as Outcome
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Change, Merge, Split
 from coranto.streams.reader.stream_reader import StreamReader
@@ -25,7 +25,7 @@ from coranto.streams.writer.stream_writer import StreamWriter
 
 from ..simulation.streams.checker import check
 from ..simulation.streams.follower import check_delivered
-from ..simulation.streams.history import Attempt, History, Outcome, Unit
+from ..simulation.streams.history import Attempt, History, Unit, UnitOutcome
 from ..simulation.streams.segments import Segment, parse
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -47,7 +47,7 @@ class Acknowledged:
         self._more = asyncio.Event()
 
     def __int__(self) -> int:
-        return sum(unit.outcome is Outcome.OK for unit in self._history.units.values())
+        return sum(unit.outcome is UnitOutcome.OK for unit in self._history.units.values())
 
     def note(self) -> None:
         self._more.set()
@@ -74,7 +74,7 @@ class Program:
 
     async def run(self) -> None:
         """Until all units are durable."""
-        while left := [unit for unit in self._units if unit.outcome is not Outcome.OK]:
+        while left := [unit for unit in self._units if unit.outcome is not UnitOutcome.OK]:
             if self.lives and random.random() < 0.7:
                 # It has forgotten that the last ones are there.
                 before = [unit for unit in self._units if unit.number < left[0].number]
@@ -112,11 +112,11 @@ class Program:
                 attempt = attempts[number]
                 attempt.returned = now
                 if word == "ok":
-                    attempt.outcome = Outcome.OK
+                    attempt.outcome = UnitOutcome.OK
                     attempt.segment, attempt.begin, attempt.end, attempt.deduplicated = more
                     self._acknowledged.note()
                 else:
-                    attempt.outcome, attempt.error = Outcome.of(Certainty(more[0])), more[1]
+                    attempt.outcome, attempt.error = UnitOutcome.of(Outcome(more[0])), more[1]
         finally:
             if process.returncode is None:
                 process.kill()
@@ -133,9 +133,9 @@ async def write_here(client: JournalClient, units: list[Unit]) -> None:
             try:
                 result = await done
             except CorantoError as error:
-                attempt.outcome, attempt.error = Outcome.of(error.outcome), str(error)
+                attempt.outcome, attempt.error = UnitOutcome.of(error.outcome), str(error)
             else:
-                attempt.outcome = Outcome.OK
+                attempt.outcome = UnitOutcome.OK
                 attempt.segment, attempt.begin, attempt.end = result.segment, result.begin, result.end
             attempt.returned = time.monotonic()
 

@@ -18,7 +18,7 @@ from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.append.group_commit import is_plain
-from coranto_broker.replication.pipeline import Pipeline, Standing
+from coranto_broker.replication.pipeline import FitConditions, Pipeline
 from coranto_broker.replication.resolver import Resolution, Resolver
 from coranto_broker.replication.waiting_appends import Whole
 from coranto_broker.spool import spool
@@ -102,18 +102,18 @@ def commit(environment: Environment, candidate: Candidate, request: pb.AppendReq
     if pipeline.error is not None or clock.monotonic() >= pipeline.renew_at:
         return None
     before, changes, now = pipeline.spool.committed, resolution.require_replica.index.changes, clock.now()
-    fragment, standing = before.fragment, pipeline.standing
+    fragment, fit = before.fragment, pipeline.fit
     if (
-        standing is None
-        or standing.begin != fragment.begin
-        or standing.end < fragment.end
-        or standing.until <= now
-        or standing.changes != changes
+        fit is None
+        or fit.begin != fragment.begin
+        or fit.end < fragment.end
+        or fit.until <= now
+        or fit.changes != changes
     ):
-        standing = pipeline.standing = _stand(environment, resolution, before, now)
-        if standing is None:
+        fit = pipeline.fit = _stand(environment, resolution, before, now)
+        if fit is None:
             return None
-    if standing.store and not environment.is_healthy(resolution.spec.name, standing.store):
+    if fit.store and not environment.is_healthy(resolution.spec.name, fit.store):
         return None
     registers = candidate.after
     if registers is None or before.registers is not candidate.before:  # Registers are never modified in place.
@@ -139,8 +139,10 @@ def _pipeline(resolution: Resolution) -> Pipeline | None:
     return pipeline
 
 
-def _stand(environment: Environment, resolution: Resolution, before: spool.Committed, now: float) -> Standing | None:
-    """Return the standing under which plain appends may extend the present fragment without a roll, or None."""
+def _stand(
+    environment: Environment, resolution: Resolution, before: spool.CommittedState, now: float
+) -> FitConditions | None:
+    """Return the conditions under which plain appends may extend the present fragment without a roll, or None."""
     spec, index, fragment = resolution.spec, resolution.require_replica.index, before.fragment
     if environment.limits_rates or spec.max_append_rate or not may_write(spec) or not index.refreshed:
         return None
@@ -152,4 +154,4 @@ def _stand(environment: Environment, resolution: Resolution, before: spool.Commi
     interval = spec.fragment.flush_interval.ToSeconds()
     until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
     store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
-    return Standing(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)
+    return FitConditions(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)

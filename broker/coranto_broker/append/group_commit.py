@@ -24,8 +24,8 @@ from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.fragments.known import Known
-from coranto_broker.replication.waiting_appends import Member, Place, Refusal, Resolved
-from coranto_broker.spool.spool import Committed
+from coranto_broker.replication.waiting_appends import AppendRange, Member, Refusal, Resolved
+from coranto_broker.spool.spool import CommittedState
 
 MAX_GROUP_BYTES = 1 << 20
 """Most content of one group, in bytes. It must fit into one message to each replica."""
@@ -40,7 +40,7 @@ PROPOSALS_IN_FLIGHT = 2
 class Course:
     """The journal as it will be once all appends admitted so far have committed."""
 
-    def __init__(self, spec: pb.JournalSpec, committed: Committed, known: Known, now: float) -> None:
+    def __init__(self, spec: pb.JournalSpec, committed: CommittedState, known: Known, now: float) -> None:
         """`committed` and `known` are the arguments of `preconditions.check`. `now` is wall time in seconds."""
         self._spec = spec
         self._committed = committed
@@ -54,11 +54,11 @@ class Course:
     def registers(self) -> pb.LabelSet:
         return self._committed.registers
 
-    def take(self, request: pb.AppendRequest, length: int) -> Place:
+    def take(self, request: pb.AppendRequest, length: int) -> AppendRange:
         """Admit an append whose preconditions have been checked."""
         return self._take(length, preconditions.next_registers(self._committed.registers, request))
 
-    def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
+    def admit(self, request: pb.AppendRequest, length: int) -> AppendRange | Refusal | None:
         """Check an append's preconditions and admit or refuse it. None means that it must get the pipeline itself."""
         spec, now, committed = self._spec, self._now, self._committed
         plain = is_plain(request)
@@ -80,16 +80,16 @@ class Course:
             self._plain_fits = True  # The conditions do not change as the fragment grows.
         return self._take(length, registers)
 
-    def _take(self, length: int, registers: pb.LabelSet) -> Place:
+    def _take(self, length: int, registers: pb.LabelSet) -> AppendRange:
         fragment = self._committed.fragment
         begin, end = fragment.end, fragment.end + length
         if length:
             # The old sum can stay: nobody asks for the sum of content that is not written yet.
             extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
-            self._committed = Committed(extended, registers, self._committed.first_append_time or self._now)
+            self._committed = CommittedState(extended, registers, self._committed.first_append_time or self._now)
             known = self._known
             self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
-        return Place(begin, end, registers)
+        return AppendRange(begin, end, registers)
 
 
 def is_plain(request: pb.AppendRequest) -> bool:

@@ -15,7 +15,7 @@ from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.known import Known
-from coranto_broker.spool.spool import Committed, empty_at
+from coranto_broker.spool.spool import CommittedState, empty_at
 
 Suspend = pb.JournalSpec.Suspend
 DEFAULT_FLUSH_SECONDS = 24 * 60 * 60
@@ -46,7 +46,7 @@ GO: Final = Verdict()
 """Content may stream to the present fragment."""
 
 
-def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float) -> Verdict:
+def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float) -> Verdict:
     """Check an append against the synchronized spool and all known fragments. `now` is wall time in seconds.
 
     An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
@@ -99,7 +99,7 @@ def may_have_content(request: pb.AppendRequest) -> bool:
 
 
 def _check_suspension(
-    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, known: Known, now: float
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float
 ) -> Verdict | None:
     """Return the verdict on the request's suspend mode for a journal that is not fully suspended; None to go on."""
     level, end = spec.suspend.level, spool.fragment.end
@@ -121,7 +121,7 @@ def _check_suspension(
     return None
 
 
-def propose(spool: Committed, roll_to: int, fragment_spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
+def propose(spool: CommittedState, roll_to: int, fragment_spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
     """Return the spool's fragment or, if a roll is due, an empty one at its end or at `roll_to`, whichever is greater.
 
     A roll is due when the fragment is empty (so that it adopts a changed codec), is longer than the spec's length, does

@@ -192,7 +192,7 @@ class Turn:
         self._waiters.clear()
 
 
-class Standing(NamedTuple):
+class FitConditions(NamedTuple):
     """The conditions under which appends of only content may extend the fragment that begins at `begin`, as it is.
 
     They hold while the fragment's end is at most `end`, the wall time is before `until`, and the fragment index still
@@ -230,7 +230,7 @@ class Pipeline:
         self.recorded = False
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
-        self.standing: Standing | None = None
+        self.fit: FitConditions | None = None
         """The conditions under which appends that this pipeline fits need no further checks
         (`coranto_broker.append.fast_path`)."""
         self._streams = list(zip(names, streams, strict=True))
@@ -275,7 +275,7 @@ class Pipeline:
         All of these follow from the resolution. So later appends with the same resolution need not check them again.
         """
         self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a whole state of the key space.
-        self.standing = None
+        self.fit = None
 
     def fits(self, resolution: object) -> bool:
         """Return True if `found_to_fit` was called with this very resolution, and the pipeline may take content."""

@@ -32,7 +32,7 @@ from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, Sealed, SpoolFolder
 from coranto_broker.spool.in_sync import Stamp
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Committed, empty_at
+from coranto_broker.spool.spool import CommittedState, empty_at
 
 PULSE_SECONDS = 60.0
 FAILURE_SECONDS = 0.25
@@ -151,7 +151,7 @@ class Replica:
         return self._given_up
 
     @property
-    def growing(self) -> Committed | None:
+    def growing(self) -> CommittedState | None:
         """The fragment under construction; None if the journal has no fragment store."""
         return self._spool.committed if self._spool is not None and self._has_stores() else None
 

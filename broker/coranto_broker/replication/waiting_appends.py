@@ -37,7 +37,7 @@ class Whole(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AppendRange:
     """The range [begin, end) of an admitted append, and the registers after its commit."""
 
     begin: int
@@ -75,7 +75,7 @@ class Member:
         self.resolution = resolution
         self.waiter: asyncio.Future[object] = loop.create_future()
         self.outcome: asyncio.Future[CorantoError | None] = loop.create_future()
-        self.answer: Place | Refusal | None = None
+        self.answer: AppendRange | Refusal | None = None
         self.commit: Fragment | None = None
 
     @property
@@ -83,7 +83,7 @@ class Member:
         """True if it may be taken along: its client is still there, and its wait has not ended otherwise."""
         return not self.waiter.done()
 
-    def take_along(self, answer: Place | Refusal) -> None:
+    def take_along(self, answer: AppendRange | Refusal) -> None:
         """Join the leader's group. From now on, an append that was admitted fails only if the group fails."""
         self.answer = answer
         self.waiter.set_exception(TakenAlong())
@@ -91,7 +91,7 @@ class Member:
 
     def commit_to(self, fragment: Fragment) -> None:
         """Note that its content goes to this fragment, at its place."""
-        assert isinstance(self.answer, Place)
+        assert isinstance(self.answer, AppendRange)
         self.commit = commit_of(fragment, self.answer, self.whole.content)
 
     def settle(self, problem: CorantoError | None) -> None:
@@ -159,7 +159,7 @@ class Line:
         self._members.pop(member, None)
 
 
-def commit_of(fragment: Fragment, place: Place, content: Bytes) -> Fragment:
+def commit_of(fragment: Fragment, place: AppendRange, content: Bytes) -> Fragment:
     """Return the answer to an append that goes to `fragment`. Its sum is that of its content, even if that is empty."""
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     return Fragment(fragment.journal, place.begin, place.end, digest, fragment.codec)

@@ -38,7 +38,7 @@ from coranto_broker.settings import BrokerSettings
 _HOST = "127.0.0.1"
 
 
-class Place(Protocol):
+class Serving(Protocol):
     """The endpoint of a broker, and its serving there."""
 
     def endpoint(self, broker: Broker) -> str:
@@ -70,7 +70,7 @@ async def serve(
     stores: StoreRegistry,
     peers: Peers,
     layout: Layout,
-    place: Place,
+    place: Serving,
     stop: asyncio.Event,
     make: Callable[..., Broker] = Broker,
     entropy: Entropy = os.urandom,
@@ -153,7 +153,7 @@ async def run(place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: 
         stores=effects.stores,
         peers=StubPeers(place.zone, effects.stub),
         layout=place.layout,
-        place=_ClusterPlace(place, listen),
+        place=_ClusterServing(place, listen),
         stop=stop,
         make=make,
     )
@@ -174,7 +174,7 @@ class _Settings(BrokerSettings):
         return (init_settings,)
 
 
-class _ClusterPlace:
+class _ClusterServing:
     """A place in memory and, if it has a port, also on gRPC for other programs."""
 
     def __init__(self, place: BrokerPlace, listen: Listen) -> None:

@@ -11,7 +11,7 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError
 from coranto.testing.sim.checker import Anomaly, Final, check
-from coranto.testing.sim.history import Kind, Outcome
+from coranto.testing.sim.history import Kind, OperationOutcome
 from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation import audit, playing
@@ -107,10 +107,10 @@ async def _prove_alive(world: World, workload: Workload, report: Report) -> None
             until = world.loop.time() + LIVELINESS_SECONDS
             while True:
                 operation = await workload.append("prover", client, journal, plain=True)
-                if operation.outcome is Outcome.OK or world.loop.time() > until:
+                if operation.outcome is OperationOutcome.OK or world.loop.time() > until:
                     break
                 await asyncio.sleep(0.5)
-            if operation.outcome is not Outcome.OK:
+            if operation.outcome is not OperationOutcome.OK:
                 report.anomalies.append(
                     Anomaly("stuck", journal, f"after healing, through {machine.name}: {operation}")
                 )
@@ -230,6 +230,6 @@ def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> 
 
 def _note_resolutions(world: World, finals: dict[str, Final]) -> None:
     for operation in world.history.operations:
-        if operation.outcome is Outcome.INFO and operation.content:
+        if operation.outcome is OperationOutcome.INFO and operation.content:
             there = operation.content in finals[operation.journal].content
             world.coverage.sometimes(f"an unknown append was {'applied' if there else 'not applied'}")

@@ -8,10 +8,9 @@ from collections.abc import Awaitable
 
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
-from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismatch, StatusError
-from coranto.errors import Outcome as Certainty
+from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, RegisterMismatch, StatusError
 from coranto.labels import label_set
-from coranto.testing.sim.history import Kind, Observation, Operation, Outcome, unique_content
+from coranto.testing.sim.history import Kind, Observation, Operation, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.audit import check_acknowledged, check_backlog
 from coranto_broker.simulation.world import World
@@ -71,7 +70,7 @@ class Workload:
 
         async def ask() -> None:
             operation.begin = operation.end = await client.head(journal)
-            operation.outcome = Outcome.OK
+            operation.outcome = OperationOutcome.OK
 
         await self._finish(operation, ask())
         return operation
@@ -117,7 +116,7 @@ class Workload:
                     left = left[size:]
                     if give_up < 0.25 and rng.random() < 0.4:
                         self._world.coverage.sometimes("an append was aborted mid-stream")
-                        operation.outcome, operation.error = Outcome.FAIL, "aborted"
+                        operation.outcome, operation.error = OperationOutcome.FAIL, "aborted"
                         return
                     if rng.random() < 0.2:
                         await asyncio.sleep(rng.uniform(0, 0.05))
@@ -127,7 +126,7 @@ class Workload:
                         await self._applied(operation, asyncio.shield(commit))
                 except TimeoutError:
                     self._world.coverage.sometimes("a client went away during its commit")
-                    operation.outcome, operation.error = Outcome.INFO, "gone away"
+                    operation.outcome, operation.error = OperationOutcome.INFO, "gone away"
                 finally:
                     commit.cancel()
                     await asyncio.gather(commit, return_exceptions=True)
@@ -161,7 +160,7 @@ class Workload:
         result = await work
         operation.begin, operation.end = result.begin, result.end
         operation.registers = result.registers
-        operation.outcome = Outcome.OK
+        operation.outcome = OperationOutcome.OK
         operation.returned = self._world.loop.time()
         journal = operation.journal
         self._known_end[journal] = max(self._known_end.get(journal, 0), result.end)
@@ -175,12 +174,12 @@ class Workload:
         try:
             await work
         except CorruptData as error:
-            operation.outcome = Outcome.INFO
+            operation.outcome = OperationOutcome.INFO
             operation.error = str(error)
             self._world.problems.append(f"{operation}: {error}")
         except CorantoError as error:
-            unknown = error.outcome is Certainty.UNKNOWN
-            operation.outcome = Outcome.INFO if unknown else Outcome.FAIL
+            unknown = error.outcome is Outcome.UNKNOWN
+            operation.outcome = OperationOutcome.INFO if unknown else OperationOutcome.FAIL
             operation.error = f"{type(error).__name__}: {error}"
             if isinstance(error, StatusError):
                 operation.refusal = error.status

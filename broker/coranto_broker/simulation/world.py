@@ -383,14 +383,14 @@ class Machine(Host):
             stores=SimStores(world.store, world.network, self.name, process),
             peers=StubPeers(self.zone, lambda endpoint: world.rpc.stub(self.name, endpoint, process)),
             layout=LAYOUT,
-            place=_Place(self, world, process),
+            place=_SimServing(self, world, process),
             stop=self.stop_requested,
             make=lambda *args, **effects: _SimBroker(world.coverage, self._about_to_store, *args, **effects),
             entropy=world.rng.randbytes,
         )
 
 
-class _Place:
+class _SimServing:
     """The place where a machine's broker listens."""
 
     def __init__(self, machine: Machine, world: World, process: Process) -> None:

@@ -34,7 +34,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
-from coranto_broker.spool.spool import Committed
+from coranto_broker.spool.spool import CommittedState
 
 MAGIC = b"csp3"
 UNAWAITED = -1
@@ -49,7 +49,7 @@ _FIXED = {MAGIC: _PRESENT, b"csp2": struct.Struct("<qdqq"), b"csp1": struct.Stru
 
 def encode(
     create_revision: int,
-    committed: Committed,
+    committed: CommittedState,
     stamp: Stamp = UNSTAMPED,
     flushed: int = UNAWAITED,
     readable: int | None = None,
@@ -78,7 +78,7 @@ def _framed(magic: bytes, payload: bytes) -> bytes:
 class Record:
     """One whole record at bytes [position, end) of its log."""
 
-    committed: Committed
+    committed: CommittedState
     create_revision: int
     stamp: Stamp
     flushed: int
@@ -122,7 +122,7 @@ def scan(data: bytes) -> Iterator[Record | Mark]:
 class LogContent:
     """The content of a log: its last whole record, and the length in bytes of its whole entries."""
 
-    last: Committed | None
+    last: CommittedState | None
     create_revision: int
     valid_length: int
     stamp: Stamp = UNSTAMPED
@@ -164,6 +164,6 @@ def entry_at(data: bytes, position: int) -> Record | Mark | None:
     except (InvalidInput, DecodeError):
         return None
     flushed = rest[2] if len(rest) == 3 else UNAWAITED
-    committed = Committed(fragment, message.registers, first_append_time)
+    committed = CommittedState(fragment, message.registers, first_append_time)
     readable = message.readable if message.HasField("readable") else fragment.end
     return Record(committed, create_revision, Stamp(*rest[:2]), flushed, readable, position, begin + length)

@@ -45,7 +45,7 @@ from coranto_broker.spool import commit_log
 from coranto_broker.spool.flush import Current, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Committed, Decision, Hash, Outcome, Spool
+from coranto_broker.spool.spool import CommittedState, Decision, Hash, ProposalEffect, Spool
 from coranto_broker.spool.write_worker import Aside
 
 COMPACT_LOG_BYTES = 4 << 20
@@ -256,7 +256,7 @@ class DurableSpool:
         self._flusher = Flusher(folder, self._current, self._flushed, recovered=log is not None, retired=retired)
 
     @property
-    def committed(self) -> Committed:
+    def committed(self) -> CommittedState:
         return self._spool.committed
 
     @property
@@ -374,9 +374,9 @@ class DurableSpool:
         self.join()
         before = self._spool.fragment
         decision = self._spool.decide(proposal, registers, self._folder.clock.now())
-        committing = decision.outcome is Outcome.COMMIT
+        committing = decision.effect is ProposalEffect.COMMIT
         was_ahead = self._ahead
-        self._ahead = decision.outcome is Outcome.MISMATCH and proposal.end < decision.committed.fragment.end
+        self._ahead = decision.effect is ProposalEffect.MISMATCH and proposal.end < decision.committed.fragment.end
         counted = revision and revision + self._folder.base
         stamp, self._stamp = self._stamp, self._stamp.followed(counted, wrote=committing)
         try:
@@ -389,7 +389,7 @@ class DurableSpool:
                 self._spool.adopt(decision)
                 self._flusher.version += 1
             else:
-                if decision.outcome is Outcome.MISMATCH:
+                if decision.effect is ProposalEffect.MISMATCH:
                     self._stamp = stamp
                 elif stamp != self._stamp or self._recorded_readable < self._readable == self._spool.end:
                     self._record(decision.committed)
@@ -397,7 +397,7 @@ class DurableSpool:
                     if not self._spool.fragment.length and self._log is not None:
                         self._log.rest()
                 self._spool.adopt(decision)
-                if decision.outcome is Outcome.ROLL_BACK:
+                if decision.effect is ProposalEffect.ROLL_BACK:
                     self._content.truncate(self._spool.fragment.length)
         except OSError:
             self._stamp = stamp
@@ -562,7 +562,7 @@ class DurableSpool:
         if after.begin > before.fragment.end:
             self._observer.spool_skip(after.begin)
 
-    def _record(self, committed: Committed, *, always: bool = False) -> None:
+    def _record(self, committed: CommittedState, *, always: bool = False) -> None:
         flushed = self._promised_end if self.fsync is Fsync.COMMIT else commit_log.UNAWAITED
         record = commit_log.encode(self._folder.create_revision, committed, self._stamp, flushed, self._readable)
         begin = committed.fragment.begin

@@ -47,7 +47,7 @@ from coranto_broker.spool.durable_spool import (
 )
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Committed, Hash, Spool, empty_at, new_sum
+from coranto_broker.spool.spool import CommittedState, Hash, Spool, empty_at, new_sum
 
 _NAME = re.compile(r"([0-9a-f]{16})\.(?:(content)|([0-9]+)\.commits)")
 _PARTIAL = ".partial"
@@ -67,7 +67,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    committed: Committed
+    committed: CommittedState
     log: SharedFile
     generation: int
     sum: Hash
@@ -237,7 +237,7 @@ def _shown(folder: SpoolFolder, fragment: Fragment, readable: int) -> Fragment |
 def _after(last: _Verified) -> Spool:
     """Return an empty spool at the end of a fragment, with its registers."""
     fragment = empty_at(last.committed.fragment, last.committed.fragment.end, last.committed.fragment.codec)
-    return Spool.restored(Committed(fragment, last.committed.registers), new_sum())
+    return Spool.restored(CommittedState(fragment, last.committed.registers), new_sum())
 
 
 def _find(names: list[str]) -> list[_Found]:

@@ -48,7 +48,7 @@ def new_sum() -> Hash:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedState:
     """The committed state of a spool. `registers` is never modified in place.
 
     `first_append_time` is the wall time (seconds since the epoch) of the fragment's first commit, 0 while it is empty.
@@ -59,7 +59,7 @@ class Committed:
     first_append_time: float = 0.0
 
 
-class Outcome(enum.Enum):
+class ProposalEffect(enum.Enum):
     """The effect of a proposal on a spool, after a possible roll that comes first."""
 
     KEEP = "keep"
@@ -75,14 +75,14 @@ class Decision:
     `committed` is the state after adoption. `completed` is the non-empty fragment that a roll closes, if any.
     """
 
-    outcome: Outcome
-    committed: Committed
+    effect: ProposalEffect
+    committed: CommittedState
     rolled: bool = False
-    completed: Committed | None = None
+    completed: CommittedState | None = None
 
     def response(self) -> pb.ReplicateResponse:
         """Return the acknowledgement for the primary. A mismatch carries our fragment and registers."""
-        if self.outcome is not Outcome.MISMATCH:
+        if self.effect is not ProposalEffect.MISMATCH:
             return pb.ReplicateResponse(status=pb.OK)
         response = pb.ReplicateResponse(status=pb.PROPOSAL_MISMATCH, fragment=self.committed.fragment.to_wire())
         response.registers.CopyFrom(self.committed.registers)  # Present on the wire even when empty.
@@ -94,14 +94,14 @@ class Spool:
 
     def __init__(self, journal: str) -> None:
         """Begin with an empty spool at offset zero, without registers."""
-        self._committed = Committed(_empty(journal, 0, Codec.NONE), pb.LabelSet())
+        self._committed = CommittedState(_empty(journal, 0, Codec.NONE), pb.LabelSet())
         self._committed_sum = new_sum()
         self._running_sum = new_sum()
         self._delta = 0
         self._next: Fragment | None = None  # The result of `next_fragment`, cached until the delta changes.
 
     @classmethod
-    def restored(cls, committed: Committed, running_sum: Hash) -> Spool:
+    def restored(cls, committed: CommittedState, running_sum: Hash) -> Spool:
         """Return a recovered spool. `running_sum` has hashed exactly the committed content."""
         spool = cls(committed.fragment.journal)
         spool._committed = committed
@@ -110,7 +110,7 @@ class Spool:
         return spool
 
     @property
-    def committed(self) -> Committed:
+    def committed(self) -> CommittedState:
         return self._committed
 
     @property
@@ -180,34 +180,35 @@ class Spool:
             rolled, delta = True, 0
             if current.fragment.length:
                 completed = current
-            current = Committed(
+            current = CommittedState(
                 _empty(current.fragment.journal, proposal.end, proposal.codec),
                 registers if proposal.end > end else current.registers,
             )
         if proposal == current.fragment and registers == current.registers:
-            outcome = Outcome.ROLL_BACK if self._delta else Outcome.KEEP
-            return Decision(outcome, current, rolled, completed)
+            effect = ProposalEffect.ROLL_BACK if self._delta else ProposalEffect.KEEP
+            return Decision(effect, current, rolled, completed)
         if delta and proposal == self.next_fragment():
             return self.decide_next(registers, now)
-        return Decision(Outcome.MISMATCH, current, rolled, completed)
+        return Decision(ProposalEffect.MISMATCH, current, rolled, completed)
 
     def decide_next(self, registers: pb.LabelSet, now: float) -> Decision:
         """Return the answer to a proposal of `next_fragment`, while there is a delta."""
         return Decision(
-            Outcome.COMMIT, Committed(self.next_fragment(), registers, self._committed.first_append_time or now)
+            ProposalEffect.COMMIT,
+            CommittedState(self.next_fragment(), registers, self._committed.first_append_time or now),
         )
 
     def adopt(self, decision: Decision) -> None:
         """Apply a decision that was made in the present state."""
         self._committed = decision.committed
         self._next = None
-        if decision.outcome is Outcome.COMMIT:
+        if decision.effect is ProposalEffect.COMMIT:
             self._committed_sum = self._running_sum.copy()
             self._delta = 0
             return
         if decision.rolled:
             self._committed_sum = new_sum()
-        elif decision.outcome is Outcome.MISMATCH:
+        elif decision.effect is ProposalEffect.MISMATCH:
             return  # The delta stays: the primary may still commit or roll it back.
         self._forget_delta()
 

@@ -2,7 +2,7 @@
 
 from coranto_consumers.recoverylog.authority import Authority, Handoff, MemoryAuthority, Ownership
 from coranto_consumers.recoverylog.directory import RecordedDirectory, RecordedFile
-from coranto_consumers.recoverylog.fsm import Fsm, Verdict
+from coranto_consumers.recoverylog.fsm import ApplyResult, Fsm
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore, StoredHints
 from coranto_consumers.recoverylog.hints import Hints, LiveFnode
 from coranto_consumers.recoverylog.operations import Author, Fnode, Operation, fence_of, new_author
@@ -13,6 +13,7 @@ from coranto_consumers.recoverylog.segments import Segment, SegmentSet
 from coranto_consumers.recoverylog.standby import LogOwner, LogStandby
 
 __all__ = [
+    "ApplyResult",
     "Author",
     "Authority",
     "EtcdAuthority",
@@ -38,7 +39,6 @@ __all__ = [
     "SegmentSet",
     "ShardHints",
     "StoredHints",
-    "Verdict",
     "fence_of",
     "new_author",
     "prune_logs",

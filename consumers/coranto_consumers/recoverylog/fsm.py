@@ -3,7 +3,7 @@
 It takes operations in order, and only those that continue its history. Such an operation has the next `seq_no`, the
 checksum over all operations before it and, while there are hints left, the author that the hints name. Any other
 operation belongs to another history (of an author that lost the log, a repeated append, a torn write) and changes
-nothing. `Verdict` tells these cases apart.
+nothing. `ApplyResult` tells these cases apart.
 
 With hints, the machine steps through the segments that they name, and jumps from the end of one to the first operation
 of the next. It tracks only the files that are alive at the end of the hints. This holds up to the end of the last
@@ -32,7 +32,7 @@ from coranto_consumers.recoverylog.operations import (
 from coranto_consumers.recoverylog.segments import Segment
 
 
-class Verdict(enum.Enum):
+class ApplyResult(enum.Enum):
     """The outcome of an operation. Only the first two are steps of the machine."""
 
     APPLIED = "applied"
@@ -49,7 +49,7 @@ class Verdict(enum.Enum):
     @property
     def is_step(self) -> bool:
         """True if the machine went on to the next operation."""
-        return self in (Verdict.APPLIED, Verdict.NOT_TRACKED)
+        return self in (ApplyResult.APPLIED, ApplyResult.NOT_TRACKED)
 
 
 @dataclass(slots=True)
@@ -131,18 +131,18 @@ class Fsm:
 
     # -- Steps --------------------------------------------------------------------------------------------------------
 
-    def apply(self, op: Operation, payload: bytes) -> Verdict:
-        """Apply `op`, whose frame held `payload`. Nothing changes unless the verdict is a step."""
+    def apply(self, op: Operation, payload: bytes) -> ApplyResult:
+        """Apply `op`, whose frame held `payload`. Nothing changes unless the result is a step."""
         hinted = self.next_hinted
         if hinted is not None and hinted.author != op.author:
-            return Verdict.NOT_HINTED_AUTHOR
+            return ApplyResult.NOT_HINTED_AUTHOR
         if op.seq_no != self.next_seq_no:
-            return Verdict.WRONG_SEQ_NO
+            return ApplyResult.WRONG_SEQ_NO
         if op.checksum != self.next_checksum:
-            return Verdict.WRONG_CHECKSUM
-        verdict = self._apply_change(op)
-        if not verdict.is_step:
-            return verdict
+            return ApplyResult.WRONG_CHECKSUM
+        result = self._apply_change(op)
+        if not result.is_step:
+            return result
         self.next_seq_no += 1
         self.next_checksum = crc32c(self.next_checksum, payload)
         self.last_log = op.log
@@ -150,14 +150,14 @@ class Fsm:
             self._hinted_segments.popleft()
             if self._hinted_segments:
                 self._seek()
-        return verdict
+        return result
 
-    def _apply_change(self, op: Operation) -> Verdict:
+    def _apply_change(self, op: Operation) -> ApplyResult:
         change = op.change
         if isinstance(change, Create):
             return self._create(change.path, op)
         if self._hinted_fnodes and self._hinted_fnodes[0] == op.seq_no:
-            return Verdict.NOT_HINTED_CREATE
+            return ApplyResult.NOT_HINTED_CREATE
         match change:
             case Link(fnode, path):
                 return self._link(fnode, path, op)
@@ -167,58 +167,58 @@ class Fsm:
                 return self._touch(fnode, op)
             case SetProperty(path, content):
                 if path in self._paths:
-                    return Verdict.PATH_EXISTS
+                    return ApplyResult.PATH_EXISTS
                 if self._hinted_segments:
-                    return Verdict.NOT_TRACKED  # Hints hold its last content.
+                    return ApplyResult.NOT_TRACKED  # Hints hold its last content.
                 self.properties[path] = content
-        return Verdict.APPLIED
+        return ApplyResult.APPLIED
 
-    def _occupied(self, path: str) -> Verdict | None:
+    def _occupied(self, path: str) -> ApplyResult | None:
         if path in self._paths:
-            return Verdict.PATH_EXISTS
-        return Verdict.PROPERTY_EXISTS if path in self.properties else None
+            return ApplyResult.PATH_EXISTS
+        return ApplyResult.PROPERTY_EXISTS if path in self.properties else None
 
-    def _create(self, path: str, op: Operation) -> Verdict:
+    def _create(self, path: str, op: Operation) -> ApplyResult:
         occupied = self._occupied(path)
         if occupied is not None:
             return occupied
         fnode = Fnode(op.seq_no)
         if self._hinted_segments:
             if not self._hinted_fnodes or self._hinted_fnodes[0] != fnode:
-                return Verdict.NOT_TRACKED
+                return ApplyResult.NOT_TRACKED
             self._hinted_fnodes.popleft()
         self._files[fnode] = _LiveFile({path})
         self._paths[path] = fnode
         return self._touch(fnode, op)
 
-    def _link(self, fnode: Fnode, path: str, op: Operation) -> Verdict:
+    def _link(self, fnode: Fnode, path: str, op: Operation) -> ApplyResult:
         occupied = self._occupied(path)
         if occupied is not None:
             return occupied
         if fnode not in self._files:
-            return Verdict.NOT_TRACKED
+            return ApplyResult.NOT_TRACKED
         self._files[fnode].paths.add(path)
         self._paths[path] = fnode
         return self._touch(fnode, op)
 
-    def _unlink(self, fnode: Fnode, path: str, op: Operation) -> Verdict:
+    def _unlink(self, fnode: Fnode, path: str, op: Operation) -> ApplyResult:
         live = self._files.get(fnode)
         if live is None:
-            return Verdict.NOT_TRACKED
+            return ApplyResult.NOT_TRACKED
         if path not in live.paths:
-            return Verdict.NO_SUCH_LINK
+            return ApplyResult.NO_SUCH_LINK
         live.paths.remove(path)
         del self._paths[path]
         self._touch(fnode, op)
         if not live.paths:
             del self._files[fnode]
-        return Verdict.APPLIED
+        return ApplyResult.APPLIED
 
-    def _touch(self, fnode: Fnode, op: Operation) -> Verdict:
+    def _touch(self, fnode: Fnode, op: Operation) -> ApplyResult:
         """Note that `op` belongs to this file."""
         live = self._files.get(fnode)
         if live is None:
-            return Verdict.NOT_TRACKED
+            return ApplyResult.NOT_TRACKED
         last = live.segments[-1] if live.segments else None
         if last is not None and last.author == op.author and last.log == op.log:
             # Every write runs this code, and `replace` takes several times as long.
@@ -229,4 +229,4 @@ class Fsm:
             live.segments.append(
                 Segment(op.author, op.seq_no, op.begin, op.checksum, op.seq_no, op.end, op.log),
             )
-        return Verdict.APPLIED
+        return ApplyResult.APPLIED

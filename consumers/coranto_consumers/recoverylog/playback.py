@@ -11,7 +11,7 @@ from coranto.errors import CorruptData
 from coranto_consumers.recoverylog.authority import Handoff
 from coranto_consumers.recoverylog.decoder import Data, Found, Garbage, LogDecoder
 from coranto_consumers.recoverylog.fnode_files import FnodeFiles
-from coranto_consumers.recoverylog.fsm import Fsm, Verdict
+from coranto_consumers.recoverylog.fsm import ApplyResult, Fsm
 from coranto_consumers.recoverylog.operations import Author, Create, Fnode, Operation, Unlink, Write
 
 _log = structlog.get_logger(__name__)
@@ -114,15 +114,15 @@ class Playback:
 
     def _play(self, op: Operation, payload: bytes) -> None:
         guided = self.fsm.next_hinted is not None
-        verdict = self.fsm.apply(op, payload)
-        self._check_expected(op, guided or verdict.is_step)
-        if not verdict.is_step:
-            if verdict not in (Verdict.NOT_HINTED_AUTHOR, Verdict.WRONG_SEQ_NO):
-                _log.info("recovery_log.refused", log=self.log, offset=op.begin, reason=verdict.value, author=op.author)
+        result = self.fsm.apply(op, payload)
+        self._check_expected(op, guided or result.is_step)
+        if not result.is_step:
+            if result not in (ApplyResult.NOT_HINTED_AUTHOR, ApplyResult.WRONG_SEQ_NO):
+                _log.info("recovery_log.refused", log=self.log, offset=op.begin, reason=result.value, author=op.author)
             return
         self._decoder.accept()
         self._write = None
-        if verdict is Verdict.APPLIED:
+        if result is ApplyResult.APPLIED:
             match op.change:
                 case Create():
                     self._files.create(Fnode(op.seq_no))

@@ -32,7 +32,7 @@ from coranto.messages.fixed_frame import encode_frame
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog.authority import Authority, taken_over
 from coranto_consumers.recoverylog.fnode_files import STAGING
-from coranto_consumers.recoverylog.fsm import Verdict
+from coranto_consumers.recoverylog.fsm import ApplyResult
 from coranto_consumers.recoverylog.hints import Hints
 from coranto_consumers.recoverylog.lineage import Chain, Proven, check_still_there, follow
 from coranto_consumers.recoverylog.operations import (
@@ -302,9 +302,9 @@ class Recorder:
         fsm = self._fsm
         op = Operation(fsm.next_seq_no, fsm.next_checksum, self.author, change, self.log, self.write_head)
         payload = op.to_payload()
-        verdict = fsm.apply(op, payload)
-        if verdict is not Verdict.APPLIED:
-            raise InvalidInput(f"{change} cannot be recorded in {self.log}: {verdict.value}")
+        result = fsm.apply(op, payload)
+        if result is not ApplyResult.APPLIED:
+            raise InvalidInput(f"{change} cannot be recorded in {self.log}: {result.value}")
         group = self._group or _Group(self._chain)
         group.pieces.append(encode_frame(payload))
         if content:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from coranto.errors import InvalidInput
-from coranto.messages import Envelope, Outcome, Pruning, ReplayRange, Sequencer, Source
+from coranto.messages import Envelope, Pruning, QueueOutcome, ReplayRange, Sequencer, Source
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 
 M = TypeVar("M")
@@ -23,9 +23,11 @@ MAX_PRODUCERS: Final = 250_000
 this many takes seconds, in which the process does nothing else. With many more, the process would lose its lease and
 all its shards."""
 
-_COMMITS = frozenset({Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPTY, Outcome.ACK_COMMIT_RING, Outcome.ACK_COMMIT_REPLAY})
+_COMMITS = frozenset(
+    {QueueOutcome.OUTSIDE_COMMIT, QueueOutcome.ACK_EMPTY, QueueOutcome.ACK_COMMIT_RING, QueueOutcome.ACK_COMMIT_REPLAY}
+)
 # Most messages have these outcomes, so they are compared without hashing.
-_BEGINS, _EXTENDS = Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND
+_BEGINS, _EXTENDS = QueueOutcome.CONTINUE_BEGIN, QueueOutcome.CONTINUE_EXTEND
 
 
 class Intake(Generic[M]):
@@ -112,10 +114,10 @@ class Intake(Generic[M]):
                 continue
             if outcome in _COMMITS:
                 self._delivering = True
-                self._replaying = outcome is Outcome.ACK_COMMIT_REPLAY
+                self._replaying = outcome is QueueOutcome.ACK_COMMIT_REPLAY
             else:
                 self.passed_over[envelope.journal] = envelope.end
-                self.resets += outcome is Outcome.ACK_RESET
+                self.resets += outcome is QueueOutcome.ACK_RESET
 
     def put_back(self, envelope: Envelope[M]) -> None:
         """Put back the message that was pulled last and not consumed. The next `pull` returns it again."""

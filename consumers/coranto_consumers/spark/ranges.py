@@ -115,7 +115,7 @@ def plan_slices(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that verdicts can be joined to rows."""
+    """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that windows can be joined to rows."""
 
     slices: tuple[Slice, ...]
     first_number: int = 0

@@ -24,7 +24,7 @@ from coranto.messages.columnar import (
     Int32s,
     Int64s,
     RangeScanner,
-    Segment,
+    RowSegment,
     committed_mask,
     replay_mask,
     resolve,
@@ -57,7 +57,7 @@ class RangeSummary:
     """The offset of the first message. Without messages, the range's begin."""
     end: int
     """The offset after the last message. Without messages, the range's begin."""
-    segments: tuple[Segment, ...]
+    segments: tuple[RowSegment, ...]
 
     def dumps(self) -> bytes:
         segments = [(s.producer.hex(), int(s.flags), *s[2:]) for s in self.segments]
@@ -69,7 +69,7 @@ class RangeSummary:
         try:
             number, rows, first, end, raw = json.loads(content)
             segments = tuple(
-                Segment(ProducerId(bytes.fromhex(producer)), Flags(flags), *clocks_and_offset)
+                RowSegment(ProducerId(bytes.fromhex(producer)), Flags(flags), *clocks_and_offset)
                 for producer, flags, *clocks_and_offset in raw
             )
         except (TypeError, ValueError) as error:
@@ -86,12 +86,12 @@ def read_committed(content: JournalContent, part: Range, framing: JsonLines) -> 
     scanner = RangeScanner()
     for lines in read_lines(content, part, framing):
         scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
-    [verdicts] = resolve([scanner.segments()], {}, replayed=()).verdicts
+    [windows] = resolve([scanner.segments()], {}, replayed=()).windows
 
     scanner = RangeScanner()
     for lines in read_lines(content, part, framing):
         row_segment = scanner.feed(lines.producers, lines.clocks, lines.flags, lines.begins)
-        yield lines.where(committed_mask(row_segment, verdicts, lines.clocks))
+        yield lines.where(committed_mask(row_segment, windows, lines.clocks))
 
 
 def read_sequenced(

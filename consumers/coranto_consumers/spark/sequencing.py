@@ -72,8 +72,8 @@ def sequence(
     )
     windows = tuple(
         Window(piece_of(summary.number, index), lo, hi)
-        for summary, verdicts in zip(summaries, resolution.verdicts, strict=True)
-        for index, (lo, hi) in enumerate(zip(verdicts.lo, verdicts.hi, strict=True))
+        for summary, windows in zip(summaries, resolution.windows, strict=True)
+        for index, (lo, hi) in enumerate(zip(windows.lo, windows.hi, strict=True))
         if lo < hi
     )
     replay = None

@@ -9,14 +9,14 @@ from pathlib import Path
 from coranto.telemetry import progress
 from coranto_consumers.testing_chain.chain import Chain, ChainOptions
 from coranto_consumers.testing_chain.nemesis import Nemesis
-from coranto_consumers.testing_chain.verdict import Verdict, conclude
+from coranto_consumers.testing_chain.verdict import ChainVerdict, conclude
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChainResult:
     """The harm that was done to a chain, and the result."""
 
-    verdict: Verdict
+    verdict: ChainVerdict
     kills: dict[str, int]
     """The number of processes of each kind that were killed."""
     harm: dict[str, int]
@@ -39,7 +39,9 @@ class Outcome:
         return "\n  ".join(lines)
 
 
-async def run_chain(folder: Path, options: ChainOptions, seconds: float, *, kills: int = 0, alerts: int = 0) -> Outcome:
+async def run_chain(
+    folder: Path, options: ChainOptions, seconds: float, *, kills: int = 0, alerts: int = 0
+) -> ChainResult:
     """Start a chain in `folder`, do harm for `seconds`, and check the result. Call it in the main thread.
 
     Harm goes on until there were at least `kills` kills of each kind of process, and `alerts` alerts. Raises
@@ -62,4 +64,4 @@ async def run_chain(folder: Path, options: ChainOptions, seconds: float, *, kill
             harming.result()
         verdict = await conclude(chain)
         own_ends = {place.name: place.own_ends for place in chain.places if place.own_ends}
-        return Outcome(verdict, nemesis.kills, dict(nemesis.done), own_ends)
+        return ChainResult(verdict, nemesis.kills, dict(nemesis.done), own_ends)

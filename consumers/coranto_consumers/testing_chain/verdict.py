@@ -32,7 +32,7 @@ Rows = Mapping[str, Sequence[Any]]
 
 
 @dataclass(slots=True)
-class Verdict:
+class ChainVerdict:
     """The problems found, if any, and counts of what was processed."""
 
     problems: list[str]
@@ -52,7 +52,7 @@ class Verdict:
         return "\n".join((done, *self.problems))
 
 
-async def conclude(chain: Chain) -> Verdict:
+async def conclude(chain: Chain) -> ChainVerdict:
     """Wait until all numbers are processed, stop the consumers, and check every store and journal.
 
     Raises ClusterError when the numbers are not processed in time.
@@ -78,7 +78,7 @@ async def conclude(chain: Chain) -> Verdict:
         found = of_stream([message for journal in journals for message in await _committed(chain, journal)])
         problems += differences(f"{journals[0].rpartition('/')[0]}, read committed", wanted, found)
     problems += await _stores(chain)
-    return Verdict(
+    return ChainVerdict(
         problems,
         numbers=sum(each.count for each in expected.values()),
         transactions={

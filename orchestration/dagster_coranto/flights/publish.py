@@ -87,14 +87,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JournalProgress:
     """The progress of a journal: it holds rows below `rows`. `source` is None before its first acknowledgement."""
 
     rows: int
     source: Source | None
 
     @classmethod
-    def of(cls, registers: pb.LabelSet) -> Standing:
+    def of(cls, registers: pb.LabelSet) -> JournalProgress:
         text = value_of(registers, SOURCE)
         return cls(int(value_of(registers, ROWS, "0")), Source.parse(text) if text else None)
 
@@ -132,9 +132,11 @@ class FlightsPublisher:
         """
         # A flight's journal depends on the number of journals.
         digest = f"{dataset_digest()}x{len(self._journals)}"
-        standing = {journal: Standing.of(self._client.append(journal, b"").registers) for journal in self._journals}
-        source = self._source(digest, standing)
-        start, total = min(at.rows for at in standing.values()), len(flights)
+        progress = {
+            journal: JournalProgress.of(self._client.append(journal, b"").registers) for journal in self._journals
+        }
+        source = self._source(digest, progress)
+        start, total = min(at.rows for at in progress.values()), len(flights)
         if start >= total:
             return PublishReport(0, 0, 0, 0)
         self._repeated = self._added = 0
@@ -147,9 +149,9 @@ class FlightsPublisher:
         rows = enumerate(iter_flights(flights, start), start)
         with self._client.append_service() as service:
             altered = self._begin_altered(service, to_alter)
-            for done in self._fill(builder, rows, standing):
+            for done in self._fill(builder, rows, progress):
                 self._append_all(service, builder)
-                self._acknowledge(builder, source, standing, done)
+                self._acknowledge(builder, source, progress, done)
                 transactions += 1
                 if report is not None:
                     report.advance(done - reached)
@@ -157,9 +159,9 @@ class FlightsPublisher:
             self._roll_back(service, altered)
         return PublishReport(self._added, transactions, self._repeated, len(to_alter))
 
-    def _source(self, digest: str, standing: dict[str, Standing]) -> Source:
+    def _source(self, digest: str, progress: dict[str, JournalProgress]) -> Source:
         """Return the source to publish with: the one in the journals' registers, or a new one."""
-        known = {at.source for at in standing.values() if at.source is not None}
+        known = {at.source for at in progress.values() if at.source is not None}
         if not known:
             return Source.fresh(digest)
         source = known.pop()
@@ -175,13 +177,13 @@ class FlightsPublisher:
         self,
         builder: TransactionBuilder[JsonObject],
         rows: Iterator[tuple[int, Flight]],
-        standing: dict[str, Standing],
+        progress: dict[str, JournalProgress],
     ) -> Iterator[int]:
         """Fill the builder with one transaction after the other. Yields the end row of each (exclusive)."""
         while part := list(islice(rows, self._transaction_rows)):
             for row, flight in part:
                 journal = self._journal_of(partition_key(flight))
-                if row >= standing[journal].rows:
+                if row >= progress[journal].rows:
                     self._row = row
                     builder.add(journal, flight)
                     self._added += 1
@@ -200,12 +202,12 @@ class FlightsPublisher:
         self,
         builder: TransactionBuilder[JsonObject],
         source: Source,
-        standing: dict[str, Standing],
+        progress: dict[str, JournalProgress],
         reached: int,
     ) -> None:
         builder.ack_intents()
         for journal, intent in builder.commit().items():
-            before, after = standing[journal], Standing(reached, source)
+            before, after = progress[journal], JournalProgress(reached, source)
             untouched = label_selector(exclude={ROWS: ""})
             unmoved = pb.LabelSelector(include=before.registers, exclude=pb.LabelSet())
             try:
@@ -219,9 +221,9 @@ class FlightsPublisher:
                 )
             except RegisterMismatch as error:
                 # An append that was applied finds its own registers when it is repeated after a lost answer.
-                if Standing.of(error.registers) != after:
+                if JournalProgress.of(error.registers) != after:
                     raise
-            standing[journal] = after
+            progress[journal] = after
         builder.finish()
 
     def _begin_altered(self, service: SyncAppendService, flights: pd.DataFrame) -> TransactionBuilder[JsonObject]:

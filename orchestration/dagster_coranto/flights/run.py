@@ -42,7 +42,7 @@ _POLL_S = 0.1
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoResult:
     """The findings of a demo, step by step."""
 
     findings: list[tuple[str, Finding]] = field(default_factory=list)
@@ -64,10 +64,10 @@ class Demo:
         self._console = console or Console()
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoResult:
         """Run both passes and prove them. Raises ClusterError or CorantoError when a part cannot run."""
         begun = time.monotonic()
-        outcome = Outcome()
+        outcome = DemoResult()
         flights = load_flights(self._limit)
         self._say(f"[bold]{len(flights):,} flights[/] that left New York in 2013; everything below {self._data_dir}")
         with self.cluster() as config:
@@ -181,7 +181,7 @@ def _end(child: subprocess.Popen[bytes], patience_s: float = 10.0) -> None:
         child.wait()
 
 
-def print_report(outcome: Outcome, data_dir: Path, console: Console) -> None:
+def print_report(outcome: DemoResult, data_dir: Path, console: Console) -> None:
     """Print the proof as a table, and suggest what to try next."""
     table = Table(title="Proof", title_justify="left")
     table.add_column("")

@@ -5,11 +5,12 @@ findings. `signing` signs reports. `content` compares one journal's fragments wi
 """
 
 from coranto.audit.check import Check, run_checks
-from coranto.audit.content import FragmentAudit, JournalAudit, Verdict, audit_journal, uncovered
+from coranto.audit.content import AuditStatus, FragmentAudit, JournalAudit, audit_journal, uncovered
 from coranto.audit.findings import Fact, Finding, Kind, Severity, Subject, SubjectKind
 from coranto.audit.report import Coverage, Depth, Report
 
 __all__ = [
+    "AuditStatus",
     "Check",
     "Coverage",
     "Depth",
@@ -22,7 +23,6 @@ __all__ = [
     "Severity",
     "Subject",
     "SubjectKind",
-    "Verdict",
     "audit_journal",
     "run_checks",
     "uncovered",

@@ -18,7 +18,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import StoreRegistry
 
 
-class Verdict(enum.Enum):
+class AuditStatus(enum.Enum):
     """The result of an audit for one fragment."""
 
     OK = "ok"
@@ -32,7 +32,7 @@ class FragmentAudit:
     """The audit of one fragment. `problem` is empty when the fragment is sound."""
 
     fragment: Fragment
-    verdict: Verdict
+    status: AuditStatus
     problem: str = ""
 
 
@@ -60,7 +60,7 @@ class JournalAudit:
     def problems(self) -> list[str]:
         """One sentence for each problem; empty when the journal is sound."""
         found = [f"{self.journal}: no content covers [{begin}, {end})" for begin, end in self.gaps]
-        found += [f"{a.fragment.content_path}: {a.problem}" for a in self.fragments if a.verdict is not Verdict.OK]
+        found += [f"{a.fragment.content_path}: {a.problem}" for a in self.fragments if a.status is not AuditStatus.OK]
         return found
 
     @property
@@ -100,7 +100,7 @@ async def audit_journal(
         else:
             audits.append(await _audit_live(client, fragment))
     begin = min((f.begin for f in listed), default=head) if first_offset is None else first_offset
-    sound = [(a.fragment.begin, a.fragment.end) for a in audits if a.verdict is Verdict.OK]
+    sound = [(a.fragment.begin, a.fragment.end) for a in audits if a.status is AuditStatus.OK]
     # The head was read before the index was listed, so the index must cover everything below the head.
     gaps = uncovered(sound, begin, head)
     return JournalAudit(journal, begin, head, tuple(audits), tuple(gaps))
@@ -110,13 +110,15 @@ async def _audit_persisted(stores: StoreRegistry, fragment: Fragment) -> Fragmen
     try:
         store = stores.get(fragment.backing_store)
         if not await store.exists(fragment):
-            return FragmentAudit(fragment, Verdict.MISSING, f"the index names it, {fragment.backing_store} lacks it")
+            return FragmentAudit(
+                fragment, AuditStatus.MISSING, f"the index names it, {fragment.backing_store} lacks it"
+            )
         await store.read(fragment)
     except CorruptFragment as error:
-        return FragmentAudit(fragment, Verdict.CORRUPT, str(error))
+        return FragmentAudit(fragment, AuditStatus.CORRUPT, str(error))
     except StoreError as error:
-        return FragmentAudit(fragment, Verdict.UNREADABLE, str(error))
-    return FragmentAudit(fragment, Verdict.OK)
+        return FragmentAudit(fragment, AuditStatus.UNREADABLE, str(error))
+    return FragmentAudit(fragment, AuditStatus.OK)
 
 
 async def _audit_live(client: JournalClient, fragment: Fragment) -> FragmentAudit:
@@ -128,14 +130,14 @@ async def _audit_live(client: JournalClient, fragment: Fragment) -> FragmentAudi
                 sha.update(chunk.content)
                 reached = chunk.offset + len(chunk.content)
     except CorruptFragment as error:
-        return FragmentAudit(fragment, Verdict.CORRUPT, str(error))
+        return FragmentAudit(fragment, AuditStatus.CORRUPT, str(error))
     except Unavailable as error:
         # The brokers do answer: they listed this fragment. So they cannot serve its content.
-        return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers do not serve it: {error}")
+        return FragmentAudit(fragment, AuditStatus.UNREADABLE, f"the brokers do not serve it: {error}")
     if reached != fragment.end:
-        return FragmentAudit(fragment, Verdict.UNREADABLE, f"the brokers served it only up to offset {reached}")
+        return FragmentAudit(fragment, AuditStatus.UNREADABLE, f"the brokers served it only up to offset {reached}")
     if fragment.length and sha.digest() != fragment.sum:
         return FragmentAudit(
-            fragment, Verdict.CORRUPT, f"its SHA-1 is {sha.hexdigest()}, the index says {fragment.sum.hex()}"
+            fragment, AuditStatus.CORRUPT, f"its SHA-1 is {sha.hexdigest()}, the index says {fragment.sum.hex()}"
         )
-    return FragmentAudit(fragment, Verdict.OK)
+    return FragmentAudit(fragment, AuditStatus.OK)

@@ -20,7 +20,7 @@ from coranto.messages.reading import (
     ReadUncommitted,
     Transaction,
 )
-from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed, read_committed_async
+from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import (
     Clock,
     Flags,
@@ -49,7 +49,6 @@ __all__ = [
     "ModelRows",
     "ModuloMapping",
     "NamedRows",
-    "Outcome",
     "OwnPayload",
     "ProducerId",
     "ProducerState",
@@ -57,6 +56,7 @@ __all__ = [
     "ProtobufPayload",
     "Pruning",
     "Publisher",
+    "QueueOutcome",
     "RandomMapping",
     "ReadCommitted",
     "ReadUncommitted",

@@ -15,8 +15,9 @@ Scanning is a fold: `merge(scan(x), scan(y))` equals the segments of `scan(x + y
 range may be scanned in batches of any size (`RangeScanner`), and scanning again yields the same segment numbers.
 
 **Replay.** Messages that were pending at the checkpoint are below its `read_through`. They are needed only when an
-acknowledgement commits them: `Resolution.replay` then names their producers. Scan the journal from the least of their
-`begin` offsets up to `read_through`, filtered by `replay_mask`. Put those ranges before the others, and resolve again.
+acknowledgement commits them: `SequencingResult.replay` then names their producers. Scan the journal from the least of
+their `begin` offsets up to `read_through`, filtered by `replay_mask`. Put those ranges before the others, and resolve
+again.
 
 A producer is a `uint64` here: the six bytes of its id as a big-endian number.
 """
@@ -47,7 +48,7 @@ ALWAYS: Final = -2
 _FLAGS_OF: Final = (Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN)
 
 
-class Segment(NamedTuple):
+class RowSegment(NamedTuple):
     """A run of one producer's rows. An ACK_TXN is a run of its own."""
 
     producer: ProducerId
@@ -62,11 +63,11 @@ class Segment(NamedTuple):
 class RangeScan(NamedTuple):
     """A scanned range: its segments by first offset, and for each row its segment's index, or DROPPED or ALWAYS."""
 
-    segments: list[Segment]
+    segments: list[RowSegment]
     row_segment: Int32s
 
 
-class Verdicts(NamedTuple):
+class CommittedWindows(NamedTuple):
     """The windows of one range: of segment i, the rows with a clock in (lo[i], hi[i]] are committed."""
 
     lo: tuple[int, ...]
@@ -94,7 +95,7 @@ class ClockReset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class SequencingResult:
     """The result of `resolve` for all ranges.
 
     When `replay` is not empty, the other fields are not final. It holds the entry states of producers with messages
@@ -102,7 +103,7 @@ class Resolution:
     resolve again.
     """
 
-    verdicts: tuple[Verdicts, ...]
+    windows: tuple[CommittedWindows, ...]
     """One for each range."""
     states: dict[ProducerId, ProducerState]
     """The producer states after the last range.
@@ -213,11 +214,11 @@ class RangeScanner:
             self._last_clocks[index] = max(self._last_clocks[index], int(largest[run]))
         return continued, floor
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[RowSegment]:
         """Return the segments of all rows so far, by first offset."""
         ids = {number: ProducerId(number.to_bytes(6, "big")) for number in self._open}
         return [
-            Segment(ids[producer], _FLAGS_OF[flags], first_clock, last_clock, first_offset)
+            RowSegment(ids[producer], _FLAGS_OF[flags], first_clock, last_clock, first_offset)
             for producer, flags, first_clock, last_clock, first_offset in zip(
                 self._producers,
                 self._flags,
@@ -229,7 +230,7 @@ class RangeScanner:
         ]
 
 
-def merge(first: Sequence[Segment], second: Sequence[Segment]) -> list[Segment]:
+def merge(first: Sequence[RowSegment], second: Sequence[RowSegment]) -> list[RowSegment]:
     """Return the segments of two adjacent ranges as of one range. Associative; an empty list is its identity."""
     merged = list(first)
     last_of = {segment.producer: index for index, segment in enumerate(first)}
@@ -244,12 +245,12 @@ def merge(first: Sequence[Segment], second: Sequence[Segment]) -> list[Segment]:
 
 
 def resolve(
-    ranges: Iterable[Sequence[Segment]],
+    ranges: Iterable[Sequence[RowSegment]],
     entry: Mapping[ProducerId, ProducerState],
     *,
     replayed: Collection[ProducerId],
     through: int = 0,
-) -> Resolution:
+) -> SequencingResult:
     """Decide which rows adjacent ranges of one journal commit, given the producer states `entry` before them.
 
     `replayed` are the pending producers of `entry` whose messages from before the checkpoint are part of the ranges.
@@ -297,12 +298,12 @@ def resolve(
                     resets.append(ClockReset(segment.producer, segment.first_offset, clock, track.last_ack))
                 track.decide(clock)
 
-    verdicts = tuple(Verdicts(tuple(lo), tuple(hi)) for lo, hi in windows)
+    committed = tuple(CommittedWindows(tuple(lo), tuple(hi)) for lo, hi in windows)
     states = {producer: track.state() for producer, track in tracks.items()}
     pending = {
         producer: tuple(track.pending) for producer, track in tracks.items() if track.pending and not track.is_unread
     }
-    return Resolution(verdicts, states, replay, tuple(resets), tuple(map(tuple, acknowledged)), pending)
+    return SequencingResult(committed, states, replay, tuple(resets), tuple(map(tuple, acknowledged)), pending)
 
 
 class _Track:
@@ -329,11 +330,11 @@ class _Track:
         return ProducerState(self.last_ack, self.begin, self.seen_through)
 
 
-def committed_mask(row_segment: Int32s, verdicts: Verdicts, clocks: UInt64s) -> Mask:
-    """Return the mask of a range's committed content rows, from their segments (`scan`) and the range's verdicts."""
+def committed_mask(row_segment: Int32s, windows: CommittedWindows, clocks: UInt64s) -> Mask:
+    """Return the mask of a range's committed content rows, from their segments (`scan`) and the range's windows."""
     # DROPPED and ALWAYS are negative indices: they select the two windows added here, which contain no clock.
-    lo = np.array([*verdicts.lo, 0, 0], dtype=np.uint64)
-    hi = np.array([*verdicts.hi, 0, 0], dtype=np.uint64)
+    lo = np.array([*windows.lo, 0, 0], dtype=np.uint64)
+    hi = np.array([*windows.hi, 0, 0], dtype=np.uint64)
     committed: Mask = (clocks > lo[row_segment]) & (clocks <= hi[row_segment])
     committed |= row_segment == ALWAYS
     return committed

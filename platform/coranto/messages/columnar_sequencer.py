@@ -25,15 +25,15 @@ from coranto.errors import InvalidInput
 from coranto.messages.batches import POSITION
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.columnar import (
+    CommittedWindows,
     Int32s,
     Int64s,
     Mask,
     PendingPart,
-    Resolution,
-    Segment,
+    RowSegment,
+    SequencingResult,
     UInt16s,
     UInt64s,
-    Verdicts,
     committed_mask,
     replay_mask,
     resolve,
@@ -71,7 +71,7 @@ class _Piece:
     clocks: UInt64s
     offsets: Int64s
     row_segment: Int32s
-    segments: list[Segment]
+    segments: list[RowSegment]
     alive: list[int]
     """The indices of the segments that still count, in order."""
 
@@ -202,7 +202,7 @@ def sequence_ranges(
         pieces = [*_read_again(name, source.read_through, resolution.replay, replay), *pieces]
         replayed = resolution.replay.keys()
         resolution = resolve(map(_live, pieces), source.seen_producers, replayed=replayed, through=through)
-    committed = list(run(_chosen, pieces, resolution.verdicts))
+    committed = list(run(_chosen, pieces, resolution.windows))
     return committed, Source(through, resolution.states)
 
 
@@ -210,8 +210,8 @@ def _scanned(batch: pa.RecordBatch, _: None) -> _Piece:
     return _piece(batch, _columns(batch))
 
 
-def _chosen(piece: _Piece, verdicts: Verdicts) -> pa.RecordBatch:
-    return piece.batch.filter(pa.array(committed_mask(piece.row_segment, verdicts, piece.clocks)))
+def _chosen(piece: _Piece, windows: CommittedWindows) -> pa.RecordBatch:
+    return piece.batch.filter(pa.array(committed_mask(piece.row_segment, windows, piece.clocks)))
 
 
 class _Step:
@@ -289,7 +289,7 @@ def _piece(batch: pa.RecordBatch, columns: _Columns) -> _Piece:
     return _Piece(batch, columns.clocks, columns.offsets, row_segment, segments, list(range(len(segments))))
 
 
-def _live(piece: _Piece) -> list[Segment]:
+def _live(piece: _Piece) -> list[RowSegment]:
     return [piece.segments[part] for part in piece.alive]
 
 
@@ -312,17 +312,17 @@ def _read_again(
     return pieces
 
 
-def _committed(pieces: Sequence[_Piece], resolution: Resolution) -> list[pa.RecordBatch]:
+def _committed(pieces: Sequence[_Piece], resolution: SequencingResult) -> list[pa.RecordBatch]:
     """Return the committed rows in order, as a list of one batch or none."""
     batches: list[pa.RecordBatch] = []
     when: list[Int64s] = []
     offsets: list[Int64s] = []
-    for piece, verdicts, acknowledged in zip(pieces, resolution.verdicts, resolution.acknowledged_at, strict=True):
+    for piece, windows, acknowledged in zip(pieces, resolution.windows, resolution.acknowledged_at, strict=True):
         count = len(piece.segments)
         lo, hi, at = [0] * count, [0] * count, [-1] * count
         for index, part in enumerate(piece.alive):
-            lo[part], hi[part], at[part] = verdicts.lo[index], verdicts.hi[index], acknowledged[index]
-        mask = committed_mask(piece.row_segment, Verdicts(tuple(lo), tuple(hi)), piece.clocks)
+            lo[part], hi[part], at[part] = windows.lo[index], windows.hi[index], acknowledged[index]
+        mask = committed_mask(piece.row_segment, CommittedWindows(tuple(lo), tuple(hi)), piece.clocks)
         rows: Int64s = np.flatnonzero(mask)
         if not len(rows):
             continue

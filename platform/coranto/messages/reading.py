@@ -24,7 +24,7 @@ from coranto.errors import CorruptMessage
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import ContentChunk, Decoder, Envelope, Framing, IncompleteTail
 from coranto.messages.pruning import DEFAULT_PRUNE_HORIZON_S, Pruning
-from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.sequencer import DEFAULT_RING_SIZE, QueueOutcome, Sequencer
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import Flags, ProducerId
 
@@ -58,7 +58,7 @@ ReadAsync: TypeAlias = Callable[[int, int | None], AsyncIterable[Envelope[M]]]
 """The asynchronous `Read`."""
 
 
-class _Uncommitted(Generic[M]):
+class _UncommittedReader(Generic[M]):
     """The common part of both readers of uncommitted messages."""
 
     def __init__(
@@ -99,7 +99,7 @@ class _Uncommitted(Generic[M]):
             self._decoded = self._decoder.feed(chunk.content, chunk.offset)
 
 
-class ReadUncommitted(_Uncommitted[M]):
+class ReadUncommitted(_UncommittedReader[M]):
     """Iterates over all messages in `chunks`, consecutive content of `journal` from `offset` on.
 
     A message is decoded when its `Envelope.message` is read. `on_corrupt` is called with the error of a message that
@@ -132,7 +132,7 @@ class ReadUncommitted(_Uncommitted[M]):
         _close(self._chunks)
 
 
-class AsyncReadUncommitted(_Uncommitted[M]):
+class AsyncReadUncommitted(_UncommittedReader[M]):
     """The asynchronous `ReadUncommitted`."""
 
     def __init__(
@@ -159,7 +159,7 @@ class AsyncReadUncommitted(_Uncommitted[M]):
         await _aclose(self._chunks)
 
 
-class _Committed(Generic[M]):
+class _CommittedReader(Generic[M]):
     """The common part of both readers of committed messages."""
 
     def __init__(self, journal: str, source: Source | None, ring_size: int) -> None:
@@ -184,7 +184,7 @@ class _Committed(Generic[M]):
         return source
 
     def _queue(self, envelope: Envelope[M]) -> None:
-        if self._sequencer.queue(envelope) is Outcome.ACK_RESET:
+        if self._sequencer.queue(envelope) is QueueOutcome.ACK_RESET:
             log.warning(
                 "a producer went back to an outdated checkpoint: what it publishes again is read again",
                 journal=envelope.journal,
@@ -194,7 +194,7 @@ class _Committed(Generic[M]):
             )
 
 
-class ReadCommitted(_Committed[M]):
+class ReadCommitted(_CommittedReader[M]):
     """Iterates over the committed content messages of a journal, each once, in the order in which they were committed.
 
     `read` is called with the offset to begin at. It is called again for each replay, when an acknowledgement commits
@@ -249,7 +249,7 @@ class ReadCommitted(_Committed[M]):
                     yield committed
 
 
-class AsyncReadCommitted(_Committed[M]):
+class AsyncReadCommitted(_CommittedReader[M]):
     """The asynchronous `ReadCommitted`."""
 
     def __init__(

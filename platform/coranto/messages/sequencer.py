@@ -41,7 +41,7 @@ DEFAULT_RING_BYTES: Final = 256 << 20
 """The limit of the ring in bytes. A limit on the number of messages is not enough: writers choose their size."""
 
 
-class Outcome(enum.Enum):
+class QueueOutcome(enum.Enum):
     """The outcome of a message given to `Sequencer.queue`."""
 
     OUTSIDE_DUPLICATE = "outside, seen before"
@@ -179,7 +179,7 @@ class Sequencer(Generic[M]):
             return None
         return ReplayRange(self._trigger.journal, self._partial.begin, self._replay_end)
 
-    def queue(self, envelope: Envelope[M]) -> Outcome:
+    def queue(self, envelope: Envelope[M]) -> QueueOutcome:
         """Queue the next message of its journal.
 
         Raises InvalidInput while committed messages remain to be delivered, for a message below `read_through`, and
@@ -196,7 +196,7 @@ class Sequencer(Generic[M]):
             )
         if clock == 0:
             self._trigger = envelope
-            return Outcome.OUTSIDE_COMMIT
+            return QueueOutcome.OUTSIDE_COMMIT
 
         partials = self._partials.get(journal)
         if partials is None:
@@ -217,24 +217,24 @@ class Sequencer(Generic[M]):
         elif envelope.flags == _ACK:
             outcome = self._queue_ack(envelope, partial)
         elif clock <= partial.last_ack:
-            outcome = Outcome.OUTSIDE_DUPLICATE
+            outcome = QueueOutcome.OUTSIDE_DUPLICATE
         else:
             # Pending messages are dropped, but not before this one is delivered: see `step`.
             self._trigger = envelope
-            return Outcome.OUTSIDE_COMMIT
+            return QueueOutcome.OUTSIDE_COMMIT
 
         if self._trigger is None:
             self._offsets[journal] = envelope.end
         return outcome
 
-    def _queue_continue(self, envelope: Envelope[M], partial: _Partial[M]) -> Outcome:
+    def _queue_continue(self, envelope: Envelope[M], partial: _Partial[M]) -> QueueOutcome:
         if envelope.clock <= partial.last_ack:
-            return Outcome.CONTINUE_DUPLICATE
+            return QueueOutcome.CONTINUE_DUPLICATE
         if envelope.clock <= partial.top:
-            return Outcome.CONTINUE_CLOCK_LARGER
-        outcome = Outcome.CONTINUE_EXTEND
+            return QueueOutcome.CONTINUE_CLOCK_LARGER
+        outcome = QueueOutcome.CONTINUE_EXTEND
         if partial.begin == -1:
-            outcome = Outcome.CONTINUE_BEGIN
+            outcome = QueueOutcome.CONTINUE_BEGIN
             partial.begin = envelope.begin
             self._open_since_checkpoint.add((envelope.journal, envelope.producer))
         partial.top = envelope.clock
@@ -251,20 +251,20 @@ class Sequencer(Generic[M]):
                 oldest.held.popleft()
         return outcome
 
-    def _queue_ack(self, envelope: Envelope[M], partial: _Partial[M]) -> Outcome:
+    def _queue_ack(self, envelope: Envelope[M], partial: _Partial[M]) -> QueueOutcome:
         if envelope.clock <= partial.last_ack:
-            outcome = Outcome.ACK_ROLLBACK if envelope.clock == partial.last_ack else Outcome.ACK_RESET
+            outcome = QueueOutcome.ACK_ROLLBACK if envelope.clock == partial.last_ack else QueueOutcome.ACK_RESET
             partial.decide(envelope.clock)
             self._open_since_checkpoint.discard((envelope.journal, envelope.producer))
             return outcome
         self._trigger, self._partial, self._passed = envelope, partial, partial.last_ack
         if partial.begin == -1:
-            return Outcome.ACK_EMPTY
+            return QueueOutcome.ACK_EMPTY
         in_ring = partial.held[0].begin if partial.held else envelope.begin
         if partial.begin == in_ring:
-            return Outcome.ACK_COMMIT_RING
+            return QueueOutcome.ACK_COMMIT_RING
         self._replay_end = in_ring
-        return Outcome.ACK_COMMIT_REPLAY
+        return QueueOutcome.ACK_COMMIT_REPLAY
 
     def replay(self, envelope: Envelope[M]) -> bool:
         """Accept the next message of `replay_range`. Return True if it is committed now: then deliver it.

@@ -20,8 +20,8 @@ from coranto_broker.fragments.known import Known
 from coranto_broker.ownership import Signal
 from coranto_broker.replication import waiting_appends
 from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.waiting_appends import Line, Member, Place, Refusal, Whole
-from coranto_broker.spool.spool import Committed, Outcome, Spool, new_sum
+from coranto_broker.replication.waiting_appends import AppendRange, Line, Member, Refusal, Whole
+from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
 
 J = "a/journal"
 NOW = 1_700_000_000.0
@@ -59,7 +59,7 @@ class Journal:
 
     def _decide(self, proposal: object, registers: pb.LabelSet) -> None:
         decision = self.spool.decide(proposal, registers, NOW)  # type: ignore[arg-type]
-        assert decision.outcome is not Outcome.MISMATCH
+        assert decision.effect is not ProposalEffect.MISMATCH
         if decision.completed is not None:
             done = decision.completed.fragment
             self.fragments.append((done.begin, done.end, done.sum))
@@ -132,7 +132,7 @@ def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -
                 answers[each] = answered(pb.Status.Name(member.answer.status), 0, 0, member.answer.registers)
             else:
                 assert member in along
-                assert isinstance(member.answer, Place)
+                assert isinstance(member.answer, AppendRange)
                 answers[each] = answered("OK", member.answer.begin, member.answer.end, member.answer.registers)
                 member.commit_to(journal.spool.fragment)
                 assert member.commit is not None
@@ -213,7 +213,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
             line.join(Member(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
         course = Course(spec, spool.committed, Known(), NOW)
         assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
-            Place(0, 1, pb.LabelSet())
+            AppendRange(0, 1, pb.LabelSet())
         ]
 
 
@@ -254,7 +254,7 @@ async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest
 class Forgetful(Course):
     """A course that checks each append in full."""
 
-    def admit(self, request: pb.AppendRequest, length: int) -> Place | Refusal | None:
+    def admit(self, request: pb.AppendRequest, length: int) -> AppendRange | Refusal | None:
         self._plain_fits = False
         return super().admit(request, length)
 
@@ -278,7 +278,9 @@ def test_what_was_found_of_one_plain_append_holds_for_those_after_it(
 ) -> None:
     spec = pb.JournalSpec(name=J, flags=flags)
     spec.fragment.length, spec.fragment.compression_codec = limit, pb.NONE
-    committed = Committed(Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0)
+    committed = CommittedState(
+        Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0
+    )
     course, other = (kind(spec, committed, known, NOW) for kind in (Course, Forgetful))
     for request, size in appends:
         assert course.admit(request, size) == other.admit(request, size)

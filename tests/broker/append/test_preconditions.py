@@ -21,7 +21,7 @@ from coranto_broker.append.preconditions import (
 )
 from coranto_broker.append.preconditions import check as check_known
 from coranto_broker.fragments.known import Known
-from coranto_broker.spool.spool import Committed
+from coranto_broker.spool.spool import CommittedState
 
 JOURNAL = "a/journal"
 NOW = 1_700_000_000.0
@@ -32,13 +32,13 @@ SPEC = pb.JournalSpec(name=JOURNAL, fragment=pb.JournalSpec.Fragment(length=1000
 REGISTERS = labels.label_set(author="me")
 
 
-def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet | None = None) -> Committed:
+def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet | None = None) -> CommittedState:
     total = ZERO_SUM if begin == end else b"s" * 20
-    return Committed(Fragment(JOURNAL, begin, end, total, Codec.GZIP), registers or pb.LabelSet(), first)
+    return CommittedState(Fragment(JOURNAL, begin, end, total, Codec.GZIP), registers or pb.LabelSet(), first)
 
 
 def check(
-    request: pb.AppendRequest, spec: pb.JournalSpec, spool: Committed, begin: int, end: int, flushed_at: int = 0
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, begin: int, end: int, flushed_at: int = 0
 ) -> Verdict:
     return check_known(request, spec, spool, Known(begin, end, begin == end, flushed_at), now=NOW)
 
@@ -127,7 +127,7 @@ def test_a_resumed_journal_goes_on_at_its_stored_offset() -> None:
     ],
 )
 def test_rolls(
-    spool: Committed, roll_to: int, flush_seconds: int, now: float, expected: tuple[int, Codec] | None
+    spool: CommittedState, roll_to: int, flush_seconds: int, now: float, expected: tuple[int, Codec] | None
 ) -> None:
     spec = pb.JournalSpec.Fragment()
     spec.CopyFrom(SPEC.fragment)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coranto.audit import Verdict, audit_journal
+from coranto.audit import AuditStatus, audit_journal
 from coranto.client import JournalClient
 from coranto.errors import StoreDenied
 from coranto.fragments.fragment import Fragment
@@ -268,8 +268,8 @@ async def test_content_that_nobody_else_has_is_neither_stored_nor_served(
         await eventually(lambda: process.broker.persister.damaged)
         async with JournalClient(process.endpoint, patience=0.1) as reader:
             audit = await audit_journal(reader, process.broker.stores, J)
-        verdicts = {found.fragment.begin: found.verdict for found in audit.fragments}
-        assert verdicts[0] is Verdict.UNREADABLE
+        statuses = {found.fragment.begin: found.status for found in audit.fragments}
+        assert statuses[0] is AuditStatus.UNREADABLE
         assert "damaged" in audit.fragments[0].problem
         assert await client.content(J, 1500) == b"b" * 1500 + b"c" * 1500
         assert all(fragment.begin > 0 for fragment in stored_files(broker_settings).values())

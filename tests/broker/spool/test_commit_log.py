@@ -13,11 +13,11 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.spool import commit_log
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
-from coranto_broker.spool.spool import Committed
+from coranto_broker.spool.spool import CommittedState
 from tests.broker.memory import grown
 
 RECORDS = [
-    Committed(Fragment("a/journal", 7, 7 + n, sum_of(b"x" * n), Codec.GZIP), labels.label_set(count=str(n)), 12.5)
+    CommittedState(Fragment("a/journal", 7, 7 + n, sum_of(b"x" * n), Codec.GZIP), labels.label_set(count=str(n)), 12.5)
     for n in range(5)
 ]
 ENCODED = [commit_log.encode(42, record) for record in RECORDS]
@@ -71,7 +71,7 @@ def test_garbage_is_no_record(data: bytes) -> None:
 def test_records_leave_no_memory_behind() -> None:
     fragment = RECORDS[0].fragment
     names = [f"writer-{k:03}" for k in range(64)]
-    records = [Committed(fragment, labels.label_set(dict.fromkeys(names, f"{n}" * 40)), 12.5) for n in range(2)]
+    records = [CommittedState(fragment, labels.label_set(dict.fromkeys(names, f"{n}" * 40)), 12.5) for n in range(2)]
 
     def encode() -> None:
         for number in range(4000):

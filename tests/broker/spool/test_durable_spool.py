@@ -26,7 +26,7 @@ from coranto_broker.spool.flush import DiskFailed
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.recovery import Recovered, recover
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import Decision, Outcome, empty_at
+from coranto_broker.spool.spool import Decision, ProposalEffect, empty_at
 from coranto_broker.testing.running import FaultyDisk, ManualClock
 
 JOURNAL = "a/journal"
@@ -150,15 +150,15 @@ def test_a_commit_in_one_go_that_cannot_be_written_leaves_the_spool_as_it_was(
 def test_what_the_primary_lacks_is_stored_at_once(lacks: bool, spool: DurableSpool, observer: Observer) -> None:
     """It may be on this broker alone, and readers of others would wait for as long as replicas hold back."""
 
-    def follow(proposal: Fragment) -> Outcome:
-        return spool.propose(proposal, NONE, primary=False).outcome
+    def follow(proposal: Fragment) -> ProposalEffect:
+        return spool.propose(proposal, NONE, primary=False).effect
 
     for content in (b"abc", b"def"):
         spool.write(0, content)
-        assert follow(spool.next_fragment()) is Outcome.COMMIT
+        assert follow(spool.next_fragment()) is ProposalEffect.COMMIT
     shorter = replace(spool.fragment, end=3, sum=sum_of(b"abc"))
     synchronized = follow(shorter if lacks else spool.fragment)
-    assert synchronized is (Outcome.MISMATCH if lacks else Outcome.KEEP)
+    assert synchronized is (ProposalEffect.MISMATCH if lacks else ProposalEffect.KEEP)
     follow(empty_at(spool.fragment, 6, Codec.GZIP))
     assert observer.urgent == [lacks]
 
@@ -172,7 +172,7 @@ def test_content_is_visible_after_publish_only(spool: DurableSpool, observer: Ob
     spool.write(0, b"abc")
     assert observer.visible == []
     decision = spool.propose(spool.next_fragment(), NONE, primary=True)
-    assert decision.outcome is Outcome.COMMIT
+    assert decision.effect is ProposalEffect.COMMIT
     assert observer.visible == []
     spool.publish(spool.fragment)
     spool.publish(spool.fragment)
@@ -774,7 +774,7 @@ def test_a_spool_remembers_the_pipelines_that_it_followed(spool: DurableSpool, f
 def test_a_refused_proposal_leaves_no_stamp(spool: DurableSpool, folder: SpoolFolder) -> None:
     append(spool, b"abc")
     other = Fragment(JOURNAL, 0, 2, sum_of(b"xy"), Codec.NONE)
-    assert spool.propose(other, NONE, primary=False, revision=10).outcome is Outcome.MISMATCH
+    assert spool.propose(other, NONE, primary=False, revision=10).effect is ProposalEffect.MISMATCH
     assert spool.stamp == recover(folder).stamp == UNSTAMPED
 
 
@@ -862,7 +862,7 @@ async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool,
     proposal = spool.next_fragment()
     assert proposal.sum == sum_of(content)
     assert whole.digest() == hashlib.sha1(content).digest()
-    assert spool.propose(proposal, NONE, primary=True).outcome is Outcome.COMMIT
+    assert spool.propose(proposal, NONE, primary=True).effect is ProposalEffect.COMMIT
     assert recover(folder).durable(folder, Observer(), Fsync.NEVER).fragment == proposal
 
 
@@ -876,7 +876,7 @@ async def test_nothing_of_large_content_that_was_rolled_back_is_written_later(
         if turn % 2:
             spool.roll_back()
         else:
-            assert spool.propose(spool.fragment, spool.registers, primary=True).outcome is Outcome.ROLL_BACK
+            assert spool.propose(spool.fragment, spool.registers, primary=True).effect is ProposalEffect.ROLL_BACK
         assert folder.disk.read(spool.content_file.path) == b"first,"
         assert spool.delta == 0
     append(spool, b"second")

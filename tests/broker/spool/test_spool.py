@@ -14,7 +14,7 @@ from coranto import labels
 from coranto.errors import InvalidInput
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.spool.spool import Outcome, Spool, empty_at
+from coranto_broker.spool.spool import ProposalEffect, Spool, empty_at
 
 JOURNAL = "a/journal"
 NONE = pb.LabelSet()
@@ -25,7 +25,7 @@ def commit(spool: Spool, content: bytes, registers: pb.LabelSet = NONE, now: flo
     spool.check_content(spool.delta)
     spool.extend(content)
     decision = spool.decide(spool.next_fragment(), registers, now)
-    assert decision.outcome is Outcome.COMMIT
+    assert decision.effect is ProposalEffect.COMMIT
     spool.adopt(decision)
 
 
@@ -44,8 +44,13 @@ def spool_in(state: str) -> Spool:
 STATES = ["empty", "content", "empty with delta", "content with delta"]
 
 # What becomes of each proposal, by the spool's state in the order of STATES.
-KEEP, BACK, COMMIT, MISMATCH = Outcome.KEEP, Outcome.ROLL_BACK, Outcome.COMMIT, Outcome.MISMATCH
-TABLE: dict[str, tuple[tuple[Outcome, bool], ...]] = {
+KEEP, BACK, COMMIT, MISMATCH = (
+    ProposalEffect.KEEP,
+    ProposalEffect.ROLL_BACK,
+    ProposalEffect.COMMIT,
+    ProposalEffect.MISMATCH,
+)
+TABLE: dict[str, tuple[tuple[ProposalEffect, bool], ...]] = {
     # proposal:              (outcome, rolled) in each state
     "own fragment": ((KEEP, True), (KEEP, False), (BACK, True), (BACK, False)),
     "own, other registers": ((MISMATCH, True), (MISMATCH, False), (MISMATCH, True), (MISMATCH, False)),
@@ -98,7 +103,7 @@ def test_every_state_and_proposal(state: str, kind: str) -> None:
 
     decision = spool.decide(proposal, registers, now=20.0)
     assert (spool.committed, spool.delta) == (before, delta), "deciding must change nothing"
-    assert (decision.outcome, decision.rolled) == (expected, rolled)
+    assert (decision.effect, decision.rolled) == (expected, rolled)
 
     spool.adopt(decision)
     response = decision.response()
@@ -125,7 +130,7 @@ def test_a_mismatch_leaves_the_delta_to_be_committed() -> None:
     good = spool.next_fragment()
     spool.adopt(spool.decide(replace(good, sum=b"\x07" * 20), NONE, 5.0))
     decision = spool.decide(good, NONE, 5.0)
-    assert decision.outcome is Outcome.COMMIT
+    assert decision.effect is ProposalEffect.COMMIT
 
 
 def test_first_append_time_is_that_of_the_first_commit_of_a_fragment() -> None:
@@ -213,7 +218,7 @@ class SpoolMachine(RuleBasedStateMachine):
         if decision.completed is not None:
             assert decision.completed.fragment.sum == hashlib.sha1(self.content).digest()
         self.spool.adopt(decision)
-        if decision.outcome is Outcome.COMMIT:
+        if decision.effect is ProposalEffect.COMMIT:
             assert self.pending, "an empty delta cannot commit"
             for index, byte in enumerate(self.pending):
                 assert self.end + index not in self.committed, "an offset was written twice"
@@ -226,7 +231,7 @@ class SpoolMachine(RuleBasedStateMachine):
             if proposal.end > self.end:
                 self.registers = registers
             self.end, self.content, self.pending = proposal.end, b"", b""
-        elif decision.outcome is not Outcome.MISMATCH:
+        elif decision.effect is not ProposalEffect.MISMATCH:
             self.pending = b""
 
     @invariant()

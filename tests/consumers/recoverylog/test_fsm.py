@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coranto.errors import CorruptData, InvalidInput
-from coranto_consumers.recoverylog import Fsm, Hints, LiveFnode, Segment, Verdict
+from coranto_consumers.recoverylog import ApplyResult, Fsm, Hints, LiveFnode, Segment
 from coranto_consumers.recoverylog.operations import (
     Author,
     Change,
@@ -20,7 +20,7 @@ from coranto_consumers.recoverylog.operations import (
 )
 
 LOG = "a/log"
-APPLIED, NOT_TRACKED = Verdict.APPLIED, Verdict.NOT_TRACKED
+APPLIED, NOT_TRACKED = ApplyResult.APPLIED, ApplyResult.NOT_TRACKED
 
 
 class Machine:
@@ -30,7 +30,9 @@ class Machine:
         self.fsm = Fsm(hints or Hints(LOG))
         self.offset = offset
 
-    def take(self, change: Change | None, author: int = 100, seq_no: int = 0, checksum: int | None = None) -> Verdict:
+    def take(
+        self, change: Change | None, author: int = 100, seq_no: int = 0, checksum: int | None = None
+    ) -> ApplyResult:
         """By default an operation that is in its place."""
         op = Operation(
             seq_no or self.fsm.next_seq_no,
@@ -44,16 +46,16 @@ class Machine:
         self.offset += 10
         return self.fsm.apply(op, str(op.begin).encode())
 
-    def create(self, path: str, author: int = 100) -> Verdict:
+    def create(self, path: str, author: int = 100) -> ApplyResult:
         return self.take(Create(path), author)
 
-    def link(self, fnode: int, path: str, author: int = 100) -> Verdict:
+    def link(self, fnode: int, path: str, author: int = 100) -> ApplyResult:
         return self.take(Link(Fnode(fnode), path), author)
 
-    def unlink(self, fnode: int, path: str, author: int = 100) -> Verdict:
+    def unlink(self, fnode: int, path: str, author: int = 100) -> ApplyResult:
         return self.take(Unlink(Fnode(fnode), path), author)
 
-    def write(self, fnode: int, author: int = 100) -> Verdict:
+    def write(self, fnode: int, author: int = 100) -> ApplyResult:
         return self.take(Write(Fnode(fnode), 0, 10), author)
 
 
@@ -67,12 +69,12 @@ def live(*segments: Segment) -> LiveFnode:
 
 def test_a_history_begins_with_the_first_operation_and_checksum_zero() -> None:
     machine = Machine()
-    assert machine.take(Create("/a"), seq_no=2) is Verdict.WRONG_SEQ_NO
-    assert machine.take(Create("/a"), checksum=1) is Verdict.WRONG_CHECKSUM
+    assert machine.take(Create("/a"), seq_no=2) is ApplyResult.WRONG_SEQ_NO
+    assert machine.take(Create("/a"), checksum=1) is ApplyResult.WRONG_CHECKSUM
     assert machine.create("/a") is APPLIED
     assert machine.fsm.next_seq_no == 2
     assert machine.fsm.next_checksum == crc32c(0, b"20")
-    assert machine.take(Write(Fnode(1), 0, 1), checksum=0) is Verdict.WRONG_CHECKSUM
+    assert machine.take(Write(Fnode(1), 0, 1), checksum=0) is ApplyResult.WRONG_CHECKSUM
     assert machine.take(None) is APPLIED
     assert machine.fsm.next_seq_no == 3
 
@@ -80,8 +82,8 @@ def test_a_history_begins_with_the_first_operation_and_checksum_zero() -> None:
 def test_files_are_created() -> None:
     machine = Machine(Hints(LOG, (), (SetProperty("/property", "x"),)))
     assert machine.create("/a") is APPLIED
-    assert machine.create("/a") is Verdict.PATH_EXISTS
-    assert machine.create("/property") is Verdict.PROPERTY_EXISTS
+    assert machine.create("/a") is ApplyResult.PATH_EXISTS
+    assert machine.create("/property") is ApplyResult.PROPERTY_EXISTS
     assert machine.create("/b") is APPLIED
     assert dict(machine.fsm.paths) == {"/a": 1, "/b": 2}
     assert machine.fsm.hints(LOG) == Hints(
@@ -109,7 +111,7 @@ def test_a_hinted_file_must_be_created_where_hints_say() -> None:
     machine = Machine(Hints(LOG, (live(segment(100, 42, 45, 0)), live(segment(100, 44, 44, 0)))))
     assert machine.create("/a") is APPLIED
     assert machine.write(42) is APPLIED
-    assert machine.write(42) is Verdict.NOT_HINTED_CREATE
+    assert machine.write(42) is ApplyResult.NOT_HINTED_CREATE
     assert machine.fsm.next_seq_no == 44
     assert machine.create("/b") is APPLIED
 
@@ -118,9 +120,9 @@ def test_files_are_linked() -> None:
     machine = Machine(Hints(LOG, (), (SetProperty("/property", "x"),)))
     machine.create("/a")
     machine.create("/b")
-    assert machine.link(1, "/b") is Verdict.PATH_EXISTS
-    assert machine.link(99, "/b") is Verdict.PATH_EXISTS
-    assert machine.link(1, "/property") is Verdict.PROPERTY_EXISTS
+    assert machine.link(1, "/b") is ApplyResult.PATH_EXISTS
+    assert machine.link(99, "/b") is ApplyResult.PATH_EXISTS
+    assert machine.link(1, "/property") is ApplyResult.PROPERTY_EXISTS
     assert machine.fsm.next_seq_no == 3
     assert machine.link(99, "/new") is NOT_TRACKED
     assert machine.fsm.next_seq_no == 4
@@ -138,8 +140,8 @@ def test_files_are_unlinked_and_go_with_their_last_path() -> None:
     machine.create("/a")
     machine.create("/b")
     machine.link(2, "/c")
-    assert machine.unlink(2, "/nowhere") is Verdict.NO_SUCH_LINK
-    assert machine.unlink(2, "/a") is Verdict.NO_SUCH_LINK
+    assert machine.unlink(2, "/nowhere") is ApplyResult.NO_SUCH_LINK
+    assert machine.unlink(2, "/a") is ApplyResult.NO_SUCH_LINK
     assert machine.unlink(99, "/a") is NOT_TRACKED
     assert machine.unlink(2, "/b") is APPLIED
     assert dict(machine.fsm.paths) == {"/a": 1, "/c": 2}
@@ -155,7 +157,7 @@ def test_properties_are_set_and_changed() -> None:
     machine = Machine()
     machine.create("/a")
     assert machine.take(SetProperty("/p", "one")) is APPLIED
-    assert machine.take(SetProperty("/a", "two")) is Verdict.PATH_EXISTS
+    assert machine.take(SetProperty("/a", "two")) is ApplyResult.PATH_EXISTS
     assert machine.take(SetProperty("/p", "three")) is APPLIED
     assert machine.fsm.properties == {"/p": "three"}
 
@@ -180,16 +182,16 @@ def test_hints_choose_among_the_histories_of_several_authors() -> None:
         ),
     )
     machine = Machine(hints)
-    assert machine.take(Create("/a"), author=666) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.take(Create("/a"), author=666) is ApplyResult.NOT_HINTED_AUTHOR
     assert machine.create("/a", author=100) is APPLIED
     # 43 is of no interest: the next hinted operation is 44 of author 200, whose checksum the hints tell.
     assert machine.fsm.next_seq_no == 44
-    assert machine.write(42, author=100) is Verdict.NOT_HINTED_AUTHOR
-    assert machine.take(Write(Fnode(42), 0, 1), author=200, seq_no=43) is Verdict.WRONG_SEQ_NO
+    assert machine.write(42, author=100) is ApplyResult.NOT_HINTED_AUTHOR
+    assert machine.take(Write(Fnode(42), 0, 1), author=200, seq_no=43) is ApplyResult.WRONG_SEQ_NO
     assert machine.write(42, author=200) is APPLIED
-    assert machine.write(42, author=666) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.write(42, author=666) is ApplyResult.NOT_HINTED_AUTHOR
     assert machine.write(42, author=300) is APPLIED
-    assert machine.write(42, author=300) is Verdict.NOT_HINTED_AUTHOR
+    assert machine.write(42, author=300) is ApplyResult.NOT_HINTED_AUTHOR
     assert machine.write(42, author=400) is APPLIED
     assert machine.fsm.has_hints_left
     assert machine.write(42, author=400) is APPLIED

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coranto.errors import CorruptMessage
 from coranto.messages import columnar
 from coranto.messages.checkpoints import ProducerState
-from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, Segment, Verdicts
+from coranto.messages.columnar import ALWAYS, DROPPED, ClockReset, CommittedWindows, RowSegment
 from coranto.messages.columnar_lines import LineColumns, parse_uuid_texts, read_json_lines
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.uuids import Flags, ProducerId, format_uuid
@@ -50,11 +50,11 @@ def test_segments_are_growing_runs_and_single_acknowledgements() -> None:
         (A, 3, 77),
     )
     assert segments == [
-        Segment(B, CONTINUE, 1, 2, 0),
-        Segment(A, CONTINUE, 5, 8, 10),
-        Segment(A, ACK, 9, 9, 80),
-        Segment(A, ACK, 9, 9, 90),
-        Segment(A, OUTSIDE, 2, 3, 100),
+        RowSegment(B, CONTINUE, 1, 2, 0),
+        RowSegment(A, CONTINUE, 5, 8, 10),
+        RowSegment(A, ACK, 9, 9, 80),
+        RowSegment(A, ACK, 9, 9, 90),
+        RowSegment(A, OUTSIDE, 2, 3, 100),
     ]
     assert rows.tolist() == [0, 1, 1, DROPPED, DROPPED, 0, ALWAYS, 1, DROPPED, DROPPED, 4, 4]
 
@@ -64,16 +64,16 @@ def test_an_empty_range_has_no_segments() -> None:
     assert segments == []
     assert len(rows) == 0
     resolution = columnar.resolve([segments], {}, replayed=())
-    assert resolution.verdicts == (Verdicts((), ()),)
-    assert len(columnar.committed_mask(rows, resolution.verdicts[0], np.array([], dtype=np.uint64))) == 0
+    assert resolution.windows == (CommittedWindows((), ()),)
+    assert len(columnar.committed_mask(rows, resolution.windows[0], np.array([], dtype=np.uint64))) == 0
 
 
 def test_an_acknowledgement_in_a_later_range_commits_an_earlier_one() -> None:
     first, second = scan((A, 5, CONTINUE), (A, 6, CONTINUE), (A, 9, CONTINUE)), scan((A, 6, ACK), begin=30)
     resolution = columnar.resolve([first.segments, second.segments], {}, replayed=())
-    assert resolution.verdicts == (Verdicts((4,), (6,)), Verdicts((0,), (0,)))
+    assert resolution.windows == (CommittedWindows((4,), (6,)), CommittedWindows((0,), (0,)))
     clocks = np.array([5, 6, 9], dtype=np.uint64)
-    assert columnar.committed_mask(first.row_segment, resolution.verdicts[0], clocks).tolist() == [True, True, False]
+    assert columnar.committed_mask(first.row_segment, resolution.windows[0], clocks).tolist() == [True, True, False]
     assert resolution.states == {A: ProducerState(6)}
 
 
@@ -94,7 +94,7 @@ def test_replay_is_asked_for_only_when_an_acknowledgement_needs_it() -> None:
     before = scan((A, 5, CONTINUE), (A, 6, CONTINUE), begin=70).segments
     resolution = columnar.resolve([before, more, committed], entry, replayed={A})
     assert resolution.replay == {}
-    assert resolution.verdicts[:2] == (Verdicts((4,), (10,)), Verdicts((6,), (10,)))
+    assert resolution.windows[:2] == (CommittedWindows((4,), (10,)), CommittedWindows((6,), (10,)))
     assert resolution.states == {A: ProducerState(10), B: entry[B]}
 
 
@@ -117,7 +117,7 @@ def test_an_outdated_producer_is_reported() -> None:
     segments = scan((A, 9, OUTSIDE), (A, 5, ACK), (A, 6, OUTSIDE)).segments
     resolution = columnar.resolve([segments], {}, replayed=())
     assert resolution.resets == (ClockReset(A, 10, 5, 9),)
-    assert resolution.verdicts == (Verdicts((8, 0, 5), (9, 0, 6)),)
+    assert resolution.windows == (CommittedWindows((8, 0, 5), (9, 0, 6)),)
 
 
 def test_states_know_through_which_offset_producers_were_seen() -> None:
@@ -134,9 +134,9 @@ def test_states_know_through_which_offset_producers_were_seen() -> None:
 def test_clocks_use_all_64_bits() -> None:
     top = 2**64 - 1
     segments, rows = scan((A, 2**63 - 1, CONTINUE), (A, 2**63, CONTINUE), (A, top - 1, CONTINUE), (A, top, ACK))
-    (verdicts,) = columnar.resolve([segments], {}, replayed=()).verdicts
+    (windows,) = columnar.resolve([segments], {}, replayed=()).windows
     clocks = np.array([2**63 - 1, 2**63, top - 1, top], dtype=np.uint64)
-    assert columnar.committed_mask(rows, verdicts, clocks).tolist() == [True, True, True, False]
+    assert columnar.committed_mask(rows, windows, clocks).tolist() == [True, True, True, False]
 
 
 def test_a_run_that_begins_with_duplicates_counts_from_where_it_is_new() -> None:
@@ -145,11 +145,11 @@ def test_a_run_that_begins_with_duplicates_counts_from_where_it_is_new() -> None
     segments, row_segment = scan(*rows)
     resolution = columnar.resolve([segments], entry, replayed=())
     clocks = np.array([clock for _, clock, _ in rows], dtype=np.uint64)
-    committed = columnar.committed_mask(row_segment, resolution.verdicts[0], clocks)
+    committed = columnar.committed_mask(row_segment, resolution.windows[0], clocks)
     assert committed.tolist() == [False, False, True, False, True, False]
     assert resolution.states == {A: ProducerState(7), B: ProducerState(9)}
     again = columnar.resolve([scan(*rows[:3]).segments], {A: ProducerState(7)}, replayed=())
-    assert again.verdicts == (Verdicts((0,), (0,)),)
+    assert again.windows == (CommittedWindows((0,), (0,)),)
 
 
 def test_what_workers_return_is_small() -> None:

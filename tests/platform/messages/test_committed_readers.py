@@ -17,7 +17,7 @@ from coranto.errors import InvalidInput, OffsetJump
 from coranto.messages.checkpoints import Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.publisher import Publisher, SyncPublisher
-from coranto.messages.sequencer import Outcome, Sequencer
+from coranto.messages.sequencer import QueueOutcome, Sequencer
 from coranto.messages.uuids import Clock, Flags, build_uuid, new_producer_id
 from coranto.testing.command_line import RemoteBroker
 from coranto.testing.fake_broker import FakeBroker
@@ -152,7 +152,7 @@ async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient,
             for envelope in decoder.feed(chunk.content, chunk.offset):
                 outcomes.append(sequencer.queue(envelope))
                 delivered += iter(sequencer.step, None)
-    assert outcomes == [Outcome.CONTINUE_BEGIN, Outcome.ACK_COMMIT_RING] * 2
+    assert outcomes == [QueueOutcome.CONTINUE_BEGIN, QueueOutcome.ACK_COMMIT_RING] * 2
     assert [(message.journal, message.flags) for message in delivered] == [
         (journal, flags) for journal in (JOURNAL, "b/journal") for flags in (Flags.CONTINUE_TXN, Flags.ACK_TXN)
     ]

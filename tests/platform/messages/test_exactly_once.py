@@ -14,7 +14,7 @@ from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.reading import ReadCommitted
-from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
+from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Clock, ProducerId
 
 LINES = JsonLines()
@@ -173,10 +173,10 @@ def test_a_reliable_rollback_resets_no_clocks() -> None:
         while sequencer.step() is not None:
             pass
     assert outcomes == [
-        Outcome.CONTINUE_BEGIN,
-        Outcome.ACK_ROLLBACK,
-        Outcome.CONTINUE_BEGIN,
-        Outcome.ACK_COMMIT_RING,
-        Outcome.CONTINUE_BEGIN,
-        Outcome.ACK_ROLLBACK,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.ACK_ROLLBACK,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.ACK_COMMIT_RING,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.ACK_ROLLBACK,
     ]

@@ -13,7 +13,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.pruning import Pruning
-from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
+from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import ZERO_PRODUCER, Flags, ProducerId, clock_to_ns
 
 JOURNAL = "test/journal"
@@ -46,7 +46,7 @@ class Reader:
         self.journal = journal
         self.sequencer: Sequencer[JsonObject] = Sequencer(sources, ring_size)
 
-    def queue(self, *messages: Message) -> list[Outcome]:
+    def queue(self, *messages: Message) -> list[QueueOutcome]:
         return [self.sequencer.queue(message) for message in messages]
 
     def wanted(self) -> tuple[int, int] | None:
@@ -87,11 +87,15 @@ def test_messages_enter_the_ring_and_are_evicted_from_it(journal: Journal) -> No
         assert reader.take() == [rows[0], rows[2], rows[3], ack_a]
 
     reader = Reader(journal, 5)
-    assert reader.queue(*rows)[:3] == [Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_BEGIN, Outcome.CONTINUE_EXTEND]
+    assert reader.queue(*rows)[:3] == [
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_EXTEND,
+    ]
     assert reader.source() == Source(
         rows[-1].end, {A: ProducerState(99, rows[0].begin), B: ProducerState(199, rows[1].begin)}
     )
-    assert reader.queue(ack_b) == [Outcome.ACK_COMMIT_REPLAY]
+    assert reader.queue(ack_b) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert reader.wanted() == (rows[1].begin, rows[6].begin)
     assert reader.take() == [rows[1], *rows[4:], ack_b]
 
@@ -104,23 +108,23 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     a1, a2, *rest = [write(A, clock, CONTINUE) for clock in (1, 2, 1, 2)]
     a3 = write(A, 3, ACK)
     assert reader.queue(a1, a2, *rest, a3) == [
-        Outcome.CONTINUE_BEGIN,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.CONTINUE_CLOCK_LARGER,
-        Outcome.CONTINUE_CLOCK_LARGER,
-        Outcome.ACK_COMMIT_RING,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.CONTINUE_CLOCK_LARGER,
+        QueueOutcome.CONTINUE_CLOCK_LARGER,
+        QueueOutcome.ACK_COMMIT_RING,
     ]
     assert reader.take() == [a1, a2, a3]
     assert not sequencer.has_pending
 
     # An acknowledgement of nothing.
     a4 = write(A, 4, ACK)
-    assert reader.queue(a4) == [Outcome.ACK_EMPTY]
+    assert reader.queue(a4) == [QueueOutcome.ACK_EMPTY]
     assert reader.take() == [a4]
 
     # An acknowledgement of a part.
     a5, a7, a6 = write(A, 5, CONTINUE), write(A, 7, CONTINUE), write(A, 6, ACK)
-    assert reader.queue(a5, a7, a6)[-1] is Outcome.ACK_COMMIT_RING
+    assert reader.queue(a5, a7, a6)[-1] is QueueOutcome.ACK_COMMIT_RING
     assert reader.take() == [a5, a6]
     assert not sequencer.has_pending
 
@@ -131,12 +135,12 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     write(A, 8, CONTINUE)
     b2, a6_again = write(B, 2, CONTINUE), write(A, 6, ACK)
     assert reader.queue(*journal.messages[-6:]) == [
-        Outcome.CONTINUE_BEGIN,
-        Outcome.CONTINUE_BEGIN,
-        Outcome.CONTINUE_CLOCK_LARGER,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.ACK_ROLLBACK,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_CLOCK_LARGER,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.ACK_ROLLBACK,
     ]
     assert reader.take() == []
     assert sequencer.has_pending
@@ -144,21 +148,21 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
 
     # That producer's acknowledgement finds both messages in the ring still.
     b3 = write(B, 3, ACK)
-    assert reader.queue(b3) == [Outcome.ACK_COMMIT_RING]
+    assert reader.queue(b3) == [QueueOutcome.ACK_COMMIT_RING]
     assert reader.take() == [b1, b2, b3]
 
     # A replay, with duplicates of this and of earlier transactions in the ring and in the journal.
     b4, _, _, b5, b6, _, b7 = [write(B, clock, CONTINUE) for clock in (4, 1, 4, 5, 6, 2, 7)]
     b8 = write(B, 8, ACK)
     assert reader.queue(*journal.messages[-8:]) == [
-        Outcome.CONTINUE_BEGIN,
-        Outcome.CONTINUE_DUPLICATE,
-        Outcome.CONTINUE_CLOCK_LARGER,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.CONTINUE_DUPLICATE,
-        Outcome.CONTINUE_EXTEND,
-        Outcome.ACK_COMMIT_REPLAY,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.CONTINUE_DUPLICATE,
+        QueueOutcome.CONTINUE_CLOCK_LARGER,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.CONTINUE_DUPLICATE,
+        QueueOutcome.CONTINUE_EXTEND,
+        QueueOutcome.ACK_COMMIT_REPLAY,
     ]
     assert reader.wanted() == (b4.begin, b5.begin)
     assert reader.take() == [b4, b5, b6, b7, b8]
@@ -166,27 +170,27 @@ def test_transactions_one_after_the_other(journal: Journal) -> None:
     # All that is in the ring is rolled back, and what has to be replayed in part.
     b9, _, b12, _, _ = [write(B, clock, CONTINUE) for clock in (9, 11, 12, 13, 14)]
     b10 = write(B, 10, ACK)
-    assert reader.queue(*journal.messages[-6:])[-1] is Outcome.ACK_COMMIT_REPLAY
+    assert reader.queue(*journal.messages[-6:])[-1] is QueueOutcome.ACK_COMMIT_REPLAY
     assert reader.wanted() == (b9.begin, b12.begin)
     assert reader.take() == [b9, b10]
 
     # Two transactions interleaved, each to be replayed.
     b11, a7, a8, a9 = write(B, 11, CONTINUE), *(write(A, clock, CONTINUE) for clock in (7, 8, 9))
     b12, a10, b13 = write(B, 12, CONTINUE), write(A, 10, ACK), write(B, 13, ACK)
-    assert reader.queue(b11, a7, a8, a9, b12, a10)[-1] is Outcome.ACK_COMMIT_REPLAY
+    assert reader.queue(b11, a7, a8, a9, b12, a10)[-1] is QueueOutcome.ACK_COMMIT_REPLAY
     assert reader.wanted() == (a7.begin, a8.begin)
     assert reader.take() == [a7, a8, a9, a10]
     assert sequencer.has_pending
-    assert reader.queue(b13) == [Outcome.ACK_COMMIT_REPLAY]
+    assert reader.queue(b13) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert reader.wanted() == (b11.begin, b12.begin)
     assert reader.take() == [b11, b12, b13]
 
     # A reset to an earlier acknowledgement, from which clocks are used again.
     b8_again, b9_again, b10_again = write(B, 8, ACK), write(B, 9, CONTINUE), write(B, 10, ACK)
     assert reader.queue(b8_again, b9_again, b10_again) == [
-        Outcome.ACK_RESET,
-        Outcome.CONTINUE_BEGIN,
-        Outcome.ACK_COMMIT_RING,
+        QueueOutcome.ACK_RESET,
+        QueueOutcome.CONTINUE_BEGIN,
+        QueueOutcome.ACK_COMMIT_RING,
     ]
     assert reader.take() == [b9_again, b10_again]
 
@@ -197,11 +201,11 @@ def test_the_smallest_ring(journal: Journal) -> None:
     write(A, 1, CONTINUE)
     write(A, 2, CONTINUE)
     a3, b2, b3 = write(A, 3, ACK), write(B, 2, CONTINUE), write(B, 3, ACK)
-    assert reader.queue(*journal.messages[:6])[-1] is Outcome.ACK_COMMIT_REPLAY
+    assert reader.queue(*journal.messages[:6])[-1] is QueueOutcome.ACK_COMMIT_REPLAY
     assert reader.wanted() == (a1.begin, a3.begin)
     assert reader.take() == [a1, a2, a3]
     assert reader.sequencer.has_pending
-    assert reader.queue(b2, b3) == [Outcome.CONTINUE_EXTEND, Outcome.ACK_COMMIT_REPLAY]
+    assert reader.queue(b2, b3) == [QueueOutcome.CONTINUE_EXTEND, QueueOutcome.ACK_COMMIT_REPLAY]
     assert reader.wanted() == (b1.begin, b2.begin)
     assert reader.take() == [b1, b2, b3]
     assert not reader.sequencer.has_pending
@@ -210,29 +214,29 @@ def test_the_smallest_ring(journal: Journal) -> None:
 def test_messages_outside_of_transactions(journal: Journal) -> None:
     reader, write = Reader(journal, 1), journal.write
 
-    def one(producer: ProducerId, clock: int, flags: int, outcome: Outcome, is_taken: bool) -> None:
+    def one(producer: ProducerId, clock: int, flags: int, outcome: QueueOutcome, is_taken: bool) -> None:
         message = write(producer, clock, flags)
         assert reader.queue(message) == [outcome]
         assert reader.take() == ([message] if is_taken else [])
         assert reader.sequencer.read_through(JOURNAL) == message.end
 
-    one(A, 1, OUTSIDE, Outcome.OUTSIDE_COMMIT, True)
-    one(A, 2, OUTSIDE, Outcome.OUTSIDE_COMMIT, True)
-    one(A, 1, OUTSIDE, Outcome.OUTSIDE_DUPLICATE, False)
-    one(A, 2, OUTSIDE, Outcome.OUTSIDE_DUPLICATE, False)
+    one(A, 1, OUTSIDE, QueueOutcome.OUTSIDE_COMMIT, True)
+    one(A, 2, OUTSIDE, QueueOutcome.OUTSIDE_COMMIT, True)
+    one(A, 1, OUTSIDE, QueueOutcome.OUTSIDE_DUPLICATE, False)
+    one(A, 2, OUTSIDE, QueueOutcome.OUTSIDE_DUPLICATE, False)
     assert not reader.sequencer.has_pending
 
     # They drop what is pending, also when their flags are unknown.
-    one(A, 3, CONTINUE, Outcome.CONTINUE_BEGIN, False)
-    one(A, 4, CONTINUE, Outcome.CONTINUE_EXTEND, False)
-    one(A, 5, OUTSIDE, Outcome.OUTSIDE_COMMIT, True)
-    one(A, 6, CONTINUE, Outcome.CONTINUE_BEGIN, False)
-    one(A, 7, 0x100, Outcome.OUTSIDE_COMMIT, True)
-    one(A, 7, 0x100, Outcome.OUTSIDE_DUPLICATE, False)
+    one(A, 3, CONTINUE, QueueOutcome.CONTINUE_BEGIN, False)
+    one(A, 4, CONTINUE, QueueOutcome.CONTINUE_EXTEND, False)
+    one(A, 5, OUTSIDE, QueueOutcome.OUTSIDE_COMMIT, True)
+    one(A, 6, CONTINUE, QueueOutcome.CONTINUE_BEGIN, False)
+    one(A, 7, 0x100, QueueOutcome.OUTSIDE_COMMIT, True)
+    one(A, 7, 0x100, QueueOutcome.OUTSIDE_DUPLICATE, False)
 
     # Zero UUIDs are always delivered, and their producer is not tracked.
-    one(ZERO_PRODUCER, 0, 0, Outcome.OUTSIDE_COMMIT, True)
-    one(ZERO_PRODUCER, 0, 0, Outcome.OUTSIDE_COMMIT, True)
+    one(ZERO_PRODUCER, 0, 0, QueueOutcome.OUTSIDE_COMMIT, True)
+    one(ZERO_PRODUCER, 0, 0, QueueOutcome.OUTSIDE_COMMIT, True)
     assert not reader.sequencer.has_pending
     assert reader.source().producers == {A: ProducerState(7)}
 
@@ -255,17 +259,17 @@ def test_states_pass_to_another_sequencer(journal: Journal) -> None:
 
     # From here both deliver the same; the second one has to read again what the first one holds.
     b3 = write(B, 3, ACK)
-    assert first.queue(b3) == [Outcome.ACK_COMMIT_RING]
-    assert second.queue(b3) == [Outcome.ACK_COMMIT_REPLAY]
+    assert first.queue(b3) == [QueueOutcome.ACK_COMMIT_RING]
+    assert second.queue(b3) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert second.wanted() == (b1.begin, b3.begin)
     assert first.take() == second.take() == [b1, b2, b3]
     c2, c1_again = write(C, 2, CONTINUE), write(C, 1, ACK)
     for reader in (first, second):
-        assert reader.queue(c2, c1_again) == [Outcome.CONTINUE_BEGIN, Outcome.ACK_ROLLBACK]
+        assert reader.queue(c2, c1_again) == [QueueOutcome.CONTINUE_BEGIN, QueueOutcome.ACK_ROLLBACK]
         assert reader.take() == []
     a3 = write(A, 3, ACK)
-    assert first.queue(a3) == [Outcome.ACK_COMMIT_RING]
-    assert second.queue(a3) == [Outcome.ACK_COMMIT_REPLAY]
+    assert first.queue(a3) == [QueueOutcome.ACK_COMMIT_RING]
+    assert second.queue(a3) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert second.wanted() == (a1.begin, a3.begin)
     assert first.take() == second.take() == [a1, a2, a3]
 
@@ -273,13 +277,13 @@ def test_states_pass_to_another_sequencer(journal: Journal) -> None:
 def test_states_pass_on_amid_a_delivery(journal: Journal) -> None:
     first, write = Reader(journal, 12), journal.write
     a1, a2, a3 = write(A, 1, CONTINUE), write(A, 2, CONTINUE), write(A, 3, ACK)
-    assert first.queue(a1, a2, a3)[-1] is Outcome.ACK_COMMIT_RING
+    assert first.queue(a1, a2, a3)[-1] is QueueOutcome.ACK_COMMIT_RING
 
     # Nothing is consumed yet. States that are restored and not used stay what they are.
     sources = Sequencer[JsonObject](first.sequencer.checkpoint()).checkpoint()
     assert sources == {JOURNAL: Source(a2.end, {A: ProducerState(0, a1.begin)})}
     second = Reader(journal, 12, sources)
-    assert second.queue(a3) == [Outcome.ACK_COMMIT_REPLAY]
+    assert second.queue(a3) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert second.wanted() == (a1.begin, a3.begin)
     assert first.take() == second.take() == [a1, a2, a3]
 
@@ -291,7 +295,7 @@ def test_states_pass_on_amid_a_delivery(journal: Journal) -> None:
     sources = Sequencer[JsonObject](first.sequencer.checkpoint()).checkpoint()
     assert sources == {JOURNAL: Source(a5.end, {A: ProducerState(4, a4.end)})}
     second = Reader(journal, 12, sources)
-    assert second.queue(a6) == [Outcome.ACK_COMMIT_REPLAY]
+    assert second.queue(a6) == [QueueOutcome.ACK_COMMIT_REPLAY]
     assert second.wanted() == (a4.end, a6.begin)
     assert second.take() == [a5, a6]
 
@@ -302,8 +306,8 @@ def test_duplicates_on_both_sides_of_a_checkpoint(journal: Journal) -> None:
     a4 = write(A, 4, ACK)
     first.queue(*rows[:3])
     second = Reader(journal, 12, first.sequencer.checkpoint())
-    assert first.queue(*rows[3:], a4) == [*[Outcome.CONTINUE_CLOCK_LARGER] * 3, Outcome.ACK_COMMIT_RING]
-    assert second.queue(*rows[3:], a4) == [*[Outcome.CONTINUE_EXTEND] * 3, Outcome.ACK_COMMIT_REPLAY]
+    assert first.queue(*rows[3:], a4) == [*[QueueOutcome.CONTINUE_CLOCK_LARGER] * 3, QueueOutcome.ACK_COMMIT_RING]
+    assert second.queue(*rows[3:], a4) == [*[QueueOutcome.CONTINUE_EXTEND] * 3, QueueOutcome.ACK_COMMIT_REPLAY]
     assert second.wanted() == (rows[0].begin, rows[3].begin)
     assert first.take() == second.take() == [*rows[:3], a4]
 

@@ -10,7 +10,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.checkpoints import ProducerState, Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.pruning import Pruning
-from coranto.messages.sequencer import Outcome, ReplayRange, Sequencer, read_committed
+from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, clock_to_ns
 
 A = ProducerId(b"\x01AAAAA")
@@ -27,7 +27,7 @@ class Feed:
         self.sequencer = sequencer or Sequencer[JsonObject](ring_size=ring_size)
         self.rows: list[Envelope[JsonObject]] = []
 
-    def queue(self, producer: ProducerId, clock: int, flags: int) -> Outcome:
+    def queue(self, producer: ProducerId, clock: int, flags: int) -> QueueOutcome:
         begin = 10 * len(self.rows)
         self.rows.append(Envelope(self.journal, begin, begin + 10, producer, clock, flags, b"{}", LINES))
         return self.sequencer.queue(self.rows[-1])
@@ -52,31 +52,31 @@ class Feed:
 
 def test_outcomes_and_deliveries_of_interleaved_transactions() -> None:
     feed = Feed()
-    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_BEGIN
-    assert feed.queue(B, 2, CONTINUE) is Outcome.CONTINUE_BEGIN
-    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_EXTEND
-    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_CLOCK_LARGER
-    assert feed.queue(A, 5, ACK) is Outcome.ACK_COMMIT_RING
+    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_BEGIN
+    assert feed.queue(B, 2, CONTINUE) is QueueOutcome.CONTINUE_BEGIN
+    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
+    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_CLOCK_LARGER
+    assert feed.queue(A, 5, ACK) is QueueOutcome.ACK_COMMIT_RING
     assert feed.drain() == [1, 3, 5]  # Whatever B does.
-    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_DUPLICATE
-    assert feed.queue(A, 6, OUTSIDE) is Outcome.OUTSIDE_COMMIT
+    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_DUPLICATE
+    assert feed.queue(A, 6, OUTSIDE) is QueueOutcome.OUTSIDE_COMMIT
     assert feed.drain() == [6]
-    assert feed.queue(A, 6, OUTSIDE) is Outcome.OUTSIDE_DUPLICATE
-    assert feed.queue(A, 7, ACK) is Outcome.ACK_EMPTY
+    assert feed.queue(A, 6, OUTSIDE) is QueueOutcome.OUTSIDE_DUPLICATE
+    assert feed.queue(A, 7, ACK) is QueueOutcome.ACK_EMPTY
     assert feed.drain() == [7]
-    assert feed.queue(B, 4, CONTINUE) is Outcome.CONTINUE_EXTEND
-    assert feed.queue(B, 1, ACK) is Outcome.ACK_ROLLBACK
+    assert feed.queue(B, 4, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
+    assert feed.queue(B, 1, ACK) is QueueOutcome.ACK_ROLLBACK
     assert feed.drain() == []
-    assert feed.queue(A, 3, ACK) is Outcome.ACK_RESET
+    assert feed.queue(A, 3, ACK) is QueueOutcome.ACK_RESET
     assert feed.state(A) == ProducerState(3)
-    assert feed.queue(A, 4, 1023) is Outcome.OUTSIDE_COMMIT
+    assert feed.queue(A, 4, 1023) is QueueOutcome.OUTSIDE_COMMIT
     assert feed.drain() == [4]
 
 
 def test_messages_without_clock_are_always_committed_and_leave_no_state() -> None:
     feed = Feed()
     for _ in range(2):
-        assert feed.queue(ProducerId(bytes(6)), 0, CONTINUE) is Outcome.OUTSIDE_COMMIT
+        assert feed.queue(ProducerId(bytes(6)), 0, CONTINUE) is QueueOutcome.OUTSIDE_COMMIT
         assert feed.drain() == [0]
     assert feed.sequencer.checkpoint() == {"j": Source(20)}
 
@@ -96,7 +96,7 @@ def test_a_repeated_message_is_dropped_whether_it_is_replayed_or_in_the_ring(rin
     feed = Feed(ring_size=ring_size)
     feed.queue(A, 8, OUTSIDE)
     feed.drain()
-    assert feed.queue(A, 4, ACK) is Outcome.ACK_RESET
+    assert feed.queue(A, 4, ACK) is QueueOutcome.ACK_RESET
     for clock in (5, 9, 6, 10):  # 6 was decided before the reset, and comes after 9: it is a duplicate.
         feed.queue(A, clock, CONTINUE)
     feed.queue(A, 7, ACK)
@@ -108,7 +108,7 @@ def test_a_repeated_message_behind_a_restored_checkpoint_is_dropped() -> None:
     feed.queue(A, 5, CONTINUE)
     feed.queue(A, 9, CONTINUE)
     feed.sequencer = Sequencer[JsonObject](feed.sequencer.checkpoint())
-    assert feed.queue(A, 6, CONTINUE) is Outcome.CONTINUE_EXTEND
+    assert feed.queue(A, 6, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
     feed.queue(A, 7, ACK)
     assert feed.sequencer.replay_range == ReplayRange("j", 0, 20)
     assert feed.drain() == [5, 7]
@@ -188,13 +188,13 @@ def test_a_ring_too_small_asks_for_exactly_the_missing_piece() -> None:
     feed.queue(B, 1, CONTINUE)
     for clock in range(1, 6):
         feed.queue(A, clock, CONTINUE)
-    assert feed.queue(A, 6, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.queue(A, 6, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
     assert feed.sequencer.replay_range == ReplayRange("j", 10, 30)
     with pytest.raises(InvalidInput, match="replay the content of replay_range"):
         feed.sequencer.step()
     assert feed.drain() == [1, 2, 3, 4, 5, 6]
     assert feed.sequencer.replay_range is None
-    assert feed.queue(B, 2, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.queue(B, 2, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
     assert feed.sequencer.replay_range == ReplayRange("j", 0, 70)
     assert feed.drain() == [1, 2]
 
@@ -225,10 +225,10 @@ def test_duplicates_that_straddle_a_checkpoint_are_dropped() -> None:
     feed.queue(A, 2, CONTINUE)
     restored = Sequencer[JsonObject](feed.sequencer.checkpoint())
     feed.sequencer = restored
-    assert feed.queue(A, 1, CONTINUE) is Outcome.CONTINUE_EXTEND  # Only the checkpoint's last_ack is known.
-    assert feed.queue(A, 2, CONTINUE) is Outcome.CONTINUE_EXTEND
-    assert feed.queue(A, 3, CONTINUE) is Outcome.CONTINUE_EXTEND
-    assert feed.queue(A, 4, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert feed.queue(A, 1, CONTINUE) is QueueOutcome.CONTINUE_EXTEND  # Only the checkpoint's last_ack is known.
+    assert feed.queue(A, 2, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
+    assert feed.queue(A, 3, CONTINUE) is QueueOutcome.CONTINUE_EXTEND
+    assert feed.queue(A, 4, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
     assert feed.sequencer.replay_range == ReplayRange("j", 0, 20)
     assert feed.drain() == [1, 2, 3, 4]
 
@@ -255,9 +255,9 @@ def test_journals_are_sequenced_apart_over_one_ring() -> None:
     left.queue(A, 1, CONTINUE)
     right.queue(A, 5, CONTINUE)
     right.queue(A, 6, CONTINUE)
-    assert left.queue(A, 2, ACK) is Outcome.ACK_COMMIT_REPLAY
+    assert left.queue(A, 2, ACK) is QueueOutcome.ACK_COMMIT_REPLAY
     assert left.drain() == [1, 2]
-    assert right.queue(A, 7, ACK) is Outcome.ACK_COMMIT_RING
+    assert right.queue(A, 7, ACK) is QueueOutcome.ACK_COMMIT_RING
     assert right.drain() == [5, 6, 7]
     assert shared.read_through("left") == 20
     assert shared.read_through("right") == 30
@@ -298,7 +298,7 @@ def test_silent_producers_are_pruned() -> None:
     assert set(feed.sequencer.checkpoint(pruning(30, distance=100))["j"].producers) == {A, B}
     assert set(feed.sequencer.checkpoint(pruning(23))["j"].producers) == {A, B}
     assert set(feed.sequencer.checkpoint(pruning(30))["j"].producers) == {B}
-    assert feed.queue(A, hours(0), OUTSIDE) is Outcome.OUTSIDE_COMMIT
+    assert feed.queue(A, hours(0), OUTSIDE) is QueueOutcome.OUTSIDE_COMMIT
 
 
 def test_open_transactions_are_not_pruned_while_they_may_commit() -> None:

@@ -349,8 +349,8 @@ def sequence(history: History, source: Source, end: int, cuts: list[int], replay
         assert not resolution.replay.keys() & needed.keys()
         needed = {**needed, **resolution.replay}
     committed: list[int] = []
-    for piece, one, verdicts in zip(pieces, scans, resolution.verdicts, strict=True):
-        mask = columnar.committed_mask(one.row_segment, verdicts, piece.clocks)
+    for piece, one, windows in zip(pieces, scans, resolution.windows, strict=True):
+        mask = columnar.committed_mask(one.row_segment, windows, piece.clocks)
         committed += piece.offsets[mask].tolist()
     read_through = max([source.read_through, *(row.end for row in history.rows if row.end <= end)])
     return Transaction(committed, Source(read_through, resolution.states))

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from coranto.streams.model.keys import key_hash
 
 from .anomalies import Anomaly
-from .history import History, Outcome, Unit
+from .history import History, Unit, UnitOutcome
 from .segments import ACK, CONTINUE, Message, Segment
 from .several import Part
 
@@ -142,14 +142,14 @@ def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
 
 
 def _check_outcome(unit: Unit, place: Place | None, found: list[Anomaly]) -> None:
-    if unit.outcome is Outcome.OK and place is None:
+    if unit.outcome is UnitOutcome.OK and place is None:
         found.append(Anomaly("lost", str(unit)))
-    if unit.outcome is Outcome.NOT_APPLIED and place is not None:
+    if unit.outcome is UnitOutcome.NOT_APPLIED and place is not None:
         found.append(Anomaly("phantom", f"{unit}: stands at {place.segment.number}:[{place.begin}, {place.end})"))
     if place is None:
         return
     for attempt in unit.attempts:
-        if attempt.outcome is not Outcome.OK:
+        if attempt.outcome is not UnitOutcome.OK:
             continue
         told = attempt.segment, attempt.begin, attempt.end
         # The place of an event that an earlier process wrote is not kept anywhere.

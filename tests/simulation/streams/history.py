@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coranto.errors import Outcome as Certainty
+from coranto.errors import Outcome as Outcome
 
 
-class Outcome(Enum):
+class UnitOutcome(Enum):
     """What an attempt is known to have done."""
 
     OK = "ok"
@@ -18,8 +18,8 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def of(cls, certainty: Certainty) -> Outcome:
-        return cls.NOT_APPLIED if certainty is Certainty.NOT_APPLIED else cls.UNKNOWN
+    def of(cls, certainty: Outcome) -> UnitOutcome:
+        return cls.NOT_APPLIED if certainty is Outcome.NOT_APPLIED else cls.UNKNOWN
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Attempt:
     process: str
     invoked: float
     returned: float = math.inf
-    outcome: Outcome = Outcome.UNKNOWN
+    outcome: UnitOutcome = UnitOutcome.UNKNOWN
     segment: int = -1
     begin: int = -1
     end: int = -1
@@ -72,13 +72,13 @@ class Unit:
         return f"unit {self.number} ({kind}) of {self.writer}, key {self.key}: {told or 'never tried'}"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> UnitOutcome:
         """Over all attempts."""
         found = {each.outcome for each in self.attempts}
-        for outcome in (Outcome.OK, Outcome.UNKNOWN):
+        for outcome in (UnitOutcome.OK, UnitOutcome.UNKNOWN):
             if outcome in found:
                 return outcome
-        return Outcome.NOT_APPLIED
+        return UnitOutcome.NOT_APPLIED
 
     @property
     def invoked(self) -> float:
@@ -87,7 +87,7 @@ class Unit:
     @property
     def acknowledged(self) -> float:
         """When it was first known to be durable and readable."""
-        known = (each.returned for each in self.attempts if each.outcome is Outcome.OK and each.visible)
+        known = (each.returned for each in self.attempts if each.outcome is UnitOutcome.OK and each.visible)
         return min(known, default=math.inf)
 
     def key_of(self, index: int) -> str:

@@ -13,7 +13,7 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
-from .history import Attempt, Outcome, Unit
+from .history import Attempt, Unit, UnitOutcome
 from .segments import parse
 from .several import committed
 from .world import STREAM, StreamWorld
@@ -79,15 +79,19 @@ class Mover(Host):
                         await asyncio.sleep(rng.uniform(0, 0.05))
                 if rng.random() < 0.05:
                     transaction.abort()
-                    attempt.outcome, attempt.returned, attempt.error = Outcome.NOT_APPLIED, world.loop.time(), "aborted"
+                    attempt.outcome, attempt.returned, attempt.error = (
+                        UnitOutcome.NOT_APPLIED,
+                        world.loop.time(),
+                        "aborted",
+                    )
                     return
                 result = await transaction.commit()
         except CorantoError as error:
-            attempt.outcome, attempt.returned = Outcome.of(error.outcome), world.loop.time()
+            attempt.outcome, attempt.returned = UnitOutcome.of(error.outcome), world.loop.time()
             attempt.error = f"{type(error).__name__}: {error}"
             world.coverage.sometimes(f"several keys: {type(error).__name__} ({error.outcome.value})")
             return
-        attempt.outcome, attempt.returned = Outcome.OK, world.loop.time()
+        attempt.outcome, attempt.returned = UnitOutcome.OK, world.loop.time()
         attempt.visible = result.visible
         attempt.positions = {each.segment: (each.begin, each.end) for each in result.positions}
         world.coverage.sometimes("several keys: committed")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from coranto.streams.model.keys import key_hash
 
 from .anomalies import Anomaly
-from .history import Attempt, History, Outcome, Unit
+from .history import Attempt, History, Unit, UnitOutcome
 from .segments import ACK, CONTINUE, Message, Segment, parse
 
 
@@ -113,12 +113,12 @@ def _check(unit: Unit, parts: Sequence[Part], found: list[Anomaly]) -> None:
         strange = [index for index in part.indexes if not part.segment.range.contains(key_hash(unit.key_of(index)))]
         if strange:
             found.append(Anomaly("foreign", f"{unit}: events {strange} are in segment {part.segment.number}"))
-    if unit.outcome is Outcome.OK and not parts:
+    if unit.outcome is UnitOutcome.OK and not parts:
         found.append(Anomaly("lost", str(unit)))
-    if unit.outcome is Outcome.NOT_APPLIED and parts:
+    if unit.outcome is UnitOutcome.NOT_APPLIED and parts:
         found.append(Anomaly("phantom", f"{unit}: {shown}"))
     for attempt in unit.attempts:
-        if attempt.outcome is Outcome.OK:
+        if attempt.outcome is UnitOutcome.OK:
             _check_positions(unit, attempt, parts, found)
 
 

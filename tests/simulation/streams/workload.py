@@ -17,7 +17,7 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.timeline import Process
 from coranto_broker.simulation.world import Host
 
-from .history import Attempt, Outcome, Unit
+from .history import Attempt, Unit, UnitOutcome
 from .segments import parse
 from .world import STREAM, StreamWorld
 
@@ -75,14 +75,14 @@ class WriterHost(Host):
         if not self.stable:
             # Nobody can tell what became of what another process has tried.
             return [unit for unit in self.program if not unit.attempts]
-        return [unit for unit in self.program if unit.number not in self._over and unit.outcome is not Outcome.OK]
+        return [unit for unit in self.program if unit.number not in self._over and unit.outcome is not UnitOutcome.OK]
 
     async def serve(self, process: Process) -> None:
         world, options, rng = self._world, self._world.stream_options, self._rng
         left = self.left()
         if self._fresh:
             # The stream has forgotten this writer, so nobody can tell any more what became of these.
-            doubtful = [unit for unit in left if unit.outcome is Outcome.UNKNOWN]
+            doubtful = [unit for unit in left if unit.outcome is UnitOutcome.UNKNOWN]
             self._over.update(unit.number for unit in doubtful)
             left = self.left()
         elif self.stable and left and rng.random() < 0.5:
@@ -205,7 +205,7 @@ class WriterHost(Host):
                 transaction.abort()
             else:
                 await transaction.__aexit__(ValueError, ValueError(), None)
-            attempt.outcome, attempt.returned, attempt.error = Outcome.NOT_APPLIED, self._world.loop.time(), outcome
+            attempt.outcome, attempt.returned, attempt.error = UnitOutcome.NOT_APPLIED, self._world.loop.time(), outcome
             self._over.add(unit.number)
             return None
         commit = asyncio.ensure_future(transaction.commit())
@@ -229,7 +229,7 @@ class WriterHost(Host):
                 self._over.add(unit.number)
                 return
             raise
-        attempt.outcome, attempt.returned = Outcome.OK, world.loop.time()
+        attempt.outcome, attempt.returned = UnitOutcome.OK, world.loop.time()
         attempt.segment, attempt.begin, attempt.end = result.segment, result.begin, result.end
         attempt.deduplicated = result.deduplicated
         world.coverage.sometimes("a fence held", attempt.fence is not None)
@@ -242,7 +242,7 @@ class WriterHost(Host):
             await self._read_back(unit, result, client)
 
     async def _failed(self, unit: Unit, attempt: Attempt, error: CorantoError) -> None:
-        attempt.outcome, attempt.returned = Outcome.of(error.outcome), self._world.loop.time()
+        attempt.outcome, attempt.returned = UnitOutcome.of(error.outcome), self._world.loop.time()
         attempt.error = f"{type(error).__name__}: {error}"
         self._world.coverage.sometimes(f"failed: {type(error).__name__} ({error.outcome.value})")
         self._world.loop.note(str(unit))

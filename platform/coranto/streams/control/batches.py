@@ -12,7 +12,7 @@ MAX_BATCH_BYTES: Final = 1 << 20
 """The most bytes in one batch. A single content may be longer."""
 
 
-class Place(NamedTuple):
+class ContentRange(NamedTuple):
     """The offsets [begin, end) of content in its journal."""
 
     begin: int
@@ -28,12 +28,12 @@ class Batches:
 
     def __init__(self, send: Callable[[Sequence[bytes]], Awaitable[AppendResult]]) -> None:
         self._send = send
-        self._waiting: list[tuple[bytes, asyncio.Future[Place]]] = []
+        self._waiting: list[tuple[bytes, asyncio.Future[ContentRange]]] = []
         self._runner: asyncio.Task[None] | None = None
 
-    async def append(self, content: bytes) -> Place:
+    async def append(self, content: bytes) -> ContentRange:
         """Append content and return its place. Cancelling does not stop the append. Raises what `send` raises."""
-        done: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[ContentRange] = asyncio.get_running_loop().create_future()
         self._waiting.append((content, done))
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
@@ -55,7 +55,7 @@ class Batches:
                 at = result.begin
                 for content, done in batch:
                     if not done.done():
-                        done.set_result(Place(at, at + len(content)))
+                        done.set_result(ContentRange(at, at + len(content)))
                     at += len(content)
         finally:
             self._runner = None
@@ -63,7 +63,7 @@ class Batches:
                 done.cancel()
             self._waiting.clear()
 
-    def _take(self) -> list[tuple[bytes, asyncio.Future[Place]]]:
+    def _take(self) -> list[tuple[bytes, asyncio.Future[ContentRange]]]:
         size = count = 0
         for content, _ in self._waiting:
             if count and size + len(content) > MAX_BATCH_BYTES:

@@ -179,7 +179,7 @@ them for duplicates. The id is derived from the empty writer id, which no writer
 # --------------------------------------------------------------------------------------------- the standing of a writer
 
 
-class Standing(Enum):
+class WriterStatus(Enum):
     """The state of a segment's registers from the point of view of one writer."""
 
     OURS = auto()
@@ -196,21 +196,21 @@ class Standing(Enum):
     """There is content but no registers: all brokers that had them are gone. They must be restored first."""
 
 
-def standing(registers: Registers, head: int, identity: Identity, taken_from: int | None) -> Standing:
-    """Return the standing of a writer in a segment whose journal ends at `head`.
+def writer_status(registers: Registers, head: int, identity: Identity, taken_from: int | None) -> WriterStatus:
+    """Return the status of a writer in a segment whose journal ends at `head`.
 
     `taken_from` is the session whose entry the writer takes over, if any.
     """
     if not registers.held and head > 0:
-        return Standing.LOST
+        return WriterStatus.LOST
     entry = registers.entries.get(identity.label)
     if entry is None:
-        return Standing.FORGOTTEN if registers.forgot else Standing.NEW
+        return WriterStatus.FORGOTTEN if registers.forgot else WriterStatus.NEW
     if entry.session == identity.session:
-        return Standing.OURS
+        return WriterStatus.OURS
     if identity.stable and entry.session == taken_from:
-        return Standing.TAKEN_OVER
-    return Standing.FOREIGN
+        return WriterStatus.TAKEN_OVER
+    return WriterStatus.FOREIGN
 
 
 # ------------------------------------------------------------------------------------------------ conditions of appends

@@ -20,7 +20,7 @@ from coranto.client.values import Chunk
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, JournalNotFound, OffsetJump, StreamTruncated
 from coranto.messages.framing import Envelope, Framing
 from coranto.messages.pruning import Pruning
-from coranto.messages.sequencer import DEFAULT_RING_SIZE, Outcome, Sequencer
+from coranto.messages.sequencer import DEFAULT_RING_SIZE, QueueOutcome, Sequencer
 from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import Flags, ProducerId, clock_to_ns
 from coranto.streams.model.positions import PendingMessages, SegmentPosition
@@ -229,9 +229,9 @@ class SegmentSource(Generic[E]):
     def _queue(self, envelope: Envelope[E]) -> None:
         outcome = self._sequencer.queue(envelope)
         producer = envelope.producer
-        if outcome is Outcome.CONTINUE_BEGIN:
+        if outcome is QueueOutcome.CONTINUE_BEGIN:
             self._pending[producer] = PendingMessages(producer.hex(), envelope.clock - 1, envelope.begin)
-        elif outcome in (Outcome.ACK_ROLLBACK, Outcome.ACK_RESET):
+        elif outcome in (QueueOutcome.ACK_ROLLBACK, QueueOutcome.ACK_RESET):
             self._pending.pop(producer, None)
         self._committing = producer
         self._until_prune -= 1

@@ -24,7 +24,7 @@ from coranto.messages.uuids import clock_to_ns
 from coranto.streams.model import registers as rules
 from coranto.streams.model.events import TransactionEnd
 from coranto.streams.model.lineage import Lineage
-from coranto.streams.model.registers import Entry, Fence, Registers, Standing
+from coranto.streams.model.registers import Entry, Fence, Registers, WriterStatus
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.failures import failure_of
 from coranto.streams.writer.handshake import contact
@@ -158,25 +158,25 @@ class Settling:
     async def _judge(self, registers: Registers, head: int) -> None:
         """Settle what the registers show to be applied, and prepare to send the rest again."""
         identity = self._shared.identity
-        stand = rules.standing(registers, head, identity, self._taken_from)
-        if stand is Standing.LOST:
+        status = rules.writer_status(registers, head, identity, self._taken_from)
+        if status is WriterStatus.LOST:
             registers, head = await contact(self._shared, self.segment.journal)
-            stand = rules.standing(registers, head, identity, self._taken_from)
+            status = rules.writer_status(registers, head, identity, self._taken_from)
         self._registers = registers
         entry = registers.entries.get(identity.label)
-        if stand is Standing.OURS:
+        if status is WriterStatus.OURS:
             assert entry is not None
             await self._settle_through(entry)
-        elif stand is Standing.TAKEN_OVER:
+        elif status is WriterStatus.TAKEN_OVER:
             # The former process may have appended more since. Plan the attempts again, based on its new entry.
             assert entry is not None
             if entry != self._entry:
                 self._adopt_entry(entry)
                 self._queue.extendleft(reversed(self._plans()))
                 self._again.clear()
-        elif stand is Standing.FOREIGN:
+        elif status is WriterStatus.FOREIGN:
             self._fenced()
-        elif stand is Standing.FORGOTTEN:
+        elif status is WriterStatus.FORGOTTEN:
             self._forgotten()
         else:
             self._entry = None
@@ -230,14 +230,14 @@ class Settling:
     async def _settle_sealed(self, registers: Registers, head: int) -> None:
         """Settle by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
-        stand = rules.standing(registers, head, identity, self._taken_from)
-        if stand is Standing.OURS:
+        status = rules.writer_status(registers, head, identity, self._taken_from)
+        if status is WriterStatus.OURS:
             await self._settle_through(registers.entries[identity.label])
-        elif stand is Standing.FOREIGN and self._registers is not None:
+        elif status is WriterStatus.FOREIGN and self._registers is not None:
             self._fenced()
-        elif stand is Standing.FORGOTTEN:
+        elif status is WriterStatus.FORGOTTEN:
             self._forgotten()
-        if stand is not Standing.LOST:
+        if status is not WriterStatus.LOST:
             for attempt in self._again:
                 attempt.doubtful = False  # It was not applied, and can no longer be.
 

@@ -19,7 +19,7 @@ import typer
 from coranto.errors import ClusterError
 from coranto.testing.faults import nemesis
 from coranto.testing.faults.run import FaultRun, RunOptions
-from coranto.testing.faults.verdict import Verdict
+from coranto.testing.faults.verdict import FaultVerdict
 from coranto.testing.s3_server import S3Server
 
 _FAULTS_OF_A_ROUND = 5
@@ -77,7 +77,7 @@ async def _run(options: RunOptions, folder: Path, faults: list[nemesis.Fault], s
     return problems
 
 
-async def _round(options: RunOptions, folder: Path, server: S3Server, faults: list[nemesis.Fault]) -> Verdict:
+async def _round(options: RunOptions, folder: Path, server: S3Server, faults: list[nemesis.Fault]) -> FaultVerdict:
     async with FaultRun(folder, server, options) as run:
         problems: list[str] = []
         for fault in faults:

@@ -281,7 +281,7 @@ class FaultyCluster:
         by_member = {broker.member: broker for broker in self.brokers}
         return [by_member[member] for member in members if member in by_member]
 
-    def standing(self, journal: str) -> tuple[tuple[str, int, bool], ...]:
+    def processes_of(self, journal: str) -> tuple[tuple[str, int, bool], ...]:
         """Identify the processes that serve a journal, the primary's first. The value changes when one of them does."""
         return tuple((broker.name, broker.pid, broker.is_running) for broker in self.members_of(journal))
 

@@ -11,7 +11,7 @@ from coranto.testing.faults.cluster import Broker
 from coranto.testing.faults.links import Link
 from coranto.testing.faults.run import FaultRun
 from coranto.testing.laboratory.processes import until
-from coranto.testing.sim.history import Outcome
+from coranto.testing.sim.history import OperationOutcome
 
 Fault = Callable[[FaultRun], Awaitable[None]]
 
@@ -176,7 +176,7 @@ async def _taken_over(run: FaultRun, lost: Broker) -> None:
         for journal in run.journals:
             for _ in range(20):
                 operation = await run.workload.append_plainly("successor", client, journal)
-                if operation.outcome is Outcome.OK:
+                if operation.outcome is OperationOutcome.OK:
                     break
             else:
                 raise ClusterError(f"{journal} was not taken over from {lost.name}: {operation}")

@@ -15,7 +15,7 @@ from coranto.client import JournalClient
 from coranto.fragments.stores import StoreRegistry
 from coranto.testing.applying import apply_specs
 from coranto.testing.faults.cluster import FaultyCluster
-from coranto.testing.faults.verdict import Verdict, conclude
+from coranto.testing.faults.verdict import FaultVerdict, conclude
 from coranto.testing.faults.workload import Workload
 from coranto.testing.laboratory.processes import until
 from coranto.testing.s3_server import ANY_KEY, S3Server
@@ -94,7 +94,7 @@ class FaultRun:
             f"journals are whole; {self.cluster.state_of(self.journals)}",
         )
 
-    async def conclude(self) -> Verdict:
+    async def conclude(self) -> FaultVerdict:
         """Heal the cluster, prove that it works again, end the workload, and return the verdict."""
         verdict = await conclude(self.cluster, self.workload, self.journals, StoreRegistry(), self.store)
         if self._supervisor is not None and self._supervisor.done():

@@ -15,13 +15,13 @@ from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
 from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.checker import Final, check
-from coranto.testing.sim.history import Observation, Outcome
+from coranto.testing.sim.history import Observation, OperationOutcome
 
 _TRIES = 5
 
 
 @dataclass(slots=True)
-class Verdict:
+class FaultVerdict:
     """The result of a run. `problems` is empty if all was well."""
 
     problems: list[str] = field(default_factory=list)
@@ -37,12 +37,12 @@ class Verdict:
 
 async def conclude(
     cluster: FaultyCluster, workload: Workload, journals: Sequence[str], stores: StoreRegistry, store: str
-) -> Verdict:
+) -> FaultVerdict:
     """Heal the cluster, prove that it works, end the workload, and return the verdict.
 
     The journals are in the store at the URL `store`.
     """
-    verdict = Verdict()
+    verdict = FaultVerdict()
     try:
         await _heal(cluster, journals)
         await _prove_alive(cluster, workload, journals)
@@ -96,9 +96,9 @@ async def _prove_alive(cluster: FaultyCluster, workload: Workload, journals: Seq
             for journal in journals:
                 for _ in range(_TRIES):
                     operation = await workload.append_plainly(f"prover of {broker.name}", client, journal)
-                    if operation.outcome is not Outcome.INFO:
+                    if operation.outcome is not OperationOutcome.INFO:
                         break  # INFO: the asked broker or the primary ended by itself meanwhile, so try again.
-                if operation.outcome is not Outcome.OK:
+                if operation.outcome is not OperationOutcome.OK:
                     raise ClusterError(f"{broker.name} takes no appends: {operation}")
 
 
@@ -120,14 +120,14 @@ async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, st
     """
     for _ in range(_TRIES):
         await _heal(cluster, [journal])
-        before = cluster.standing(journal)
+        before = cluster.processes_of(journal)
         try:
             found = await _look(cluster, journal, stores, store)
         except CorantoError:
-            if cluster.standing(journal) == before:
+            if cluster.processes_of(journal) == before:
                 raise
             continue
-        if cluster.standing(journal) == before:
+        if cluster.processes_of(journal) == before:
             return found
     raise ClusterError(f"its brokers never stayed; {cluster.state_of([journal])}")
 

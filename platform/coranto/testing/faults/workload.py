@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Sequence
 from coranto.client import AppendService, ClientConfig, JournalClient
 from coranto.client.append_service import Appended
 from coranto.client.values import AppendResult
-from coranto.errors import CorantoError, CorruptData, OffsetJump, RegisterMismatch, StatusError
-from coranto.errors import Outcome as Certainty
+from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, RegisterMismatch, StatusError
 from coranto.labels import label_set
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.laboratory.processes import until
-from coranto.testing.sim.history import History, Kind, Observation, Operation, Outcome, unique_content
+from coranto.testing.sim.history import History, Kind, Observation, Operation, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 
 PATIENCE_SECONDS = 60.0
@@ -119,7 +118,7 @@ class Workload:
             self._took(operation, piece.begin, piece.end, piece.batch.registers)
 
         await self._finish(operation, work())
-        if operation.outcome is not Outcome.OK:
+        if operation.outcome is not OperationOutcome.OK:
             service.reset(operation.journal)
         room.release()
 
@@ -170,7 +169,7 @@ class Workload:
             for begin in range(0, len(content), 16_000):
                 await append.write(content[begin : begin + 16_000])
             if self._rng.random() < 0.2:
-                operation.outcome, operation.error = Outcome.FAIL, "aborted"
+                operation.outcome, operation.error = OperationOutcome.FAIL, "aborted"
                 return
             await self._applied(operation, append.commit())
 
@@ -233,7 +232,7 @@ class Workload:
 
     def _took(self, operation: Operation, begin: int, end: int, registers: pb.LabelSet) -> None:
         operation.begin, operation.end, operation.registers = begin, end, registers
-        operation.outcome = Outcome.OK
+        operation.outcome = OperationOutcome.OK
         journal = operation.journal
         self._known_end[journal] = max(self._known_end.get(journal, 0), end)
         self.acknowledged[journal] += 1
@@ -243,11 +242,11 @@ class Workload:
         try:
             await work
         except CorruptData as error:
-            operation.outcome, operation.error = Outcome.INFO, str(error)
+            operation.outcome, operation.error = OperationOutcome.INFO, str(error)
             self.problems.append(f"{operation}: {error}")
         except CorantoError as error:
-            unknown = error.outcome is Certainty.UNKNOWN
-            operation.outcome = Outcome.INFO if unknown else Outcome.FAIL
+            unknown = error.outcome is Outcome.UNKNOWN
+            operation.outcome = OperationOutcome.INFO if unknown else OperationOutcome.FAIL
             operation.error = f"{type(error).__name__}: {error}"
             if isinstance(error, StatusError):
                 operation.refusal = error.status

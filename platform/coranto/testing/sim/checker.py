@@ -34,7 +34,7 @@ from coranto import labels
 from coranto.errors import CorruptFragment
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import verified_content
-from coranto.testing.sim.history import HEADER, History, Kind, Observation, Operation, Outcome
+from coranto.testing.sim.history import HEADER, History, Kind, Observation, Operation, OperationOutcome
 from coranto.testing.sim.linearizability import Call, first_impossible
 from coranto.wire import protocol_pb2 as pb
 
@@ -136,13 +136,13 @@ def _check_outcomes(
         if len(at) > 1:
             where = ", ".join(f"[{each.begin}, {each.end})" for each in at)
             found.append(Anomaly("duplicate", journal, f"{operation} is at {where}"))
-        if operation.outcome is Outcome.OK and not at:
+        if operation.outcome is OperationOutcome.OK and not at:
             found.append(Anomaly("lost-write", journal, f"{operation} is gone; the journal ends at {length}"))
-        elif operation.outcome is Outcome.OK and all(
+        elif operation.outcome is OperationOutcome.OK and all(
             (operation.begin, operation.end) != (each.begin, each.end) for each in at
         ):
             found.append(Anomaly("inconsistent-offsets", journal, f"{operation} is at [{at[0].begin}, {at[0].end})"))
-        elif operation.outcome is Outcome.FAIL and at:
+        elif operation.outcome is OperationOutcome.FAIL and at:
             found.append(Anomaly("aborted-read", journal, f"{operation} is at [{at[0].begin}, {at[0].end})"))
         if at and operation.offset and at[0].begin != operation.offset:
             found.append(Anomaly("misplaced-append", journal, f"{operation} asked for offset {operation.offset}"))
@@ -193,7 +193,7 @@ def _replay_registers(journal: str, placed: Sequence[_Placed], final: Final) -> 
             found.append(Anomaly("unchecked-registers", journal, f"{operation} with registers {_text(registers)}"))
         registers = after(registers, operation)
         timeline.append(registers)
-        if operation.outcome is Outcome.OK and operation.registers != registers:
+        if operation.outcome is OperationOutcome.OK and operation.registers != registers:
             found.append(
                 Anomaly(
                     "register-drift",
@@ -236,7 +236,7 @@ def _check_order(
     calls = [_append_call(index, each.operation) for index, each in enumerate(placed)]
     for operation in operations:
         possible: set[int] | None = None
-        if operation.kind is Kind.BARRIER and operation.outcome is Outcome.OK:
+        if operation.kind is Kind.BARRIER and operation.outcome is OperationOutcome.OK:
             possible = {
                 index
                 for index, tail in enumerate(tails)
@@ -251,14 +251,14 @@ def _check_order(
             }
         elif operation.kind is not Kind.HEAD and operation.refusal == pb.WRONG_APPEND_OFFSET:
             possible = {index for index, tail in enumerate(tails) if tail != operation.offset}
-        if possible is not None and (operation.outcome is Outcome.OK or operation.returned < vain):
+        if possible is not None and (operation.outcome is OperationOutcome.OK or operation.returned < vain):
             calls.append(_look_call(possible, operation))
     impossible = first_impossible(0, calls)
     return [Anomaly("not-linearizable", journal, impossible.label)] if impossible is not None else []
 
 
 def _in_vain(operation: Operation, applied: set[int]) -> bool:
-    unknown = operation.outcome in (Outcome.INFO, Outcome.OPEN)
+    unknown = operation.outcome in (OperationOutcome.INFO, OperationOutcome.OPEN)
     return unknown and operation.kind is Kind.APPEND and operation.number not in applied
 
 
@@ -266,7 +266,7 @@ def _append_call(index: int, operation: Operation) -> Call:
     def step(state: Hashable) -> Hashable | None:
         return index + 1 if state == index else None
 
-    returned = operation.returned if operation.outcome is Outcome.OK else float("inf")
+    returned = operation.returned if operation.outcome is OperationOutcome.OK else float("inf")
     return Call(operation.invoked, returned, step, str(operation))
 
 
@@ -282,12 +282,14 @@ def _check_heads(
 ) -> list[Anomaly]:
     """Check heads. Any replica may report one; it may be ahead of acknowledgements, but not behind."""
     found: list[Anomaly] = []
-    acknowledged = [(each.operation.returned, each.end) for each in placed if each.operation.outcome is Outcome.OK]
+    acknowledged = [
+        (each.operation.returned, each.end) for each in placed if each.operation.outcome is OperationOutcome.OK
+    ]
     begun = [(each.operation.invoked, each.end) for each in placed]
     # A single replica may include appends that did not commit after all, beyond any of the others.
     vain = [(each.invoked, len(each.content)) for each in _vain(placed, operations).values()]
     for operation in operations:
-        if operation.kind is not Kind.HEAD or operation.outcome is not Outcome.OK:
+        if operation.kind is not Kind.HEAD or operation.outcome is not OperationOutcome.OK:
             continue
         low = max((end for at, end in acknowledged if at < operation.invoked), default=0)
         high = max((end for at, end in begun if at <= operation.returned), default=0)

@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     """A call for the write head as any broker of the Route knows it."""
 
 
-class Outcome(enum.Enum):
+class OperationOutcome(enum.Enum):
     """The outcome of an operation, as in Jepsen's histories: ok, fail (certainly not applied) or info (unknown)."""
 
     OPEN = "open"
@@ -50,7 +50,7 @@ class Operation:
     check: pb.LabelSelector | None = None
     union: pb.LabelSet | None = None
     subtract: pb.LabelSet | None = None
-    outcome: Outcome = Outcome.OPEN
+    outcome: OperationOutcome = OperationOutcome.OPEN
     returned: float = float("inf")
     begin: int = -1
     end: int = -1
@@ -60,7 +60,7 @@ class Operation:
 
     def __str__(self) -> str:
         what = f"{self.kind.value} {self.number} of {self.client} to {self.journal} at {self.invoked:.3f}"
-        if self.outcome is Outcome.OK:
+        if self.outcome is OperationOutcome.OK:
             return f"{what}: ok [{self.begin}, {self.end}) at {self.returned:.3f}"
         return f"{what}: {self.outcome.value} at {self.returned:.3f} {self.error[:160]}"
 

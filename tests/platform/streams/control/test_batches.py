@@ -9,7 +9,7 @@ import pytest
 
 from coranto.client import AppendResult
 from coranto.errors import NotAllowed
-from coranto.streams.control.batches import MAX_BATCH_BYTES, Batches, Place
+from coranto.streams.control.batches import MAX_BATCH_BYTES, Batches, ContentRange
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -40,10 +40,16 @@ async def test_what_comes_meanwhile_goes_together() -> None:
     tasks += [asyncio.create_task(batches.append(b"y" * size)) for size in (4, 5)]
     await asyncio.sleep(0)
     journal.gate.set()
-    assert await asyncio.gather(*tasks) == [Place(0, 1), Place(1, 3), Place(3, 6), Place(6, 10), Place(10, 15)]
+    assert await asyncio.gather(*tasks) == [
+        ContentRange(0, 1),
+        ContentRange(1, 3),
+        ContentRange(3, 6),
+        ContentRange(6, 10),
+        ContentRange(10, 15),
+    ]
     assert sum(journal.sent) == 5
     assert len(journal.sent) == 2
-    assert await batches.append(b"z") == Place(15, 16)
+    assert await batches.append(b"z") == ContentRange(15, 16)
 
 
 async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -> None:
@@ -56,7 +62,7 @@ async def test_an_append_is_bounded_and_one_that_is_given_up_is_not_recalled() -
     journal.gate.set()
     found = await asyncio.gather(*big, return_exceptions=True)
     assert isinstance(found[1], asyncio.CancelledError)
-    assert found[2] == Place(2 * (MAX_BATCH_BYTES - 1), 4 * MAX_BATCH_BYTES - 2)
+    assert found[2] == ContentRange(2 * (MAX_BATCH_BYTES - 1), 4 * MAX_BATCH_BYTES - 2)
     assert journal.sent == [1, 1, 1]
 
 
@@ -69,7 +75,7 @@ async def test_those_that_go_together_fail_together_and_later_ones_do_not() -> N
     journal.gate.set()
     assert [type(each) for each in await asyncio.gather(*tasks, return_exceptions=True)] == [NotAllowed] * 3
     journal.broken = False
-    assert await batches.append(b"x") == Place(0, 1)
+    assert await batches.append(b"x") == ContentRange(0, 1)
 
 
 async def test_whoever_waits_is_told_when_it_ends_with_its_loop() -> None:

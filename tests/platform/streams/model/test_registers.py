@@ -23,15 +23,15 @@ from coranto.streams.model.registers import (
     Fence,
     Identity,
     Registers,
-    Standing,
+    WriterStatus,
     advance,
     enter,
     hold,
     raise_fence,
     restore,
     stable_producer,
-    standing,
     validate_fence_name,
+    writer_status,
 )
 from coranto.wire import protocol_pb2 as pb
 
@@ -190,26 +190,26 @@ def test_how_a_writer_stands() -> None:
     journal = Journal()
     plain, stable = identity(1, 7), identity(1, 7, stable=True)
 
-    def stands(who: Identity, taken_from: int | None = None) -> Standing:
-        return standing(journal.registers, journal.head, who, taken_from)
+    def stands(who: Identity, taken_from: int | None = None) -> WriterStatus:
+        return writer_status(journal.registers, journal.head, who, taken_from)
 
-    assert stands(plain) is Standing.NEW
+    assert stands(plain) is WriterStatus.NEW
     assert entered(journal, identity(2), Entry(1, 1, 1, 0, 1))
-    assert stands(plain) is Standing.NEW
+    assert stands(plain) is WriterStatus.NEW
     assert entered(journal, identity(1), Entry(3, 1, 1, 0, 2))
-    assert stands(plain) is Standing.FOREIGN
-    assert stands(stable) is Standing.FOREIGN
-    assert stands(stable, taken_from=3) is Standing.TAKEN_OVER
-    assert stands(plain, taken_from=3) is Standing.FOREIGN  # Nobody else can have had its id.
+    assert stands(plain) is WriterStatus.FOREIGN
+    assert stands(stable) is WriterStatus.FOREIGN
+    assert stands(stable, taken_from=3) is WriterStatus.TAKEN_OVER
+    assert stands(plain, taken_from=3) is WriterStatus.FOREIGN  # Nobody else can have had its id.
     taken = Entry(7, 2, 2, 0, 3)
     assert journal.append(advance(plain.label, Entry(3, 1, 1, 0, 2).encode(), taken.encode()))
-    assert stands(stable, taken_from=3) is Standing.OURS
+    assert stands(stable, taken_from=3) is WriterStatus.OURS
     assert entered(journal, identity(4), Entry(1, 1, 1, 0, 4), 1)
-    assert stands(stable, taken_from=3) is Standing.FORGOTTEN
+    assert stands(stable, taken_from=3) is WriterStatus.FORGOTTEN
     journal.lose()
-    assert stands(stable) is Standing.LOST
+    assert stands(stable) is WriterStatus.LOST
     assert journal.append(restore(journal.head))
-    assert stands(stable) is Standing.FORGOTTEN
+    assert stands(stable) is WriterStatus.FORGOTTEN
     assert journal.registers.restored == 4
 
 

@@ -50,7 +50,7 @@ from coranto.errors import (
 )
 from coranto.messages.uuids import Clock as UuidClock
 from coranto.messages.uuids import Flags, ProducerId, build_uuid, new_producer_id
-from coranto.streams.control.batches import Batches, Place
+from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.model.events import EventFormat, format_of
@@ -315,7 +315,7 @@ class MultiKeyWriter(Generic[E]):
         await self._hold(journal)
         return MultiKeyPosition(part.segment.number, journal, *await self._send(journal, part.content))
 
-    async def _send(self, journal: str, content: bytes) -> Place:
+    async def _send(self, journal: str, content: bytes) -> ContentRange:
         """Append messages with UUIDs, batched with those of other waiting transactions. Not retried."""
         batches = self._batches.get(journal)
         if batches is None:
