@@ -29,6 +29,7 @@ from dagster_coranto.journal_assets import (
 )
 from dagster_coranto.log import DagsterLog
 from dagster_coranto.metadata import JournalMetadataSet
+from dagster_coranto.options import AssetOptions, OpOptions, SpecOptions
 from dagster_coranto.resource import JournalResource
 from dagster_coranto.sensor import JournalPollingSensorCursor, build_journal_polling_sensor
 from dagster_coranto.spark import SparkResource
@@ -44,6 +45,7 @@ from dagster_coranto.version import __version__
 DagsterLibraryRegistry.register("dagster-coranto", __version__, is_dagster_package=False)
 
 __all__ = [
+    "AssetOptions",
     "ConsumerSettings",
     "DagsterJournalTranslator",
     "DagsterLog",
@@ -52,10 +54,12 @@ __all__ = [
     "JournalPollingSensorCursor",
     "JournalResource",
     "JournalTranslatorData",
+    "OpOptions",
     "Publication",
     "PublishContext",
     "PublishFunction",
     "SparkResource",
+    "SpecOptions",
     "__version__",
     "build_fragment_check",
     "build_group_spec",

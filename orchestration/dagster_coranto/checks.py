@@ -17,7 +17,7 @@ from coranto.labels import label_selector
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.metadata import table, verbatim
 from dagster_coranto.resource import JournalResource
-from dagster_coranto.translator import DagsterJournalTranslator, JournalTranslatorData
+from dagster_coranto.translator import DagsterJournalTranslator, build_group_spec
 
 _COLUMNS = {
     "journal": "string",
@@ -118,8 +118,7 @@ def build_fragment_check(
     Objects that the index does not cover are reported as a warning. The check reads all content, so do not run it more
     often than necessary.
     """
-    translator = dagster_journal_translator or DagsterJournalTranslator()
-    key = translator.get_asset_key(JournalTranslatorData(group.name))
+    key = build_group_spec(group, dagster_journal_translator).key
 
     @dg.asset_check(
         asset=key,

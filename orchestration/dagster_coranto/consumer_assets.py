@@ -1,8 +1,8 @@
 """Assets of a Spark consumer: the tables it maintains and the journals it publishes to."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dagster as dg
 
@@ -10,10 +10,12 @@ from coranto.errors import Fenced
 from coranto.telemetry import progress
 from dagster_coranto.groups import JournalGroup
 from dagster_coranto.log import DagsterLog
-from dagster_coranto.metadata import offsets_metadata, offsets_text, table
+from dagster_coranto.metadata import JournalRow, offsets_metadata, table, vector_version
+from dagster_coranto.options import AssetOptions, SpecOptions, filled, op_options, spec_options, with_deps
 from dagster_coranto.resource import JournalResource, heads_of
 from dagster_coranto.spark import SparkResource
-from dagster_coranto.translator import DagsterJournalTranslator, JournalTranslatorData, build_group_spec
+from dagster_coranto.translator import DagsterJournalTranslator, build_group_spec
+from dagster_coranto.typed_resources import resource_arguments, resource_of, resource_parameters
 
 if TYPE_CHECKING:
     from coranto_consumers.spark.application import Application
@@ -34,61 +36,66 @@ class ConsumerSettings:
 def build_spark_consumer_assets(
     *,
     name: str,
-    settings: Callable[[dg.AssetExecutionContext], ConsumerSettings],
+    settings: Callable[..., ConsumerSettings],
     sources: Iterable[JournalGroup],
     tables: Sequence[dg.AssetSpec],
     outputs: Sequence[JournalGroup] = (),
-    required_resource_keys: set[str] | None = None,
-    group_name: str | None = None,
-    retry_policy: dg.RetryPolicy | None = None,
+    required_resource_keys: Set[str] = frozenset(),
     dagster_journal_translator: DagsterJournalTranslator | None = None,
     resource_key: str = "journals",
     spark_resource_key: str = "spark",
+    **options: Unpack[AssetOptions],
 ) -> dg.AssetsDefinition:
     """Return assets for the tables that a Spark consumer maintains, and for the journal groups that it publishes to.
 
     All of them depend on the assets of the `sources`. They are materialised together: the consumer runs until it has
     caught up with the heads that its source journals had when it began. The consumer itself gives the exactly-once
     guarantees (`coranto_consumers.spark`), so a run may be killed and started again at any time. `settings` is called
-    at run time; import the application there. If another instance has fenced the consumer off, the run fails without
-    retries.
+    at run time, with Dagster's context, and with a resource for each further parameter that is annotated with a
+    resource's class; import the application there. If another instance has fenced the consumer off, the run fails
+    without retries.
 
-    Metadata of tables: offsets read, as a vector and with lag per journal, messages, transactions, lag in bytes,
-    messages published, fence. The data version of tables is the vector of offsets read. The data version of journal
-    groups is the vector of heads.
+    The translator's specs are honoured in every field, and those of `tables`, too; see AssetOptions for what options
+    add. Metadata of tables: offsets read, as a vector and with lag per journal, messages, transactions, lag in bytes,
+    messages published, fence. The data version of tables is a digest of the offsets read. The data version of journal
+    groups is a digest of their heads.
     """
-    translator = dagster_journal_translator or DagsterJournalTranslator()
-    deps = [translator.get_asset_key(JournalTranslatorData(group.name)) for group in sources]
-    table_specs = [spec.merge_attributes(deps=deps, kinds={"spark"}) for spec in tables]
-    group_specs = [build_group_spec(group, translator) for group in outputs]
-    journal_specs = [spec.merge_attributes(deps=deps, kinds={"spark"}) for spec in group_specs]
-    if group_name is not None:
-        table_specs = [spec.replace_attributes(group_name=group_name) for spec in table_specs]
-        journal_specs = [spec.replace_attributes(group_name=group_name) for spec in journal_specs]
+    deps = [build_group_spec(group, dagster_journal_translator).key for group in sources]
+    added: SpecOptions = {**spec_options(options), "kinds": {"spark", *options.get("kinds", ())}}
+    table_specs = [with_deps(filled(spec, added), deps) for spec in tables]
+    group_specs = [
+        with_deps(filled(build_group_spec(group, dagster_journal_translator), added), deps) for group in outputs
+    ]
 
     @dg.multi_asset(
         name=name,
-        specs=[*table_specs, *journal_specs],
-        required_resource_keys={resource_key, spark_resource_key, *(required_resource_keys or ())},
-        retry_policy=retry_policy,
+        specs=[*table_specs, *group_specs],
+        required_resource_keys={
+            resource_key,
+            spark_resource_key,
+            *required_resource_keys,
+            *resource_parameters(settings),
+        },
         can_subset=False,
+        **op_options(options),
     )
     def consume(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
-        journals: JournalResource = getattr(context.resources, resource_key)
-        spark: SparkResource = getattr(context.resources, spark_resource_key)
+        journals = resource_of(context.resources, resource_key, JournalResource)
+        spark = resource_of(context.resources, spark_resource_key, SparkResource)
+        chosen = settings(context, **resource_arguments(settings, context.resources))
         before = {group: heads_of(journals.positions(group)) for group in outputs}
-        report = _run_consumer(context, settings(context), journals, spark)
+        report = _run_consumer(context, chosen, journals, spark)
         for spec in table_specs:
             yield dg.MaterializeResult(
                 asset_key=spec.key,
-                data_version=dg.DataVersion(offsets_text(report.offsets)),
+                data_version=vector_version(report.offsets),
                 metadata=consumer_metadata(report),
             )
-        for spec, group in zip(journal_specs, outputs, strict=True):
+        for spec, group in zip(group_specs, outputs, strict=True):
             heads = heads_of(journals.positions(group))
             yield dg.MaterializeResult(
                 asset_key=spec.key,
-                data_version=dg.DataVersion(offsets_text(heads)),
+                data_version=vector_version(heads),
                 metadata={
                     "published": report.published,
                     "transactions": report.transactions,
@@ -136,7 +143,7 @@ def _run_consumer(
 
 def consumer_metadata(report: "ConsumeReport") -> Mapping[str, Any]:
     """Return a consumer's report as metadata of its tables."""
-    rows: list[dict[str, str | int | float | bool | None]] = [
+    rows: list[JournalRow] = [
         {
             "journal": journal,
             "offset": report.offsets.get(journal, 0),

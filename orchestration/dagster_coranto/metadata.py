@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import dagster as dg
 from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
 
+JournalRow = dict[str, str | int | float | bool | None]
+"""A row of a table: the values of its columns."""
+SHOWN_JOURNALS: Final = 100
 _BACKTICKS: Final = re.compile("`+")
 
 
@@ -38,17 +41,40 @@ def verbatim(lines: Iterable[str]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(f"{fence}text\n{text}\n{fence}")
 
 
-def offsets_text(offsets: Mapping[str, int]) -> str:
-    """Return an offset vector as JSON, ordered by journal. Equal vectors give equal texts, as data versions need."""
-    return json.dumps(dict(sorted(offsets.items())), separators=(",", ":"))
+def vector_version(offsets: Mapping[str, int]) -> dg.DataVersion:
+    """Return the data version of an offset vector: a digest, so that it is short for any number of journals."""
+    digest = hashlib.sha256()
+    for journal, offset in sorted(offsets.items()):
+        digest.update(f"{journal}\0{offset}\0".encode())
+    return dg.DataVersion(digest.hexdigest()[:32])
 
 
 def offsets_metadata(offsets: Mapping[str, int]) -> dg.JsonMetadataValue:
-    """Return an offset vector for display."""
-    return dg.MetadataValue.json(dict(sorted(offsets.items())))
+    """Return an offset vector for display. Journals beyond the first hundred are summed up under one name."""
+    shown = sorted(offsets.items())
+    vector = dict(shown[:SHOWN_JOURNALS])
+    if beyond := shown[SHOWN_JOURNALS:]:
+        vector[_beyond(len(beyond))] = sum(offset for _, offset in beyond)
+    return dg.MetadataValue.json(vector)
 
 
-def table(rows: list[dict[str, str | int | float | bool | None]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
-    """Return rows for display. `columns` maps names to Dagster's column types (`string`, `int`, `float`, `bool`)."""
+def table(rows: Sequence[JournalRow], columns: Mapping[str, str]) -> dg.TableMetadataValue:
+    """Return rows for display. `columns` maps names to Dagster's column types (`string`, `int`, `float`, `bool`).
+
+    Events are kept for ever, so rows beyond the first hundred are summed up in one: the sum of each number, and how
+    many rows it stands for in the first column.
+    """
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-    return dg.MetadataValue.table([dg.TableRecord({name: row[name] for name in columns}) for row in rows], schema)
+    shown = [{name: row[name] for name in columns} for row in rows[:SHOWN_JOURNALS]]
+    if beyond := rows[SHOWN_JOURNALS:]:
+        summed: JournalRow = {
+            name: sum(row[name] or 0 for row in beyond) if kind in ("int", "float") else None  # type: ignore[misc]
+            for name, kind in columns.items()
+        }
+        summed[next(iter(columns))] = _beyond(len(beyond))
+        shown.append(summed)
+    return dg.MetadataValue.table([dg.TableRecord(row) for row in shown], schema)
+
+
+def _beyond(count: int) -> str:
+    return f"and {count:,} more"

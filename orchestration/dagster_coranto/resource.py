@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.client.loop import run_blocking
@@ -18,6 +18,7 @@ from coranto.cluster import locate
 from coranto.cluster.info import DATA_VARIABLE, DEFAULT_DATA_DIR
 from coranto.fragments.stores import StoreRegistry
 from dagster_coranto.groups import JournalGroup, check_prefix
+from dagster_coranto.hidden import hide, reveal
 
 ENDPOINT_VARIABLE = "CORANTO_ENDPOINT"
 _CONCURRENT_CALLS = 32
@@ -38,7 +39,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     its ports change with each start.
 
     Values of empty fields come from the environment of the process that uses the resource, as for commands. Give
-    secrets as `dg.EnvVar("…")`, so that Dagster shows the variable's name rather than its value.
+    secrets as `dg.EnvVar("…")`; Dagster then shows the variable's name. A literal secret shows as `hidden`.
     """
 
     endpoint: str = Field(
@@ -78,6 +79,11 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     )
     tls_key: str = Field(default="", description="PEM file of the certificate's key. Empty: $CORANTO_TLS_KEY.")
 
+    @field_validator("auth_token", "auth_keys", mode="before")
+    @classmethod
+    def _hide(cls, value: object) -> object:
+        return hide(value) if isinstance(value, str) else value
+
     def client_config(self) -> ClientConfig:
         """Return the configuration of a client for the cluster.
 
@@ -93,7 +99,7 @@ class JournalResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # it 
     def _environment(self) -> dict[str, str]:
         """Return the environment, with the fields that are set in place of its variables."""
         environment = dict(os.environ)
-        auth = {"CORANTO_AUTH_TOKEN": self.auth_token, "CORANTO_AUTH_KEYS": self.auth_keys}
+        auth = {"CORANTO_AUTH_TOKEN": reveal(self.auth_token), "CORANTO_AUTH_KEYS": reveal(self.auth_keys)}
         if any(auth.values()):
             environment |= auth
         others = {

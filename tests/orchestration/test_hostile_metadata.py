@@ -6,12 +6,18 @@ import base64
 import traceback
 
 import dagster as dg
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._serdes import serialize_value
 from markdown_it import MarkdownIt
 
 from coranto.audit import AuditStatus, FragmentAudit, JournalAudit
+from coranto.errors import InvalidInput
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
+from coranto.security.tokens import BearerToken
 from dagster_coranto import JournalResource
 from dagster_coranto.checks import FragmentFindings, as_result
+from dagster_coranto.hidden import hide, reveal
 from dagster_coranto.metadata import verbatim
 
 HOSTILE = (
@@ -48,3 +54,43 @@ def test_secrets_of_a_resource_are_in_no_representation() -> None:
     assert "secret-claims" not in shown
     assert KEY not in shown
     assert "127.0.0.1:1" in shown
+
+
+def test_literal_secrets_of_a_resource_are_in_nothing_that_dagster_stores_or_sends() -> None:
+    seen: list[str] = []
+
+    @dg.asset
+    def look(journals: JournalResource) -> None:
+        seen.append(f"{journals!r} {journals.model_dump()} {dict(journals)}")
+        dg.get_dagster_logger().info(f"reading with {journals!r}")
+        auth = journals.client_config().auth
+        assert auth == BearerToken.parse("header.secret-claims.signature"), "the asset itself has the token"
+
+    resource = JournalResource(endpoint="127.0.0.1:1", auth_token="header.secret-claims.signature")
+    definitions = dg.Definitions(assets=[look], resources={"journals": resource})
+    repository = definitions.get_repository_def()
+    job = definitions.resolve_implicit_global_asset_job_def()
+    seen += [
+        serialize_value(RepositorySnap.from_def(repository)),
+        serialize_value(job.get_job_snapshot()),
+    ]
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([look], resources={"journals": resource}, instance=instance)
+        seen += [serialize_value(entry) for entry in instance.all_logs(result.run_id)]
+        (run,) = instance.get_runs()
+        seen.append(serialize_value(run))
+    assert len(seen) > 5
+    assert not [text for text in seen if "secret-claims" in text]
+    assert "[hidden]" in seen[0], "the stand-in shows that there is a secret"
+
+
+def test_two_secrets_have_two_stand_ins_and_variables_keep_their_names() -> None:
+    one, two = hide("first-secret-of-test", "db.example"), hide("second-secret-of-test", "db.example")
+    assert one == "[hidden] db.example"
+    assert two == "[hidden 2] db.example"
+    assert (reveal(one), reveal(two)) == ("first-secret-of-test", "second-secret-of-test")
+    assert hide(one) == one
+    variable = dg.EnvVar("TEAM_TOKEN")
+    assert hide(variable) is variable
+    with pytest.raises(InvalidInput, match="does not know"):
+        reveal("[hidden 99] elsewhere")

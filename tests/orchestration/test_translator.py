@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import dagster as dg
 import pytest
 
@@ -11,9 +13,16 @@ from dagster_coranto import (
     DagsterJournalTranslator,
     JournalGroup,
     JournalMetadataSet,
+    JournalResource,
     JournalTranslatorData,
+    Publication,
+    PublishContext,
+    SparkResource,
+    build_fragment_check,
     build_group_spec,
     build_journal_asset_specs,
+    build_journal_group_asset,
+    build_spark_consumer_assets,
 )
 
 
@@ -98,3 +107,112 @@ def test_a_prefix_must_end_with_a_slash() -> None:
     with pytest.raises(InvalidInput, match="must end with a slash, such as 'rerun/'"):
         JournalGroup("flights/events").under("rerun")
     assert JournalGroup("flights/events").under("") == JournalGroup("flights/events")
+
+
+class Full(DagsterJournalTranslator):
+    """A translator that has something to say in every field."""
+
+    def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        return spec.replace_attributes(
+            key=dg.AssetKey(["ours", *spec.key.path]),
+            deps=["upstream"],
+            description=f"Ours: {data.name}",
+            metadata={**spec.metadata, "ours": True},
+            skippable=True,
+            group_name="ours",
+            code_version="7",
+            automation_condition=dg.AutomationCondition.eager(),
+            owners=["team:ours"],
+            tags={"ours": "yes"},
+            kinds={"journal", "kafka"},
+            partitions_def=dg.StaticPartitionsDefinition(["eu", "us"]),
+            freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1)),
+        )
+
+
+FIELDS = set(dg.AssetSpec._fields) - {"legacy_freshness_policy", "is_virtual"}
+GROUP = JournalGroup("shop/orders")
+
+
+def publish(context: PublishContext) -> Publication:
+    return Publication(messages=0)
+
+
+def test_a_group_asset_has_every_field_as_the_translator_says() -> None:
+    asset = build_journal_group_asset(GROUP, publish, dagster_journal_translator=Full(), group_name="other")
+    made, said = asset.get_asset_spec(), build_group_spec(GROUP, Full())
+    for field in FIELDS:
+        assert getattr(made, field) == getattr(said, field), field
+
+
+def test_options_add_to_what_the_translator_says() -> None:
+    asset = build_journal_group_asset(
+        GROUP,
+        publish,
+        deps=["upstream", "more"],
+        dagster_journal_translator=Full(),
+        owners=["team:ours", "team:more"],
+        tags={"ours": "no", "more": "yes"},
+        kinds={"python"},
+    )
+    made = asset.get_asset_spec()
+    assert {dep.asset_key.to_user_string() for dep in made.deps} == {"upstream", "more"}
+    assert made.owners == ["team:ours", "team:more"]
+    assert {tag: value for tag, value in made.tags.items() if "/" not in tag} == {"ours": "yes", "more": "yes"}
+    assert made.kinds == {"journal", "kafka", "python"}
+
+
+def test_consumers_have_every_field_as_translator_and_tables_say() -> None:
+    table = dg.AssetSpec("revenue", owners=["team:tables"], group_name="tables", code_version="3", kinds={"sql"})
+    consumer = build_spark_consumer_assets(
+        name="consume",
+        settings=lambda context: pytest.fail("it does not run"),
+        sources=[GROUP],
+        tables=[table.replace_attributes(partitions_def=dg.StaticPartitionsDefinition(["eu", "us"]))],
+        outputs=[JournalGroup("shop/alerts")],
+        dagster_journal_translator=Full(),
+        group_name="rest",
+        owners=["team:rest"],
+    )
+    source = build_group_spec(GROUP, Full()).key
+    made, said = (
+        consumer.get_asset_spec(dg.AssetKey(["ours", "shop", "alerts"])),
+        build_group_spec(JournalGroup("shop/alerts"), Full()),
+    )
+    for field in FIELDS - {"deps", "owners", "tags"}:
+        assert getattr(made, field) == getattr(said, field), field
+    assert {dep.asset_key for dep in made.deps} == {dg.AssetKey("upstream"), source}
+    assert made.owners == ["team:ours", "team:rest"]
+    assert made.kinds == {"journal", "kafka", "spark"}
+    revenue = consumer.get_asset_spec(dg.AssetKey("revenue"))
+    assert (revenue.group_name, revenue.code_version, revenue.kinds) == ("tables", "3", {"sql", "spark"})
+    assert revenue.owners == ["team:tables", "team:rest"]
+    assert {dep.asset_key for dep in revenue.deps} == {source}
+
+
+def test_a_changed_key_reaches_group_check_and_consumer_alike() -> None:
+    class Moved(DagsterJournalTranslator):
+        def get_asset_spec(self, data: JournalTranslatorData) -> dg.AssetSpec:
+            return super().get_asset_spec(data).replace_attributes(key=["a", "b", "c"])
+
+    translator = Moved()
+    definitions = dg.Definitions(
+        assets=[
+            build_journal_group_asset(GROUP, publish, dagster_journal_translator=translator),
+            build_spark_consumer_assets(
+                name="consume",
+                settings=lambda context: pytest.fail("it does not run"),
+                sources=[GROUP],
+                tables=[dg.AssetSpec("revenue")],
+                dagster_journal_translator=translator,
+            ),
+        ],
+        asset_checks=[build_fragment_check(GROUP, dagster_journal_translator=translator)],
+        resources={"journals": JournalResource(), "spark": SparkResource()},
+    )
+    graph = definitions.resolve_asset_graph()
+    key = dg.AssetKey(["a", "b", "c"])
+    assert graph.get_all_asset_keys() == {key, dg.AssetKey("revenue")}
+    assert {check.asset_key for check in graph.asset_check_keys} == {key}
+    assert graph.get(dg.AssetKey("revenue")).parent_keys == {key}

@@ -1,0 +1,39 @@
+"""Resources that users' functions ask for by the class of a parameter, as functions of `@dg.asset` do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import dagster as dg
+from dagster._core.definitions.resource_annotation import get_resource_args
+
+from coranto.errors import InvalidInput
+
+T = TypeVar("T")
+
+
+def resource_parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of a function's parameters that are annotated with the class of a resource."""
+    return frozenset(parameter.name for parameter in get_resource_args(function))
+
+
+def resource_arguments(function: Callable[..., Any], resources: object) -> Mapping[str, Any]:
+    """Return the arguments for `resource_parameters`, from the resources of a run."""
+    return {name: getattr(resources, name) for name in resource_parameters(function)}
+
+
+def resource_of(resources: object, key: str, kind: type[T]) -> T:
+    """Return the resource `key` of a run. Raises InvalidInput when it is of another class than `kind`."""
+    found = getattr(resources, key)
+    if not isinstance(found, kind):
+        raise InvalidInput(
+            f"the resource {key!r} is a {type(found).__name__}; bind a {kind.__name__} to it, or name the key of one",
+            field="resources",
+        )
+    return found
+
+
+def bound(resource: T) -> T:
+    """Return a resource with its environment variables read, for use outside of runs, as in a sensor."""
+    return resource.process_config_and_initialize() if isinstance(resource, dg.ConfigurableResource) else resource
