@@ -28,7 +28,7 @@ from coranto.coordination.etcd import MAX_TXN_OPS, EtcdCoordinator, Op, Put
 from coranto.coordination.flow_network import FlowNetwork
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
-from coranto.coordination.planning import Plan, PlanAssignment, PlanItem, PlanMember, Planner, plan
+from coranto.coordination.planning import AllocationPlan, PlanAssignment, PlanItem, PlanMember, Planner, plan
 from coranto.testing.allocation import AllocationWorld, Effort
 from coranto.wire import protocol_pb2 as pb
 
@@ -65,7 +65,7 @@ class _Stopwatch:
 
     def plan(
         self, items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
-    ) -> Plan:
+    ) -> AllocationPlan:
         given = (list(items), list(members), list(assignments))
         begun = time.perf_counter()
         changes = self._planner.plan(*given)

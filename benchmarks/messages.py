@@ -23,7 +23,15 @@ from coranto.client import JournalClient
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages import Clock, JsonLines, Publisher, Sequencer, TransactionBuilder, iter_messages, new_producer_id
+from coranto.messages import (
+    JsonLines,
+    ProducerClock,
+    Publisher,
+    Sequencer,
+    TransactionBuilder,
+    iter_messages,
+    new_producer_id,
+)
 from coranto.messages.batches import line_batch, parse_lines
 from coranto.messages.columnar_sequencer import ColumnarSequencer
 from coranto.messages.sequencer import read_committed
@@ -60,7 +68,9 @@ def _message(number: int) -> dict[str, object]:
 
 def message_content() -> bytes:
     """Return transactions of several producers, interleaved message by message."""
-    builders = [TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), LINES) for _ in range(PRODUCERS)]
+    builders = [
+        TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), LINES) for _ in range(PRODUCERS)
+    ]
     content: list[bytes] = []
     for number in range(MESSAGES):
         builder = builders[number % PRODUCERS]
@@ -151,7 +161,7 @@ def _in_loop(endpoint: str, work: Callable[[JournalClient], Coroutine[Any, Any, 
 
 def _publishing(rounds: int) -> list[Figure]:
     messages = [_message(number) for number in range(PUBLISHED)]
-    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), LINES)
+    builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), LINES)
     for message in messages:
         builder.add("j", message)
     framed = [batch for _, batch in builder.take_batches(BATCH_BYTES)]
@@ -161,7 +171,7 @@ def _publishing(rounds: int) -> list[Figure]:
             async with Publisher(
                 client.append,
                 producer=new_producer_id(os.urandom),
-                clock=Clock(time.time_ns),
+                clock=ProducerClock(time.time_ns),
                 framing=LINES,
                 max_batch_bytes=BATCH_BYTES,
             ) as publisher:

@@ -18,7 +18,7 @@ from benchmarks.runner import Figure, in_turns
 from coranto.client.sync import SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark.session import new_session
 from dagster_coranto.flights.data import iter_flights, load_flights
@@ -42,7 +42,7 @@ def _publish(client: SyncJournalClient, files: Path) -> int:
         spec.fragment.refresh_interval.FromSeconds(1)
         specs.append(pb.ApplyRequest.Change(upsert=spec))
     client.apply(specs)
-    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     rows = 0
     files.mkdir()
     records = list(iter_flights(load_flights()))

@@ -26,7 +26,7 @@ BY_HAND = "the subclass has it"
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class FaceSpec:
     """One asynchronous class, and the methods that its face leaves out, with the reason for each."""
 
     module: str
@@ -34,9 +34,9 @@ class Face:
     without: Mapping[str, str] = field(default_factory=dict)
 
 
-FACES: Mapping[str, tuple[Face, ...]] = {
+FACES: Mapping[str, tuple[FaceSpec, ...]] = {
     "coranto.client.generated.faces": (
-        Face(
+        FaceSpec(
             "coranto.client.client",
             "JournalClient",
             {
@@ -48,16 +48,16 @@ FACES: Mapping[str, tuple[Face, ...]] = {
                 "read": BY_HAND,
             },
         ),
-        Face("coranto.client.appender", "Appender", {"begin": INTERNAL}),
-        Face(
+        FaceSpec("coranto.client.appender", "Appender", {"begin": INTERNAL}),
+        FaceSpec(
             "coranto.client.append_service",
             "AppendService",
             {"append": BY_HAND, "append_nowait": "`append` blocks", "flush": BY_HAND, "cancel": BY_HAND},
         ),
     ),
     "coranto.streams.blocking.generated.faces": (
-        Face("coranto.streams.control.lifecycle", "Streams", {"ensure_part": INTERNAL}),
-        Face(
+        FaceSpec("coranto.streams.control.lifecycle", "Streams", {"ensure_part": INTERNAL}),
+        FaceSpec(
             "coranto.streams.writer.stream_writer",
             "StreamWriter",
             {
@@ -74,39 +74,41 @@ FACES: Mapping[str, tuple[Face, ...]] = {
                 "transaction": BY_HAND,
             },
         ),
-        Face("coranto.streams.writer.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}),
-        Face(
+        FaceSpec(
+            "coranto.streams.writer.transactions", "Transaction", {"expire_if_due": INTERNAL, "raw_state": INTERNAL}
+        ),
+        FaceSpec(
             "coranto.streams.writer.multi_key.writer",
             "MultiKeyWriter",
             {"close": BY_HAND, "commit": INTERNAL, "encode": INTERNAL, "transaction": BY_HAND},
         ),
-        Face("coranto.streams.writer.multi_key.writer", "MultiKeyTransaction"),
-        Face(
+        FaceSpec("coranto.streams.writer.multi_key.writer", "MultiKeyTransaction"),
+        FaceSpec(
             "coranto.streams.reader.stream_reader",
             "StreamReader",
             {"close": BY_HAND, "next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
-        Face(
+        FaceSpec(
             "coranto.streams.groups.group_reader",
             "GroupReader",
             {"next_transaction": BY_HAND, "transactions": BY_HAND},
         ),
-        Face(
+        FaceSpec(
             "coranto.streams.groups.reader_groups", "ReaderGroup", {"initiate_checkpoint": BY_HAND, "reader": BY_HAND}
         ),
-        Face("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
+        FaceSpec("coranto.streams.groups.state_synchronizer", "StateSynchronizer"),
     ),
     "coranto.testing.generated.faces": (
-        Face("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
+        FaceSpec("coranto.testing.cluster", "Cluster", {"client": BY_HAND, "close": BY_HAND}),
     ),
     "coranto_consumers.runtime.generated.faces": (
-        Face("coranto_consumers.runtime.client", "ShardClient", {"close": BY_HAND}),
+        FaceSpec("coranto_consumers.runtime.client", "ShardClient", {"close": BY_HAND}),
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class FaceMethod:
     """A public method or property of a class."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef
@@ -134,7 +136,7 @@ def path_of(module: str) -> Path:
     raise SystemExit(f"module {module} has no file below {', '.join(SOURCE_ROOTS)}; correct FACES")
 
 
-def class_of(face: Face) -> tuple[ast.Module, ast.ClassDef]:
+def class_of(face: FaceSpec) -> tuple[ast.Module, ast.ClassDef]:
     """Return the syntax trees of the module and the class of a face's asynchronous class."""
     tree = ast.parse(path_of(face.module).read_text())
     for node in tree.body:
@@ -143,11 +145,11 @@ def class_of(face: Face) -> tuple[ast.Module, ast.ClassDef]:
     raise SystemExit(f"{face.module} has no class {face.name}; correct FACES")
 
 
-def methods_of(node: ast.ClassDef) -> Iterator[Method]:
+def methods_of(node: ast.ClassDef) -> Iterator[FaceMethod]:
     """Yield the public methods, in source order."""
     for each in node.body:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
-            yield Method(each)
+            yield FaceMethod(each)
 
 
 def variables_of(node: ast.ClassDef) -> list[str]:
@@ -168,7 +170,7 @@ def documentation(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [f'"""{lines[0]}"""'] if len(lines) == 1 else [f'"""{lines[0]}', *lines[1:], '"""']
 
 
-def call_of(method: Method) -> str:
+def call_of(method: FaceMethod) -> str:
     """Return a call of the asynchronous method with the parameters of the blocking one."""
     arguments = method.node.args
     given = [each.arg for each in (*arguments.posonlyargs, *arguments.args)[1:]]
@@ -178,7 +180,7 @@ def call_of(method: Method) -> str:
     return f"self._inner.{method.name}({', '.join(given)})"
 
 
-def generated_method(method: Method) -> list[str]:
+def generated_method(method: FaceMethod) -> list[str]:
     """Return the lines of a blocking method."""
     node, returns, call = method.node, method.returns, call_of(method)
     body = documentation(node)
@@ -203,11 +205,11 @@ def generated_method(method: Method) -> list[str]:
     return [*head, *(f"    {line}" for line in body)]
 
 
-def _hands(method: Method) -> bool:
+def _hands(method: FaceMethod) -> bool:
     return method.returns.startswith("asyncio.Future[")
 
 
-def generated_class(face: Face) -> list[str]:
+def generated_class(face: FaceSpec) -> list[str]:
     """Return the lines of a face."""
     _, node = class_of(face)
     variables = variables_of(node)
@@ -242,7 +244,7 @@ def names_in(lines: Iterable[str]) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def imports_of(face: Face, used: set[str]) -> tuple[set[str], set[str]]:
+def imports_of(face: FaceSpec, used: set[str]) -> tuple[set[str], set[str]]:
     """Return the import statements for the used names of a face's module, and the type variables among these names."""
     tree, _ = class_of(face)
     found: set[str] = set()
@@ -267,7 +269,7 @@ def imports_of(face: Face, used: set[str]) -> tuple[set[str], set[str]]:
     return found, variables
 
 
-def generated_module(faces: Iterable[Face]) -> str:
+def generated_module(faces: Iterable[FaceSpec]) -> str:
     """Return the text of a module of faces, not formatted yet."""
     body: list[str] = []
     imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import HandingFace"}

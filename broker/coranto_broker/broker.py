@@ -35,7 +35,7 @@ from coranto_broker.fragments.store_probe import StoreHealth
 from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
-from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.recovery.orphaned_spools import Leftovers
 from coranto_broker.recovery.residence import Residence, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
@@ -259,7 +259,7 @@ class Broker:
 
     # -- For the append state machine ----------------------------------------------------------------------------------
 
-    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
         """Return the in-sync record if our spool may take part in a pipeline.
 
         Otherwise, restarts the replica and raises Stranded.
@@ -275,7 +275,9 @@ class Broker:
             replica.index.note_head(reading.record.floor)
         return reading
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading | None = None) -> Pipeline:
+    def build_pipeline(
+        self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord | None = None
+    ) -> Pipeline:
         route = resolution.header.route
         metadata = self.peers.metadata(Capability.REPLICATE, resolution.spec.name)
         streams: list[ReplicaStream] = []

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
-class Tally(Collector):
+class FastCounter(Collector):
     """A counter without labels: add to `value`."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
@@ -27,7 +27,7 @@ class Tally(Collector):
         yield CounterMetricFamily(self._name, self._text, value=self.value)
 
 
-class LabeledTally(Collector):
+class FastLabeledCounter(Collector):
     """A counter with one label, whose values are from an enumeration."""
 
     def __init__(self, name: str, text: str, label: str, registry: CollectorRegistry) -> None:
@@ -47,7 +47,7 @@ class LabeledTally(Collector):
         yield family
 
 
-class Distribution(Collector):
+class FastHistogram(Collector):
     """A histogram without labels. `bounds` are the inclusive ends of its buckets, without the last, infinite one."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
-from coranto_broker.fast_counters import Distribution, LabeledTally, Tally
+from coranto_broker.fast_counters import FastCounter, FastHistogram, FastLabeledCounter
 
 WATCHED: Final = {
     "journals": "Journals that are assigned to this broker.",
@@ -42,18 +42,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.appends = LabeledTally("coranto_appends", "Appends by outcome.", "outcome", self.registry)
-        self.appends_refused = Tally(
+        self.appends = FastLabeledCounter("coranto_appends", "Appends by outcome.", "outcome", self.registry)
+        self.appends_refused = FastCounter(
             "coranto_appends_refused", "Appends that were refused because too many were under way.", self.registry
         )
-        self.append_bytes = Tally("coranto_append_bytes", "Content of committed appends.", self.registry)
-        self.append_seconds = Distribution(
+        self.append_bytes = FastCounter("coranto_append_bytes", "Content of committed appends.", self.registry)
+        self.append_seconds = FastHistogram(
             "coranto_append_seconds",
             "Time from an append's first message to its response.",
             (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
             self.registry,
         )
-        self.group_appends = Distribution(
+        self.group_appends = FastHistogram(
             "coranto_group_appends",
             "Appends that were committed by one proposal.",
             (1, 2, 4, 8, 16, 32, 64, 128, 256),

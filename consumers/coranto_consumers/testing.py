@@ -35,7 +35,7 @@ _MARIADB_SYSTEM_TABLES = ("mysql_system_tables.sql", "mysql_system_tables_data.s
 _MARIADB_IS_MISSING: Final = "there is no MariaDB here: install mariadb-server-core (Debian, Ubuntu)"
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """A connection to a database server."""
 
     def close(self) -> None: ...
@@ -90,7 +90,7 @@ class _Server(ABC):
         """Fill the data folder, set `_port`, and start the server there, with its output in `_log`."""
 
     @abstractmethod
-    def _connect(self) -> Connection:
+    def _connect(self) -> DatabaseConnection:
         """Connect to the server. Raises `_not_yet` until it answers."""
 
     @property

@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.groups import check_prefix
 
 
-class Change(enum.Enum):
+class ChangeKind(enum.Enum):
     """The change of one journal."""
 
     CREATED = "created"
@@ -32,7 +32,7 @@ class SpecChange:
     """One journal of the tree. For a changed journal, `differences` lists `field: old → new`."""
 
     journal: str
-    change: Change
+    change: ChangeKind
     spec: pb.JournalSpec | None
     differences: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class SpecPlan:
     entries: tuple[SpecChange, ...]
     request: tuple[pb.ApplyRequest.Change, ...]
 
-    def count(self, change: Change) -> int:
+    def count(self, change: ChangeKind) -> int:
         return sum(entry.change is change for entry in self.entries)
 
     @property
@@ -89,7 +89,7 @@ def plan_specs(wanted: Iterable[pb.ApplyRequest.Change], listed: Sequence[Journa
         found = there.get(name)
         spec = None if change.delete else change.upsert
         entries[name] = entry = _compare(name, spec, found)
-        if entry.change in (Change.UNCHANGED, Change.ABSENT):
+        if entry.change in (ChangeKind.UNCHANGED, ChangeKind.ABSENT):
             continue
         revision = change.expect_mod_revision or (found.mod_revision if found is not None else 0)
         if spec is None:
@@ -101,12 +101,12 @@ def plan_specs(wanted: Iterable[pb.ApplyRequest.Change], listed: Sequence[Journa
 
 def _compare(name: str, spec: pb.JournalSpec | None, found: JournalInfo | None) -> SpecChange:
     if spec is None:
-        return SpecChange(name, Change.DELETED if found is not None else Change.ABSENT, None)
+        return SpecChange(name, ChangeKind.DELETED if found is not None else ChangeKind.ABSENT, None)
     if found is None:
-        return SpecChange(name, Change.CREATED, spec)
+        return SpecChange(name, ChangeKind.CREATED, spec)
     if found.spec == spec:
-        return SpecChange(name, Change.UNCHANGED, spec)
-    return SpecChange(name, Change.CHANGED, spec, tuple(differences(found.spec, spec)))
+        return SpecChange(name, ChangeKind.UNCHANGED, spec)
+    return SpecChange(name, ChangeKind.CHANGED, spec, tuple(differences(found.spec, spec)))
 
 
 def differences(old: Message, new: Message, path: str = "") -> Iterator[str]:

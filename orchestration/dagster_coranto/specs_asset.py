@@ -11,7 +11,7 @@ from coranto.specs.journal_tree import parse_tree
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto.metadata import table
 from dagster_coranto.resource import JournalResource
-from dagster_coranto.specs import Change, SpecChange, SpecPlan, plan_specs, under_prefix
+from dagster_coranto.specs import ChangeKind, SpecChange, SpecPlan, plan_specs, under_prefix
 
 _ATTEMPTS = 5
 _COLUMNS = {
@@ -56,14 +56,17 @@ def build_journal_specs_asset(
         with journals.client() as client:
             plan = apply_specs(client, wanted)
         for entry in plan.entries:
-            if entry.change is not Change.UNCHANGED:
+            if entry.change is not ChangeKind.UNCHANGED:
                 context.log.info(f"{entry.journal}: {entry.change.value} {'; '.join(entry.differences)}".rstrip())
-        counts = {change.value: plan.count(change) for change in (Change.CREATED, Change.CHANGED, Change.UNCHANGED)}
+        counts = {
+            change.value: plan.count(change)
+            for change in (ChangeKind.CREATED, ChangeKind.CHANGED, ChangeKind.UNCHANGED)
+        }
         return dg.MaterializeResult(
             data_version=dg.DataVersion(plan.version),
             metadata={
                 **counts,
-                "deleted": plan.count(Change.DELETED),
+                "deleted": plan.count(ChangeKind.DELETED),
                 "journals": table([_row(entry) for entry in plan.entries], _COLUMNS),
             },
         )

@@ -15,7 +15,7 @@ from coranto.client import JournalClient
 from coranto.errors import RpcFailed
 from coranto.specs.validation import validate
 from coranto.streams.model import registers as streams
-from coranto.streams.model.registers import Entry, Fence
+from coranto.streams.model.registers import Fence, WriterEntry
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.append.preconditions import MAX_REGISTERS_BYTES
@@ -154,7 +154,7 @@ async def test_registers_of_before_there_was_a_bound_can_shrink(
 
 
 def test_a_segment_full_of_writers_and_fences_has_room() -> None:
-    longest = Entry(*[(1 << 64) - 1] * 5).encode()
+    longest = WriterEntry(*[(1 << 64) - 1] * 5).encode()
     held = pb.LabelSet()
     for number in range(streams.MAX_WRITERS):
         held = labels.with_value(held, f"{streams.WRITER_PREFIX}{number:012x}", longest)

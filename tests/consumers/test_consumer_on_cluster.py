@@ -14,7 +14,7 @@ from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto.messages.uuids import Clock, new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import Add, Hooks, JournalOutput, Outputs, SparkConsumer, Step, TableOutput
 from coranto_consumers.stores import SqlStore
@@ -76,7 +76,7 @@ def test_a_consumer_is_exact_while_its_broker_is_killed(spark, tmp_path):
             publisher = SyncPublisher(
                 append,
                 producer=new_producer_id(os.urandom),
-                clock=Clock(time.time_ns),
+                clock=ProducerClock(time.time_ns),
                 framing=JsonLines(),
                 max_batch_bytes=8 << 10,
             )

@@ -11,11 +11,11 @@ from coranto.errors import InvalidInput, RegisterMismatch
 from coranto.labels import label_set
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from dagster_coranto import JournalResource
 from dagster_coranto.flights import publish
 from dagster_coranto.flights.data import IDENTITY, Flight, iter_flights, load_flights
-from dagster_coranto.flights.publish import FlightsPublisher, JournalProgress, Source
+from dagster_coranto.flights.publish import FlightsPublisher, FlightsSource, JournalProgress
 
 JOURNALS = [f"flights/events/part-{index:03}" for index in range(4)]
 
@@ -133,7 +133,7 @@ def test_an_acknowledgement_whose_answer_was_lost_counts_once(
     broker: FakeBroker, client: SyncJournalClient, flights: pd.DataFrame
 ) -> None:
     # After the four barriers: cut connections behind appends that were applied, acknowledgements among them.
-    broker.at(Point.APPEND_APPLIED, *[None] * 4, *[Break.CUT, None, None] * 8)
+    broker.at(CallPoint.APPEND_APPLIED, *[None] * 4, *[Break.CUT, None, None] * 8)
     report = publisher(client).publish(flights)
     assert report.flights == 1000
     assert keys(committed(broker)) == keys(list(iter_flights(flights)))
@@ -174,7 +174,7 @@ def test_another_number_of_journals_is_refused_because_flights_would_move(
 
 
 def test_a_source_survives_its_text_form() -> None:
-    source = Source.fresh("0123456789abcdef")
-    assert Source.parse(str(source)) == source
+    source = FlightsSource.fresh("0123456789abcdef")
+    assert FlightsSource.parse(str(source)) == source
     with pytest.raises(InvalidInput, match="is not digest"):
-        Source.parse("nonsense")
+        FlightsSource.parse("nonsense")

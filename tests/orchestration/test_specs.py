@@ -8,10 +8,10 @@ import pytest
 
 from coranto.client.values import JournalInfo
 from coranto.errors import EtcdTransactionFailed, InvalidInput
-from coranto.testing.fake_broker import FakeBroker, Point
+from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 from dagster_coranto import JournalResource, build_journal_specs_asset
-from dagster_coranto.specs import Change, differences, plan_specs, under_prefix
+from dagster_coranto.specs import ChangeKind, differences, plan_specs, under_prefix
 
 TREE = """
 name: flights/
@@ -39,9 +39,9 @@ def test_a_plan_tells_new_changed_and_unchanged_journals_apart_and_asks_only_for
     there = [listed("a/new-not", 3), listed("a/other", 4, replication=2), listed("b/elsewhere", 5)]
     plan = plan_specs([upsert("a/fresh"), upsert("a/new-not"), upsert("a/other")], there)
     assert [(entry.journal, entry.change) for entry in plan.entries] == [
-        ("a/fresh", Change.CREATED),
-        ("a/new-not", Change.UNCHANGED),
-        ("a/other", Change.CHANGED),
+        ("a/fresh", ChangeKind.CREATED),
+        ("a/new-not", ChangeKind.UNCHANGED),
+        ("a/other", ChangeKind.CHANGED),
     ]
     assert plan.entries[2].differences == ("replication: 2 → 1",)
     assert [(change.upsert.name, change.expect_mod_revision) for change in plan.request] == [
@@ -53,7 +53,7 @@ def test_a_plan_tells_new_changed_and_unchanged_journals_apart_and_asks_only_for
 def test_deletions_are_asked_for_only_where_there_is_something_to_delete() -> None:
     wanted = [pb.ApplyRequest.Change(delete="a/gone", expect_mod_revision=-1), pb.ApplyRequest.Change(delete="a/there")]
     plan = plan_specs(wanted, [listed("a/there", 7)])
-    assert [entry.change for entry in plan.entries] == [Change.ABSENT, Change.DELETED]
+    assert [entry.change for entry in plan.entries] == [ChangeKind.ABSENT, ChangeKind.DELETED]
     assert list(plan.request) == [pb.ApplyRequest.Change(delete="a/there", expect_mod_revision=7)]
 
 
@@ -125,14 +125,14 @@ def test_materializing_reports_what_changed(broker: FakeBroker, journals: Journa
 
 
 def test_it_compares_again_when_somebody_else_was_faster(broker: FakeBroker, journals: JournalResource) -> None:
-    broker.at(Point.APPLY, pb.ETCD_TRANSACTION_FAILED)
+    broker.at(CallPoint.APPLY, pb.ETCD_TRANSACTION_FAILED)
     assert materialize(journals)["created"] == 2
     assert broker.count("List") == 2
     assert broker.count("Apply") == 2
 
 
 def test_it_gives_up_when_others_keep_changing_the_same_journals(broker: FakeBroker, journals: JournalResource) -> None:
-    broker.at(Point.APPLY, *[pb.ETCD_TRANSACTION_FAILED] * 5)
+    broker.at(CallPoint.APPLY, *[pb.ETCD_TRANSACTION_FAILED] * 5)
     with pytest.raises(EtcdTransactionFailed):
         materialize(journals)
     assert broker.count("Apply") == 5

@@ -10,8 +10,8 @@ import pytest
 
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
-from coranto.testing.sim.checker import Final, check
-from coranto.testing.sim.history import History, Kind, Observation, Operation, OperationOutcome, unique_content
+from coranto.testing.sim.checker import FinalJournal, check
+from coranto.testing.sim.history import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.testing.sim.linearizability import Call, first_impossible
 from coranto.wire import protocol_pb2 as pb
 
@@ -31,7 +31,7 @@ class Told:
     def append(
         self, outcome: OperationOutcome = OperationOutcome.OK, *, there: bool = True, union: str = "", check: str = ""
     ) -> Operation:
-        operation = self._begin(Kind.APPEND)
+        operation = self._begin(OperationKind.APPEND)
         operation.content = unique_content(operation.number, RNG, 20, 60)
         operation.outcome = outcome
         if check:
@@ -47,23 +47,23 @@ class Told:
             operation.registers = self.registers
         return operation
 
-    def look(self, kind: Kind, head: int | None = None) -> Operation:
+    def look(self, kind: OperationKind, head: int | None = None) -> Operation:
         operation = self._begin(kind)
         operation.outcome = OperationOutcome.OK
         operation.begin = operation.end = len(self.content) if head is None else head
         operation.registers = self.registers
         return operation
 
-    def _begin(self, kind: Kind) -> Operation:
+    def _begin(self, kind: OperationKind) -> Operation:
         operation = self.history.begin("client", kind, J, self.now)
         operation.returned = self.now + 0.5
         self.now += 1.0
         return operation
 
-    def final(self) -> Final:
-        return Final(self.content, self.registers)
+    def final(self) -> FinalJournal:
+        return FinalJournal(self.content, self.registers)
 
-    def anomalies(self, final: Final | None = None, *, fresh: bool = True) -> list[str]:
+    def anomalies(self, final: FinalJournal | None = None, *, fresh: bool = True) -> list[str]:
         return [found.name for found in check(self.history, {J: final or self.final()}, fresh_heads=fresh)]
 
 
@@ -71,11 +71,11 @@ def good() -> Told:
     told = Told()
     told.append(union="ada")
     told.append(OperationOutcome.FAIL, there=False)
-    told.look(Kind.HEAD)
+    told.look(OperationKind.HEAD)
     told.append(check="ada", union="bob")
     told.append(OperationOutcome.INFO, there=False)
     told.append(OperationOutcome.INFO)
-    told.look(Kind.BARRIER)
+    told.look(OperationKind.BARRIER)
     told.append()
     return told
 
@@ -145,18 +145,18 @@ def _reorder(told: Told) -> None:
 def _stale_barrier(told: Told) -> None:
     head = len(told.content)
     told.append()
-    told.look(Kind.BARRIER, head)
+    told.look(OperationKind.BARRIER, head)
 
 
 def _stale_head(told: Told) -> None:
     head = len(told.content)
     told.append()
-    told.look(Kind.HEAD, head)
+    told.look(OperationKind.HEAD, head)
 
 
 def _future_head(told: Told) -> None:
     # Further than appends that came to nothing could have brought a single replica.
-    told.look(Kind.HEAD, 2 * len(told.content) + 10_000)
+    told.look(OperationKind.HEAD, 2 * len(told.content) + 10_000)
 
 
 def _wrong_refusal(told: Told) -> None:

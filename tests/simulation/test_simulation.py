@@ -19,7 +19,7 @@ from coranto import labels
 from coranto.coordination.etcd import Delete
 from coranto.coordination.layout import AssignmentKey
 from coranto.fragments import stores
-from coranto.fragments.journal_folders import MARKER, Listing, StoredFile
+from coranto.fragments.journal_folders import MARKER, FolderListing, StoredFile
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fsm, preconditions, states
@@ -31,11 +31,11 @@ from coranto_broker.fragments.known import Known
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
-from coranto_broker.recovery.identity import Cluster
+from coranto_broker.recovery.identity import ClusterIdentity
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.simulation.options import FAULTS, options_of
-from coranto_broker.simulation.run import Report, run
+from coranto_broker.simulation.run import RunReport, run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder
@@ -113,7 +113,7 @@ OPERATORS = {
 
 
 @functools.cache
-def report_of(seed: int) -> Report:
+def report_of(seed: int) -> RunReport:
     real = AppendFsm._to
 
     def noted(self: AppendFsm, state: State) -> None:
@@ -368,7 +368,9 @@ def test_listings_that_take_every_subfolder_are_caught(monkeypatch: pytest.Monke
     # A broker that counts whatever lies below a journal's folder as its own, as all did once, and as Gazette's do.
     real = stores.sort_out
 
-    def take_all(journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str) -> Listing:
+    def take_all(
+        journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str
+    ) -> FolderListing:
         unmarked = [file for file in files if not file.path.endswith(MARKER)]
         return real(journal, unmarked, (), backing_store=backing_store)
 
@@ -429,7 +431,9 @@ def test_revisions_that_are_given_out_twice_are_caught(monkeypatch: pytest.Monke
     # Brokers that do not count on. Stamps and records of before then seem to be later than those of now.
     real_join, real_use = Adoption._join, Adoption._use
 
-    async def join(self: Adoption, seen: int, former: str, change: Callable[[Cluster], Cluster]) -> Cluster:
+    async def join(
+        self: Adoption, seen: int, former: str, change: Callable[[ClusterIdentity], ClusterIdentity]
+    ) -> ClusterIdentity:
         return await real_join(self, 0, former, lambda found: replace(change(found), base=0))
 
     async def use(self: Adoption, *arguments: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages import Clock, JsonLines, Sequencer, TransactionBuilder, iter_messages, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, Sequencer, TransactionBuilder, iter_messages, new_producer_id
 from coranto.messages import read_committed as committed_of
 from coranto.testing.applying import apply_specs
 from coranto.wire import protocol_pb2 as pb
@@ -103,7 +103,7 @@ class Matrix:
 
     async def publish(self, journal: str, *numbers: int) -> int:
         """Publish a transaction, and return the journal's head behind it."""
-        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
         for n in numbers:
             builder.add(journal, {"n": n})
         ((_, content),) = builder.take_batches(1 << 20)

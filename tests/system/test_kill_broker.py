@@ -16,7 +16,7 @@ from coranto.client.committed import committed_messages
 from coranto.cluster import EmbeddedCluster
 from coranto.fragments.stores import StoreRegistry
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
-from coranto.messages import Clock, JsonLines, RendezvousMapping, SyncPublisher, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, RendezvousMapping, SyncPublisher, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
@@ -68,7 +68,7 @@ class Publisher(threading.Thread):
             return client.append(journal, content, retry_unknown=True)
 
         publisher = SyncPublisher(
-            append, producer=new_producer_id(os.urandom), clock=Clock(time.time_ns), framing=JsonLines()
+            append, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonLines()
         )
         while not self._stop_asked.is_set():
             first = self.acknowledged * MESSAGES_PER_TRANSACTION

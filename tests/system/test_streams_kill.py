@@ -16,8 +16,7 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.cluster import EmbeddedCluster
-from coranto.errors import CorantoError, StreamChanged
-from coranto.errors import Outcome as Outcome
+from coranto.errors import CorantoError, Outcome, StreamChanged
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Change, Merge, Split
 from coranto.streams.reader.stream_reader import StreamReader

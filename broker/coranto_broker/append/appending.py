@@ -20,10 +20,10 @@ from coranto_broker.append import preconditions
 from coranto_broker.append.states import TRANSITIONS, State
 from coranto_broker.authorization import UNRESTRICTED
 from coranto_broker.ownership import Signal
-from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading
+from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution, Resolver
-from coranto_broker.replication.waiting_appends import Member, Whole
+from coranto_broker.replication.waiting_appends import WaitingAppend, Whole
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool
 from coranto_broker.spool.spool import Hash
@@ -38,11 +38,11 @@ class AppendEnvironment(Protocol):
 
     in_sync: InSyncRecords
 
-    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
         """Return the in-sync record. Raises Stranded if the broker's own spool may not take part in a pipeline."""
         ...
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
         """Build a pipeline for the resolution's Route around the broker's own spool."""
         ...
 
@@ -85,8 +85,8 @@ class Appending:
         self.whole: Whole | None = None
         """All content of the client, if it is small and was received before the pipeline was acquired."""
         self.total_chunks = self.delayed_chunks = 0
-        self._member: Member | None = None  # Our place in the line of waiting appends.
-        self._members: list[Member] = []  # The appends that commit in our group.
+        self._member: WaitingAppend | None = None  # Our place in the line of waiting appends.
+        self._members: list[WaitingAppend] = []  # The appends that commit in our group.
         self._read_through = request.min_etcd_revision
         self._suspend: pb.JournalSpec.Suspend | None = None  # The suspension that UPDATE_SUSPEND writes.
         self._await_change = False  # Resolve only from a key space later than `resolution`'s.

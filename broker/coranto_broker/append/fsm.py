@@ -21,7 +21,7 @@ from coranto_broker.append.readiness import Readying
 from coranto_broker.append.states import TERMINAL, State
 from coranto_broker.replication.pipeline import rolled_back
 from coranto_broker.replication.waiting_appends import commit_of
-from coranto_broker.rpc.content import AppendMessage, Content
+from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.spool.spool import new_sum
 
 
@@ -110,8 +110,8 @@ class AppendFsm(Readying):
             return
         if not pipeline.recorded:  # This append may do what others may not.
             if whole.content:
-                self.client_sent(Content(whole.content))
-            if self.state is State.STREAM_CONTENT and self.client_sent(Content(b"")):
+                self.client_sent(ContentMessage(whole.content))
+            if self.state is State.STREAM_CONTENT and self.client_sent(ContentMessage(b"")):
                 self.client_ended()
             return
         committed = pipeline.spool.committed
@@ -244,7 +244,7 @@ def registers_change(request: pb.AppendRequest) -> bool:
 
 def has_parameters(message: AppendMessage) -> bool:
     """Return True if a message of the stream holds anything but content."""
-    return not isinstance(message, Content) and bool(
+    return not isinstance(message, ContentMessage) and bool(
         message.journal
         or message.offset
         or message.do_not_proxy

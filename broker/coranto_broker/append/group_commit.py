@@ -1,9 +1,9 @@
 """Group commit: small appends that wait for the pipeline commit with the append that has it, under one proposal.
 
 An append is *whole* once its client has sent everything up to the end of the stream, and it is small. While a whole
-append waits for the pipeline, its `Member` stands in the replica's line. The *leader* is another whole append that has
-the pipeline and is about to propose. It takes along as many members as may follow it, in their order: their contents
-are written one after the other, one proposal commits all of them, and each append gets its own answer.
+append waits for the pipeline, its `WaitingAppend` stands in the replica's line. The *leader* is another whole append
+that has the pipeline and is about to propose. It takes along as many members as may follow it, in their order: their
+contents are written one after the other, one proposal commits all of them, and each append gets its own answer.
 
 `Course` decides which appends may follow. It tracks the journal as it will be once all admitted appends have committed,
 and checks each append against that. So a group has the same outcome as its appends one by one. A group ends before an
@@ -24,7 +24,7 @@ from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.fragments.known import Known
-from coranto_broker.replication.waiting_appends import AppendRange, Member, Refusal, Resolved
+from coranto_broker.replication.waiting_appends import AppendRange, Refusal, Resolved, WaitingAppend
 from coranto_broker.spool.spool import CommittedState
 
 MAX_GROUP_BYTES = 1 << 20
@@ -104,14 +104,16 @@ class Tokens(Protocol):
     def spend(self, size: int) -> None: ...
 
 
-def gather(line: Iterable[Member], course: Course, leader: Resolved, size: int, tokens: Tokens) -> list[Member]:
+def gather(
+    line: Iterable[WaitingAppend], course: Course, leader: Resolved, size: int, tokens: Tokens
+) -> list[WaitingAppend]:
     """Take along the members that may follow the leader, and return those to commit.
 
     The leader's content has `size` bytes. Members must have the leader's journal spec and be invalidated by the same
     signal. A refused member gets its answer at once. Does not suspend: a member is taken along only if it commits with
     this very proposal.
     """
-    members: list[Member] = []
+    members: list[WaitingAppend] = []
     for member in line:
         if not member.is_waiting:
             continue

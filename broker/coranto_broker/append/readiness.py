@@ -18,7 +18,7 @@ from coranto_broker.append.states import State
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed, rolled_back
 from coranto_broker.replication.resolver import Resolution
-from coranto_broker.replication.waiting_appends import Member, Refusal, TakenAlong
+from coranto_broker.replication.waiting_appends import Refusal, TakenAlong, WaitingAppend
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.in_sync import Takeover
 
@@ -315,7 +315,7 @@ class Readying(Appending):
         """Wait for the pipeline in the line, where leaders find members. Raises TakenAlong or Invalidated."""
         assert self.whole is not None
         replica, until = resolution.require_replica, resolution.invalidated
-        self._member = member = Member(self.request, self.whole, resolution)
+        self._member = member = WaitingAppend(self.request, self.whole, resolution)
         replica.line.join(member)
         try:
             self._pipeline = await replica.pipeline.take(until, member.waiter)

@@ -18,10 +18,10 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import has_parameters, registers_change
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line, Whole
-from coranto_broker.rpc.content import AppendMessage, Content
+from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.deadlines import Rota
 from coranto_broker.rpc.rolled_back import AppendUnderflow
-from coranto_broker.rpc.source import Source, next_message, require_readable
+from coranto_broker.rpc.source import MessageSource, next_message, require_readable
 
 LATE_SECONDS = 0.25
 """If a timer fires later than this after its time, this process was busy and the client is not to blame."""
@@ -30,7 +30,7 @@ AHEAD_BYTES = 64 << 20
 """Most content that a broker holds of appends received ahead. Beyond it, appends first wait for the pipeline."""
 
 
-_MESSAGES = (Content, pb.AppendRequest)
+_MESSAGES = (ContentMessage, pb.AppendRequest)
 
 
 class Ahead:
@@ -45,14 +45,14 @@ class Ahead:
         self.held = 0
         """Bytes held or reserved."""
 
-    def open(self, context: Source) -> Inbox:
+    def open(self, context: MessageSource) -> Inbox:
         return Inbox(context, self)
 
 
 class Inbox:
-    """A `Source` of an append's messages after the first. `close` it at the end."""
+    """A `MessageSource` of an append's messages after the first. `close` it at the end."""
 
-    def __init__(self, context: Source, ahead: Ahead) -> None:
+    def __init__(self, context: MessageSource, ahead: Ahead) -> None:
         self._context = context
         self._ahead = ahead
         self._held = 0
@@ -85,7 +85,7 @@ class Inbox:
         try:
             while size <= each:
                 message = await read()
-                if type(message) is not Content:
+                if type(message) is not ContentMessage:
                     message = _message(message)
                     messages.append(message)
                     if message is None or has_parameters(message):
@@ -216,7 +216,7 @@ class Watchdog:
             self.due = self._loop.time() + seconds
             rota.add(self)
 
-    async def read(self, source: Source) -> AppendMessage | None:
+    async def read(self, source: MessageSource) -> AppendMessage | None:
         """Return the client's next message, or None at the end of its stream. Raises AppendUnderflow."""
         self.reading = True
         try:

@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 30.0
 _PIECE_BYTES = 1 << 20
 
 
-class Content(Protocol):
+class CachedContent(Protocol):
     """The verified content of a fragment."""
 
     def read_at(self, position: int, length: int) -> bytes: ...
@@ -63,7 +63,7 @@ class FragmentCache:
         self._fetches = asyncio.Semaphore(FETCHES)
 
     @asynccontextmanager
-    async def open(self, fragment: Fragment) -> AsyncIterator[Content]:
+    async def open(self, fragment: Fragment) -> AsyncIterator[CachedContent]:
         """Provide the whole content during the block. Raises StoreError, CorruptFragment or Unavailable.
 
         Cancelling a reader does not stop a fetch that has begun.

@@ -48,7 +48,7 @@ The primary reports that within the latency of one message, unless it has just d
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """A fragment of the index. `content` is its local file, or None if it is known from a listing of the stores."""
 
     fragment: Fragment
@@ -70,15 +70,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueryResult:
     """The answer to a query. `entry` is None when nothing is available at `offset` (yet)."""
 
     offset: int
     write_head: int
-    entry: Entry | None
+    entry: IndexEntry | None
 
 
-def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time: int, now: float) -> Found:
+def find(entries: CoverSet[IndexEntry], offset: int, write_head: int, begin_mod_time: int, now: float) -> QueryResult:
     """Find the entry to read `offset` from, by the module's rules. `now` is wall time in seconds."""
     if offset == -1:
         offset = write_head
@@ -86,17 +86,17 @@ def find(entries: CoverSet[Entry], offset: int, write_head: int, begin_mod_time:
         index, covered = entries.query(offset)
         if not covered:
             if index == len(entries):
-                return Found(offset, write_head, None)
+                return QueryResult(offset, write_head, None)
             above = entries[index]
             mod_time = above.fragment.mod_time
             if above.content is not None or not mod_time or (index != 0 and mod_time >= now - JUMP_AGE_SECONDS):
-                return Found(offset, write_head, None)
+                return QueryResult(offset, write_head, None)
             offset = above.begin
         entry = entries[index]
         if entry.fragment.mod_time and entry.fragment.mod_time < begin_mod_time:
             offset = entry.end
             continue
-        return Found(offset, write_head, entry)
+        return QueryResult(offset, write_head, entry)
 
 
 def is_plausible(fragment: Fragment) -> bool:
@@ -120,10 +120,10 @@ class FragmentIndex:
         """`on_gap` is called when a read below the head finds nothing here (yet)."""
         self._clock = clock
         self._on_gap = on_gap
-        self._all: CoverSet[Entry] = CoverSet()
-        self._current: Entry | None = None  # The visible part of the fragment under construction.
+        self._all: CoverSet[IndexEntry] = CoverSet()
+        self._current: IndexEntry | None = None  # The visible part of the fragment under construction.
         # Completed fragments by begin, each with the part that readers see and the time it was stored (inf: not yet).
-        self._sealed: dict[int, tuple[Sealed, Entry | None, float]] = {}
+        self._sealed: dict[int, tuple[Sealed, IndexEntry | None, float]] = {}
         self._stored_again: set[int] = set()  # Begins of fragments in `_sealed`.
         self._noted_head = 0
         self._ahead = 0  # End of this replica's content that readers wait for.
@@ -134,7 +134,7 @@ class FragmentIndex:
         self._closed = False
 
     @property
-    def entries(self) -> CoverSet[Entry]:
+    def entries(self) -> CoverSet[IndexEntry]:
         """All entries. Do not modify them."""
         return self._all
 
@@ -165,7 +165,7 @@ class FragmentIndex:
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Show this extent of the fragment under construction."""
-        before, self._current = self._current, Entry(fragment, content)
+        before, self._current = self._current, IndexEntry(fragment, content)
         if before is None or before.content is not content or not self._all.grow(before, self._current):
             self._all.add(self._current)
         if fragment.end >= self._ahead:
@@ -195,7 +195,7 @@ class FragmentIndex:
                 self._show(sealed)
 
     def _show(self, sealed: Sealed) -> None:
-        entry = Entry(sealed.fragment, sealed.content)
+        entry = IndexEntry(sealed.fragment, sealed.content)
         self._sealed[entry.begin] = (sealed, entry, float("inf"))
         self._all.add(entry)
         if entry.end >= self._ahead:
@@ -207,7 +207,7 @@ class FragmentIndex:
         found = self._sealed.get(sealed.fragment.begin)
         if found is None or found[0] is not sealed:
             return
-        entry = Entry(fragment, sealed.content)
+        entry = IndexEntry(fragment, sealed.content)
         self._sealed[fragment.begin] = (sealed, entry, self._clock.monotonic())
         self._all.add(entry)
         self._changed()
@@ -221,7 +221,7 @@ class FragmentIndex:
         unsound: list[Fragment] = []
         for fragment in listed:
             (sound if is_plausible(fragment) else unsound).append(fragment)
-        entries: CoverSet[Entry] = CoverSet(map(Entry, sound))
+        entries: CoverSet[IndexEntry] = CoverSet(map(IndexEntry, sound))
         if self._sealed:
             self._drop_listed(sound)
         names = {fragment.content_name for fragment in unsound}
@@ -232,7 +232,7 @@ class FragmentIndex:
                 continue
             # It was stored but a later listing does not have it: somebody removed it, so only the local file is left.
             if stored_at < begun_at:
-                entry = Entry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
+                entry = IndexEntry(replace(entry.fragment, backing_store="", mod_time=0), entry.content)
                 if entry.fragment.content_name in names and begin not in self._stored_again:
                     self._stored_again.add(begin)  # Only once, as a store may keep listing wrong lengths.
                     self._sealed[begin] = (sealed, entry, float("inf"))
@@ -243,7 +243,7 @@ class FragmentIndex:
         for fragment in unsound:
             # A reader of it gets an error that says what is wrong. It must not hide good fragments.
             if not any(entry.begin < fragment.end and fragment.begin < entry.end for entry in entries):
-                entries.add(Entry(fragment))
+                entries.add(IndexEntry(fragment))
         self._all = entries
         self._refreshed.set()
         self._changed()
@@ -252,7 +252,7 @@ class FragmentIndex:
     def _drop_listed(self, sound: list[Fragment]) -> None:
         """Remove the local files of fragments whose content the stores certainly have."""
         spans = _spans(sound)
-        own: CoverSet[Entry] = CoverSet(Entry(fragment) for fragment in sound if not fragment.path_postfix)
+        own: CoverSet[IndexEntry] = CoverSet(IndexEntry(fragment) for fragment in sound if not fragment.path_postfix)
         for begin, (sealed, _, _) in list(self._sealed.items()):
             ours = sealed.fragment
             sums = spans.get((ours.begin, ours.end))
@@ -295,7 +295,7 @@ class FragmentIndex:
                 del self._sealed[begin]
                 sealed.drop()
 
-    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> Found:
+    async def query(self, offset: int, *, block: bool, begin_mod_time: int = 0) -> QueryResult:
         """Find the entry to read `offset` (-1: the write head) from. With `block`, wait until there is one.
 
         Even a non-blocking read waits a little for the first listing, because the content of the stores is unknown

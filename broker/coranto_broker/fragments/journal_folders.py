@@ -12,7 +12,7 @@ import structlog
 
 from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment
-from coranto.fragments.journal_folders import Listing, owner_of
+from coranto.fragments.journal_folders import FolderListing, owner_of
 from coranto.fragments.stores import FragmentStore, StoreRegistry
 
 _log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class JournalFolders:
             self._note(journal, url, found)
         return own
 
-    def _note(self, journal: str, url: str, found: Listing) -> None:
+    def _note(self, journal: str, url: str, found: FolderListing) -> None:
         for folder in sorted(found.others - self._others.get((url, journal), frozenset())):
             _log.warning(
                 "passed over another journal's fragments: names nest",

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from coranto.effects import Clock
-from coranto_broker.fast_counters import Tally
+from coranto_broker.fast_counters import FastCounter
 from coranto_broker.metrics import UnderWay
 from coranto_broker.rpc.rolled_back import Crowded
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 class Admission:
     """Counts the appends under way, and refuses those beyond the limit."""
 
-    def __init__(self, most: int, under_way: UnderWay, refused: Tally, clock: Clock) -> None:
+    def __init__(self, most: int, under_way: UnderWay, refused: FastCounter, clock: Clock) -> None:
         """`most` appends may be under way at a time, as `under_way` counts them; 0: any number."""
         self._most = most or math.inf
         self._under_way = under_way

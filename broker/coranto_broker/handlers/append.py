@@ -25,9 +25,9 @@ from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import ReplicationFailed
 from coranto_broker.replication.waiting_appends import Whole
-from coranto_broker.rpc.content import AppendMessage, Content
+from coranto_broker.rpc.content import AppendMessage, ContentMessage
 from coranto_broker.rpc.rolled_back import RolledBack
-from coranto_broker.rpc.source import Source, require_readable
+from coranto_broker.rpc.source import MessageSource, require_readable
 
 if TYPE_CHECKING:
     from coranto_broker.broker import Broker
@@ -36,12 +36,12 @@ THROTTLE_QUANTUM_SECONDS = 0.05
 _log = structlog.get_logger(__name__)
 
 
-async def serve(broker: Broker, context: Source, claims: Claims) -> pb.AppendResponse:
+async def serve(broker: Broker, context: MessageSource, claims: Claims) -> pb.AppendResponse:
     """Serve one append. Cancelling it (the client went away) rolls back content that has not been proposed."""
     return pb.AppendResponse.FromString(await serve_encoded(broker, context, claims, Answers()))
 
 
-async def serve_encoded(broker: Broker, context: Source, claims: Claims, answers: Answers) -> bytes:
+async def serve_encoded(broker: Broker, context: MessageSource, claims: Claims, answers: Answers) -> bytes:
     """Serve one append, and return the encoded response. Cancelling it rolls back content not yet proposed."""
     begun = broker.clock.monotonic()
     request = await first_message(context, broker.ahead.silent)
@@ -104,7 +104,7 @@ async def _drive(broker: Broker, fsm: AppendFsm, inbox: Inbox, begun: float) -> 
 def _refuse_first(message: object) -> NoReturn:
     """Raise InvalidInput that says what is wrong with the first message, or that none came."""
     require_readable(message)
-    if isinstance(message, (Content, pb.AppendRequest)):
+    if isinstance(message, (ContentMessage, pb.AppendRequest)):
         raise InvalidInput("the first message of an append must name its journal", field="AppendRequest.journal")
     raise InvalidInput("the stream ended before its first message", field="AppendRequest")
 
@@ -195,7 +195,7 @@ async def _stream(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> None:
 
 
 def _protobuf(message: AppendMessage) -> pb.AppendRequest:
-    return pb.AppendRequest(content=bytes(message.content)) if isinstance(message, Content) else message
+    return pb.AppendRequest(content=bytes(message.content)) if isinstance(message, ContentMessage) else message
 
 
 async def _proxy(broker: Broker, fsm: AppendFsm, inbox: Inbox) -> pb.AppendResponse:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from coranto_broker.rpc.deadlines import Rota
 from coranto_broker.rpc.rolled_back import RolledBack
-from coranto_broker.rpc.source import Source
+from coranto_broker.rpc.source import MessageSource
 
 FIRST_MESSAGE_SECONDS: Final = 60.0
 """Time for the first message. Clients open a stream when they have something to send, or a moment before."""
@@ -51,7 +51,7 @@ class _Wait:
         self._task = None
 
 
-async def first_message(source: Source, rota: Rota) -> Any:
+async def first_message(source: MessageSource, rota: Rota) -> Any:
     """Read the first message of `source`. `rota` must serve only such waits. Raises SilentStream."""
     wait = _Wait(rota)
     try:

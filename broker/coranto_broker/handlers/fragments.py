@@ -8,7 +8,7 @@ from coranto.fragments.cover_set import CoverSet
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.index import Entry
+from coranto_broker.fragments.index import IndexEntry
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
 
@@ -58,13 +58,13 @@ async def serve(broker: Broker, request: pb.FragmentsRequest, claims: Claims) ->
     return response
 
 
-def select(entries: CoverSet[Entry], request: pb.FragmentsRequest) -> tuple[list[Entry], int]:
+def select(entries: CoverSet[IndexEntry], request: pb.FragmentsRequest) -> tuple[list[IndexEntry], int]:
     """Return the entries of one page and the token of the next page (0: there is none). The token is an offset.
 
     Times are inclusive. A fragment that is in no store has no time: it is listed unless the request has an end time.
     """
     limit = request.page_limit or DEFAULT_PAGE
-    page: list[Entry] = []
+    page: list[IndexEntry] = []
     for entry in entries:
         if entry.begin < request.next_page_token:
             continue

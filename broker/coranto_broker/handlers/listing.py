@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coranto import labels
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Relation, Target
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, Relation
 from coranto.coordination.keyspace import Item
 from coranto.errors import InvalidInput, PermissionDenied
 from coranto.fragments.store_urls import parse_store_url
@@ -115,9 +115,11 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
         name = _name(change)
         item, key = state.item(name), state.layout.item_key(name)
         if not claims.by_name_alone:  # The journal must still have the labels that were checked.
-            wanted.compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
+            wanted.compares.append(
+                Compare(key, CompareTarget.MOD_REVISION, item.mod_revision if item is not None else 0)
+            )
         if change.expect_mod_revision != ANY_REVISION:
-            wanted.compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
+            wanted.compares.append(Compare(key, CompareTarget.MOD_REVISION, change.expect_mod_revision))
             wanted.expected[key] = change.expect_mod_revision
         if not change.HasField("upsert"):
             wanted.ops.append(Delete(key))
@@ -129,7 +131,7 @@ def _transaction(broker: Broker, state: JournalState, request: pb.ApplyRequest, 
         if state.entries.get(key) is None:
             wanted.created.append(name)
         elif change.expect_mod_revision == ANY_REVISION and claims.by_name_alone:  # If now gone, it would be created.
-            wanted.compares.append(Compare(key, Target.CREATE_REVISION, 0, Relation.GREATER))
+            wanted.compares.append(Compare(key, CompareTarget.CREATE_REVISION, 0, Relation.GREATER))
     return wanted
 
 

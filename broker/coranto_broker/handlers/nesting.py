@@ -13,7 +13,7 @@ import os.path
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Relation, Target, absent
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Relation, absent
 from coranto.names import names_above
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
     if not created:
         return list(dict.fromkeys(compares))
     layout = state.layout
-    below = [Compare(f"{layout.item_key(name)}/", Target.CREATE_REVISION, 0, prefix=True) for name in created]
+    below = [Compare(f"{layout.item_key(name)}/", CompareTarget.CREATE_REVISION, 0, prefix=True) for name in created]
     above = [absent(layout.item_key(each)) for name in created for each in names_above(name)]
     guarded = list(dict.fromkeys([*compares, *above, *below]))
     if len(guarded) <= MAX_TXN_OPS:
@@ -68,7 +68,7 @@ def with_guards(state: JournalState, created: Sequence[str], compares: Sequence[
 
 def _unchanged(state: JournalState, prefix: str) -> Compare:
     """Return a compare that nothing was created below `prefix` since `state`."""
-    return Compare(prefix, Target.CREATE_REVISION, state.revision + 1, Relation.LESS, prefix=True)
+    return Compare(prefix, CompareTarget.CREATE_REVISION, state.revision + 1, Relation.LESS, prefix=True)
 
 
 def _folder(names: Sequence[str]) -> str:

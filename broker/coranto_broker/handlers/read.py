@@ -17,11 +17,11 @@ from coranto.fragments.fragment import Fragment
 from coranto.security.tokens import Capability, Claims
 from coranto.specs.validation import may_read
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.cache import Content
-from coranto_broker.fragments.index import Entry, FragmentIndex
+from coranto_broker.fragments.cache import CachedContent
+from coranto_broker.fragments.index import FragmentIndex, IndexEntry
 from coranto_broker.handlers.errors import concerns
 from coranto_broker.handlers.refusals import is_acceptable
-from coranto_broker.rpc.source import Sink
+from coranto_broker.rpc.source import MessageSink
 from coranto_broker.spool.shared_file import SharedFile
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ URL_TTL_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 
-async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: Claims) -> None:
+async def serve(broker: Broker, request: pb.ReadRequest, context: MessageSink, claims: Claims) -> None:
     """Serve a read, from this broker or through one that holds the journal."""
     if not is_acceptable(broker, request, request.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
@@ -58,7 +58,7 @@ async def serve(broker: Broker, request: pb.ReadRequest, context: Sink, claims: 
         await _proxy(broker, resolution, request, context)
 
 
-async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Sink) -> None:
+async def _serve_local(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
     index = resolution.require_replica.index
     broker.metrics.reads.inc()
     header: pb.Header | None = resolution.header
@@ -104,7 +104,9 @@ def _lacking(index: FragmentIndex) -> Iterator[None]:
         raise
 
 
-async def _send(broker: Broker, entry: Entry, local: SharedFile | None, offset: int, stop: int, context: Sink) -> None:
+async def _send(
+    broker: Broker, entry: IndexEntry, local: SharedFile | None, offset: int, stop: int, context: MessageSink
+) -> None:
     """Send the content of [offset, stop) in chunks, from the local file if there is one, otherwise from the store."""
     if local is not None:
         await _send_from(broker, local, entry, offset, stop, context)
@@ -113,7 +115,9 @@ async def _send(broker: Broker, entry: Entry, local: SharedFile | None, offset: 
         await _send_from(broker, content, entry, offset, stop, context)
 
 
-async def _send_from(broker: Broker, content: Content, entry: Entry, offset: int, stop: int, context: Sink) -> None:
+async def _send_from(
+    broker: Broker, content: CachedContent, entry: IndexEntry, offset: int, stop: int, context: MessageSink
+) -> None:
     size = broker.settings.chunk_bytes
     while offset < stop:
         position, length = offset - entry.begin, min(size, stop - offset)
@@ -137,7 +141,7 @@ async def _signed_url(broker: Broker, fragment: Fragment) -> str:
         return ""
 
 
-async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: Sink) -> None:
+async def _proxy(broker: Broker, resolution: Resolution, request: pb.ReadRequest, context: MessageSink) -> None:
     """Forward a read to a broker that holds the journal."""
     forwarded = pb.ReadRequest()
     forwarded.CopyFrom(request)

@@ -16,7 +16,7 @@ from coranto_broker.handlers.refusals import is_acceptable
 from coranto_broker.ownership import Invalidated
 from coranto_broker.replication.pipeline import ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
-from coranto_broker.rpc.content import Content, ReplicateMessage
+from coranto_broker.rpc.content import ContentMessage, ReplicateMessage
 from coranto_broker.rpc.source import next_message, require_readable
 from coranto_broker.spool.durable_spool import DurableSpool
 
@@ -33,14 +33,14 @@ async def serve(broker: Broker, context: Context, claims: Claims) -> None:
     Cancelling it does the same.
     """
     request = await first_message(context, broker.ahead.silent)
-    if not isinstance(request, (Content, pb.ReplicateRequest)):
+    if not isinstance(request, (ContentMessage, pb.ReplicateRequest)):
         require_readable(request)
         raise InvalidInput("the stream ended before its first message", field="ReplicateRequest")
-    if not isinstance(request, Content) and not is_acceptable(broker, request, request.proposal.journal, claims):
+    if not isinstance(request, ContentMessage) and not is_acceptable(broker, request, request.proposal.journal, claims):
         header = broker.unrouted_header(broker.keyspace.state)
         await context.write(pb.ReplicateResponse(status=pb.JOURNAL_NOT_FOUND, header=header))
         return
-    if isinstance(request, Content) or not request.HasField("header") or not request.HasField("proposal"):
+    if isinstance(request, ContentMessage) or not request.HasField("header") or not request.HasField("proposal"):
         raise InvalidInput("the first message must be a proposal with a header", field="ReplicateRequest.header")
     concerns(request.proposal.journal)
     while True:
@@ -114,7 +114,7 @@ async def _drive(
     waits = first_request.HasField("readable")
     request: ReplicateMessage | None = first_request
     while request is not None:
-        if isinstance(request, Content):
+        if isinstance(request, ContentMessage):
             spool.write(request.content_delta, request.content)
             await spool.room()
         elif not request.HasField("proposal"):
@@ -155,5 +155,5 @@ async def _drive(
                     f"{request.proposal.end}), our fragment is [{spool.fragment.begin}, {spool.fragment.end})"
                 )
         request = await next_message(context, pb.ReplicateRequest)
-        if request is not None and not isinstance(request, Content):
+        if request is not None and not isinstance(request, ContentMessage):
             validate(request)

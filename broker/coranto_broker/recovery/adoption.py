@@ -23,19 +23,19 @@ from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import InvalidInput, TxnOutcomeUnknown, WrongCluster
 from coranto.process.dirlock import place_of
 from coranto_broker.recovery.deleted_spools import DeletedSpools
-from coranto_broker.recovery.identity import IDENTITY_FILE, Cluster, Identity, Use, encode
+from coranto_broker.recovery.identity import IDENTITY_FILE, ClusterIdentity, DirectoryIdentity, DirectoryUse, encode
 from coranto_broker.recovery.residence import load_identity, new_word, read_cluster, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.spool import commit_log, in_sync
 from coranto_broker.spool.durable_spool import folder_of
-from coranto_broker.spool.in_sync import Record
+from coranto_broker.spool.in_sync import InSyncRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """The result of gathering one data directory."""
 
-    cluster: Cluster
+    cluster: ClusterIdentity
     records: int
     """The number of in-sync records that etcd lacked, or had only in an older version."""
     brought_back: int
@@ -88,7 +88,7 @@ class Adoption:
         await self._use(member, data_dir, disk, cluster, seen)
         return Gathered(cluster, merged, brought_back, late)
 
-    async def finish(self, without: Sequence[str] = ()) -> Cluster:
+    async def finish(self, without: Sequence[str] = ()) -> ClusterIdentity:
         """Let brokers serve again. Raises WrongCluster while a broker that `without` does not name has not reported."""
         layout = self._layout
         uses = await self._coordinator.range(layout.uses, keys_only=True)
@@ -118,14 +118,16 @@ class Adoption:
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    async def _join(self, seen: int, former: str, change: Callable[[Cluster], Cluster]) -> Cluster:
+    async def _join(
+        self, seen: int, former: str, change: Callable[[ClusterIdentity], ClusterIdentity]
+    ) -> ClusterIdentity:
         """Apply `change` to the cluster in etcd, which gathers from then on, and return it."""
         layout = self._layout
         while True:
             _, kv, cluster = await read_cluster(self._coordinator, layout)
             if cluster is None or not cluster.gathering:
                 await self._expect_nobody()
-                cluster = (cluster or Cluster("")).gather(new_word(self._entropy), seen, former)
+                cluster = (cluster or ClusterIdentity("")).gather(new_word(self._entropy), seen, former)
             changed = change(replace(cluster, base=max(cluster.base, seen)))
             guard = unmodified(kv) if kv is not None else absent(layout.cluster_key)
             result = await self._txn([guard], [Put(layout.cluster_key, encode(changed))])
@@ -142,7 +144,7 @@ class Adoption:
                 "not the one to take up"
             )
 
-    async def _merge(self, journal: str, record: Record, cluster: Cluster, *, late: bool) -> bool:
+    async def _merge(self, journal: str, record: InSyncRecord, cluster: ClusterIdentity, *, late: bool) -> bool:
         """Write a record to etcd, unless etcd has a later one. Return True if it was written."""
         key = self._layout.in_sync_key(journal)
         while True:
@@ -159,7 +161,7 @@ class Adoption:
             if (await self._txn([guard], [put])).succeeded:
                 return True
 
-    async def _mark_carried(self, kv: KeyValue, cluster: Cluster) -> None:
+    async def _mark_carried(self, kv: KeyValue, cluster: ClusterIdentity) -> None:
         """Note in a restored record when it was written, since revisions are counted differently from now on."""
         record = in_sync.decode(kv.value)
         if not record.carried:
@@ -186,14 +188,14 @@ class Adoption:
                 count += 1
         return count
 
-    async def _use(self, member: MemberId, data_dir: Path, disk: Disk, cluster: Cluster, seen: int) -> None:
+    async def _use(self, member: MemberId, data_dir: Path, disk: Disk, cluster: ClusterIdentity, seen: int) -> None:
         """Record in the directory that it belongs to this cluster, and in etcd that the broker uses it."""
         layout, word = self._layout, new_word(self._entropy)
         header, _ = await self._coordinator.get(layout.cluster_key)
         revision = max(seen, cluster.base + header.revision) if cluster.since else seen
-        identity = Identity(cluster.id, header.cluster_id, layout.prefix, str(member), word, revision=revision)
+        identity = DirectoryIdentity(cluster.id, header.cluster_id, layout.prefix, str(member), word, revision=revision)
         place = place_of(data_dir) if isinstance(disk, LocalDisk) else ""
-        await self._txn([], [Put(layout.use_key(member), encode(Use(word, place)))])
+        await self._txn([], [Put(layout.use_key(member), encode(DirectoryUse(word, place)))])
         disk.write_atomic(data_dir / IDENTITY_FILE, encode(identity))
 
     async def _txn(self, compares: Sequence[Compare], ops: Sequence[Op]) -> TxnResult:
@@ -203,7 +205,7 @@ class Adoption:
             raise WrongCluster(f"etcd's answer was lost ({error}); run the command again") from error
 
 
-def _seen(data_dir: Path, disk: Disk, identity: Identity | None, saved: SavedRecords) -> int:
+def _seen(data_dir: Path, disk: Disk, identity: DirectoryIdentity | None, saved: SavedRecords) -> int:
     """Return the latest revision that anything in a data directory names."""
     seen = identity.revision if identity is not None else 0
     for each in saved:

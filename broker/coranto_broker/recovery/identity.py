@@ -3,7 +3,7 @@
 Spools are meaningful only together with the etcd that they were written with. It says which journals exist, and stamps
 and in-sync records name its revisions. So three places must agree:
 
-* etcd identifies its `Cluster` by an id that was drawn when the first broker started.
+* etcd identifies its `ClusterIdentity` by an id that was drawn when the first broker started.
 * For each broker, etcd has a mark of its last *use* of the cluster: a word that nobody else knows. It changes from time
   to time while the broker runs.
 * A data directory names in `identity.json` its cluster, the last such word, and the latest revision that it has seen.
@@ -29,7 +29,7 @@ IDENTITY_FILE = "identity.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterIdentity:
     """The entry in etcd that identifies its cluster.
 
     While `gathering`, brokers report one after the other what they know from before etcd was restored, and nobody
@@ -52,16 +52,16 @@ class Cluster:
         """Return the brokers that must still report, except those in `without`. `used` are the brokers in etcd."""
         return sorted({*self.known, *used} - {*self.gathered, *without})
 
-    def gather(self, new_id: str, seen: int, former: str) -> Cluster:
+    def gather(self, new_id: str, seen: int, former: str) -> ClusterIdentity:
         """Return the cluster as gathering begins. `seen` is the revision, counted on, that the first broker has seen.
 
         `former` is the cluster id in that broker's data directory, or empty.
         """
         before = tuple(dict.fromkeys(each for each in (*self.before, self.id, former) if each))
         base = max(self.base, seen)
-        return Cluster(new_id, base, base_before=self.base, gathering=True, before=before)
+        return ClusterIdentity(new_id, base, base_before=self.base, gathering=True, before=before)
 
-    def joined(self, broker: str, seen: int, known: tuple[str, ...], former: str) -> Cluster:
+    def joined(self, broker: str, seen: int, known: tuple[str, ...], former: str) -> ClusterIdentity:
         """Return the cluster after a broker has reported what it knows."""
         return replace(
             self,
@@ -73,7 +73,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DirectoryUse:
     """A broker's last use as etcd has it. `place` names the data directory (`coranto.process.dirlock.place_of`)."""
 
     word: str
@@ -81,7 +81,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class DirectoryIdentity:
     """The content of a data directory's `identity.json`.
 
     `next_word` is the word that is being written to etcd. A broker that dies during the write recognizes it afterwards.
@@ -98,7 +98,9 @@ class Identity:
     brokers: tuple[str, ...] = ()
 
 
-def differences(identity: Identity, found: Identity, cluster: Cluster | None, use: Use | None) -> Iterator[str]:
+def differences(
+    identity: DirectoryIdentity, found: DirectoryIdentity, cluster: ClusterIdentity | None, use: DirectoryUse | None
+) -> Iterator[str]:
     """Describe the differences between a data directory and what its broker finds. Ignores `found.word`."""
     if identity.prefix != found.prefix:
         yield f"the directory is of etcd prefix {identity.prefix}, and the prefix given is {found.prefix}"
@@ -120,10 +122,10 @@ def differences(identity: Identity, found: Identity, cluster: Cluster | None, us
 
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
-ValueT = TypeVar("ValueT", Cluster, Use, Identity)
+ValueT = TypeVar("ValueT", ClusterIdentity, DirectoryUse, DirectoryIdentity)
 
 
-def encode(value: Cluster | Use | Identity) -> bytes:
+def encode(value: ClusterIdentity | DirectoryUse | DirectoryIdentity) -> bytes:
     """Encode a value as JSON, which people can read, too."""
     return json.dumps(asdict(value), indent=1).encode()
 

@@ -13,7 +13,7 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.spool import in_sync
-from coranto_broker.spool.in_sync import Judgement, Record, Stamp
+from coranto_broker.spool.in_sync import InSyncRecord, Judgement, Stamp
 
 _log = structlog.get_logger(__name__)
 
@@ -23,13 +23,13 @@ class Stranded(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StoredRecord:
     """A record as it was read. `record` is None if there is none for this journal, or only for an earlier one."""
 
     key: str
     kv: KeyValue | None
     create_revision: int
-    record: Record | None
+    record: InSyncRecord | None
 
     @property
     def unchanged(self) -> Compare:
@@ -64,7 +64,7 @@ class InSyncRecords:
         self._seen = 0
         self.me = str(member)
 
-    async def read(self, journal: str, create_revision: int) -> Reading:
+    async def read(self, journal: str, create_revision: int) -> StoredRecord:
         """Read the present record."""
         key = self._layout.in_sync_key(journal)
         seen = max(self._seen, self._known_revision())
@@ -73,7 +73,7 @@ class InSyncRecords:
             raise Unavailable(f"etcd went back from revision {seen} to {header.revision}: it was restored")
         self._seen = max(self._seen, header.revision)
         if kv is None:
-            return Reading(key, None, create_revision, None)
+            return StoredRecord(key, None, create_revision, None)
         try:
             record = in_sync.decode(kv.value)
         except InvalidInput as error:
@@ -82,15 +82,15 @@ class InSyncRecords:
         if create_revision in record.formers and not record.carried:
             # It judges content of the former journal, but says nothing about who holds all of that.
             others = tuple(member for member in record.members if member != self.me)
-            return Reading(key, kv, create_revision, replace(record, members=others))
+            return StoredRecord(key, kv, create_revision, replace(record, members=others))
         foreign = record.create_revision != create_revision
         if foreign and not record.carried:
-            return Reading(key, kv, create_revision, None)
-        return Reading(key, kv, create_revision, replace(record, foreign=foreign))
+            return StoredRecord(key, kv, create_revision, None)
+        return StoredRecord(key, kv, create_revision, replace(record, foreign=foreign))
 
     async def write(
-        self, reading: Reading, record: Record, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
-    ) -> tuple[TxnResult, Reading]:
+        self, reading: StoredRecord, record: InSyncRecord, compares: Sequence[Compare] = (), ops: Sequence[Op] = ()
+    ) -> tuple[TxnResult, StoredRecord]:
         """Write the record and apply `ops`, if nobody changed it since it was read and all `compares` hold.
 
         Returns the record as written. If the transaction did not succeed, returns the record as read again. A cancelled
@@ -109,9 +109,9 @@ class InSyncRecords:
         kv = KeyValue(reading.key, value, mod_revision=result.header.revision)
         written = replace(record, written=record.carried or self._base + kv.mod_revision)
         self._save(journal, written)
-        return result, Reading(reading.key, kv, reading.create_revision, written)
+        return result, StoredRecord(reading.key, kv, reading.create_revision, written)
 
-    def _save(self, journal: str, record: Record) -> None:
+    def _save(self, journal: str, record: InSyncRecord) -> None:
         if self._saved is None:
             return
         try:
@@ -136,7 +136,7 @@ class InSyncRecords:
 
     async def verify(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, *, lost: bool = False
-    ) -> Reading:
+    ) -> StoredRecord:
         """Check that a spool with that stamp and end may take part in a pipeline and be shown to anybody.
 
         If this broker is a member of the record but does not hold what a member must hold, it is removed from the
@@ -170,7 +170,7 @@ class InSyncRecords:
 
     async def leave(
         self, journal: str, create_revision: int, stamp: Stamp, end: int, registers: pb.LabelSet
-    ) -> Record | None:
+    ) -> InSyncRecord | None:
         """Leave the record if this broker knows where the journal ends. Return the new record, or None.
 
         The spool with that stamp and end must have been given up, and all its content must be stored.

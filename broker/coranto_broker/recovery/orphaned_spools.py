@@ -35,7 +35,7 @@ from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.recovery.spool_recovery import take_up
 from coranto_broker.spool import commit_log, in_sync
-from coranto_broker.spool.durable_spool import Fsync, Sealed, SpoolFolder, Watermark
+from coranto_broker.spool.durable_spool import Fsync, Sealed, SettledOffset, SpoolFolder
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import empty_at
 
@@ -83,7 +83,7 @@ class _Leftover:
     end: int = 0
     registers: pb.LabelSet = field(default_factory=pb.LabelSet)
     stamp: in_sync.Stamp = in_sync.UNSTAMPED
-    watermark: Watermark = field(default_factory=Watermark)
+    watermark: SettledOffset = field(default_factory=SettledOffset)
     pending: list[Sealed] = field(default_factory=list)
     deserted: bool = False
     """True if the last check found no member of the record in the Route."""
@@ -304,7 +304,7 @@ class Leftovers:
         reading = await self._records.read(folder.journal, folder.create_revision)
         return in_sync.is_continued(reading.record, folder.create_revision)
 
-    def _names_us(self, folder: SpoolFolder, record: in_sync.Record | None) -> bool:
+    def _names_us(self, folder: SpoolFolder, record: in_sync.InSyncRecord | None) -> bool:
         """Return True if a journal of this name, created after etcd was restored, needs this folder's content."""
         if record is None or record.create_revision != folder.create_revision:
             return False

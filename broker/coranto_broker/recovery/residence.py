@@ -19,7 +19,15 @@ from coranto.coordination.lease import LeaseRecord
 from coranto.effects import Clock, Disk, Entropy, LocalDisk
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WrongCluster
 from coranto.process.dirlock import place_of
-from coranto_broker.recovery.identity import IDENTITY_FILE, Cluster, Identity, Use, decode, differences, encode
+from coranto_broker.recovery.identity import (
+    IDENTITY_FILE,
+    ClusterIdentity,
+    DirectoryIdentity,
+    DirectoryUse,
+    decode,
+    differences,
+    encode,
+)
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import folder_of
@@ -37,18 +45,20 @@ def spools_of(data_dir: Path) -> Path:
     return data_dir / "spools"
 
 
-def load_identity(data_dir: Path, disk: Disk) -> Identity | None:
+def load_identity(data_dir: Path, disk: Disk) -> DirectoryIdentity | None:
     """Return the identity of a data directory; None if it has none yet. Raises InvalidInput if it is unreadable."""
     try:
-        return decode(Identity, disk.read(data_dir / IDENTITY_FILE), str(data_dir / IDENTITY_FILE))
+        return decode(DirectoryIdentity, disk.read(data_dir / IDENTITY_FILE), str(data_dir / IDENTITY_FILE))
     except FileNotFoundError:
         return None
 
 
-async def read_cluster(coordinator: Coordinator, layout: Layout) -> tuple[EtcdHeader, KeyValue | None, Cluster | None]:
+async def read_cluster(
+    coordinator: Coordinator, layout: Layout
+) -> tuple[EtcdHeader, KeyValue | None, ClusterIdentity | None]:
     """Read the cluster's entry in etcd; None if there is none. Raises InvalidInput if it is unreadable."""
     header, kv = await coordinator.get(layout.cluster_key)
-    return header, kv, decode(Cluster, kv.value, f"etcd key {layout.cluster_key}") if kv is not None else None
+    return header, kv, decode(ClusterIdentity, kv.value, f"etcd key {layout.cluster_key}") if kv is not None else None
 
 
 def new_word(entropy: Entropy) -> str:
@@ -67,9 +77,9 @@ class Residence:
         data_dir: Path,
         disk: Disk,
         entropy: Entropy,
-        cluster: Cluster,
+        cluster: ClusterIdentity,
         cluster_kv: KeyValue,
-        identity: Identity,
+        identity: DirectoryIdentity,
         use: KeyValue | None,
     ) -> None:
         self.base = cluster.base
@@ -101,9 +111,11 @@ class Residence:
         use_key = layout.use_key(member)
         header, kv, cluster = await read_cluster(coordinator, layout)
         _, use_kv = await coordinator.get(use_key)
-        use = decode(Use, use_kv.value, f"etcd key {use_key}") if use_kv is not None else None
+        use = decode(DirectoryUse, use_kv.value, f"etcd key {use_key}") if use_kv is not None else None
         base = cluster.base if cluster is not None else 0
-        found = Identity("", header.cluster_id, layout.prefix, str(member), "", revision=base + header.revision)
+        found = DirectoryIdentity(
+            "", header.cluster_id, layout.prefix, str(member), "", revision=base + header.revision
+        )
         if cluster is not None and cluster.gathering:
             gathered = ", ".join(cluster.gathered) or "nobody"
             raise WrongCluster(
@@ -124,7 +136,7 @@ class Residence:
                 f"restored from a backup, start with an empty one instead; {ADVICE}"
             )
         while kv is None or cluster is None:
-            cluster = Cluster(new_word(entropy))
+            cluster = ClusterIdentity(new_word(entropy))
             await coordinator.txn([absent(layout.cluster_key)], [Put(layout.cluster_key, encode(cluster))])
             header, kv, cluster = await read_cluster(coordinator, layout)
         if identity is None or identity.cluster != cluster.id:
@@ -237,7 +249,7 @@ class Residence:
         if self._identity.next_word and not await self._is_ours():
             return False  # The outcome of the last attempt was unknown. Now it is clear that the mark is not ours.
         self._save(replace(self._identity, next_word=following))
-        put = Put(self._use_key, encode(Use(following, self._place)))
+        put = Put(self._use_key, encode(DirectoryUse(following, self._place)))
         unchanged = unmodified(self._use) if self._use is not None else absent(self._use_key)
         result = await self._coordinator.txn([self.guard, unchanged], [put])
         if not result.succeeded:
@@ -253,13 +265,13 @@ class Residence:
         _, kv = await self._coordinator.get(self._use_key)
         if kv is None or not check.succeeded:
             return False
-        word = decode(Use, kv.value, f"etcd key {self._use_key}").word
+        word = decode(DirectoryUse, kv.value, f"etcd key {self._use_key}").word
         if word not in (self._identity.word, self._identity.next_word):
             return False
         self._use = kv
         self._save(replace(self._identity, word=word, next_word=""))
         return True
 
-    def _save(self, identity: Identity) -> None:
+    def _save(self, identity: DirectoryIdentity) -> None:
         self._disk.write_atomic(self._file, encode(identity))
         self._identity = identity

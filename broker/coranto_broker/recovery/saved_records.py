@@ -16,7 +16,7 @@ from coranto.effects import Disk
 from coranto.errors import InvalidInput
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import folder_of
-from coranto_broker.spool.in_sync import Record
+from coranto_broker.spool.in_sync import InSyncRecord
 
 FOLDER = "records"
 
@@ -26,7 +26,7 @@ class SavedRecord:
     """A record and its journal. `gone` is the wall time at which the journal was first found missing, or 0."""
 
     journal: str
-    record: Record
+    record: InSyncRecord
     gone: float = 0.0
 
 
@@ -38,7 +38,7 @@ class SavedRecords:
         self._disk = disk
         self._synced = synced
 
-    def save(self, journal: str, record: Record) -> None:
+    def save(self, journal: str, record: InSyncRecord) -> None:
         """Save a record in place of an earlier one of the same journal. Raises OSError if the disk fails."""
         self._put(SavedRecord(journal, record))
 

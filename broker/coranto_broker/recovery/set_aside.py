@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SetAsideFragment:
     """The files of one fragment that were set aside: the journal's bytes from `begin` on."""
 
     path: Path
@@ -49,9 +49,9 @@ class Kept:
         return self.begin + self.size
 
 
-def find(data_dir: Path, disk: Disk) -> list[Kept]:
+def find(data_dir: Path, disk: Disk) -> list[SetAsideFragment]:
     """Return everything that is set aside below a broker's data directory, ordered by journal and offset."""
-    found: list[Kept] = []
+    found: list[SetAsideFragment] = []
     spools = data_dir / "spools"
     for name in disk.list(spools):
         for revision in disk.list(spools / name):
@@ -60,7 +60,7 @@ def find(data_dir: Path, disk: Disk) -> list[Kept]:
     return sorted(found, key=lambda kept: (kept.journal, kept.begin, kept.path))
 
 
-def at(path: Path, disk: Disk) -> Kept:
+def at(path: Path, disk: Disk) -> SetAsideFragment:
     """Return the fragment that was set aside with this content file. Raises InvalidInput if there is none."""
     revision = path.parent.parent.name
     for kept in _within(path.parent, int(revision) if revision.isdigit() else 0, disk):
@@ -69,7 +69,7 @@ def at(path: Path, disk: Disk) -> Kept:
     raise InvalidInput(f"{path} is no content that was set aside; `coranto broker set-aside list` shows what is")
 
 
-def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[Kept]:
+def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[SetAsideFragment]:
     logs: dict[tuple[str, str], dict[int, bytes]] = defaultdict(dict)
     contents: set[tuple[str, str]] = set()
     for name in disk.list(folder):
@@ -84,11 +84,11 @@ def _within(folder: Path, create_revision: int, disk: Disk) -> Iterator[Kept]:
         yield _kept(folder / f"{prefix}{begin}.content", int(begin, 16), create_revision, logs[prefix, begin], disk)
 
 
-def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], disk: Disk) -> Kept:
+def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], disk: Disk) -> SetAsideFragment:
     journal = next((last.fragment.journal for data in logs.values() if (last := commit_log.decode(data).last)), "")
     if path.name not in disk.list(path.parent):
         examined = examine(journal, create_revision, begin, logs, 0, lambda position, length: b"")
-        return Kept(path, journal, create_revision, begin, 0, examined.claimed_end, begin)
+        return SetAsideFragment(path, journal, create_revision, begin, 0, examined.claimed_end, begin)
     file = disk.open(path)
     try:
         size = file.size()
@@ -96,10 +96,10 @@ def _kept(path: Path, begin: int, create_revision: int, logs: dict[int, bytes], 
     finally:
         file.close()
     committed = examined.claimed_end if journal else begin
-    return Kept(path, journal, create_revision, begin, size, committed, examined.kept_end)
+    return SetAsideFragment(path, journal, create_revision, begin, size, committed, examined.kept_end)
 
 
-def read(kept: Kept, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
+def read(kept: SetAsideFragment, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
     """Iterate over the bytes of journal offsets [begin, end), in pieces. Raises InvalidInput if some are not here."""
     if not kept.begin <= begin <= end <= kept.end:
         raise InvalidInput(f"[{begin}, {end}) is not within [{kept.begin}, {kept.end}), which is what was set aside")
@@ -113,7 +113,7 @@ def read(kept: Kept, disk: Disk, begin: int, end: int) -> Iterator[bytes]:
         file.close()
 
 
-class Span(NamedTuple):
+class ComparedSpan(NamedTuple):
     """Offsets [begin, end) of a journal. `found` is what the journal has there: `same` bytes, `other`, or `nothing`."""
 
     begin: int
@@ -121,18 +121,18 @@ class Span(NamedTuple):
     found: str
 
 
-async def compare(kept: Kept, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[Span]:
+async def compare(kept: SetAsideFragment, disk: Disk, chunks: AsyncIterable[Chunk]) -> list[ComparedSpan]:
     """Compare content that was set aside with `chunks`, the journal's content from `kept.begin` on."""
-    spans: list[Span] = []
+    spans: list[ComparedSpan] = []
     position = kept.begin
 
     def add(end: int, found: str) -> None:
         nonlocal position
         if end > position:
             if spans and spans[-1].found == found:
-                spans[-1] = Span(spans[-1].begin, end, found)
+                spans[-1] = ComparedSpan(spans[-1].begin, end, found)
             else:
-                spans.append(Span(position, end, found))
+                spans.append(ComparedSpan(position, end, found))
             position = end
 
     with suppress(OffsetNotYetAvailable):  # There is a hole, or the journal ends.

@@ -10,7 +10,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.spool.durable_spool import SpoolFolder
-from coranto_broker.spool.in_sync import Judgement, Record, judge
+from coranto_broker.spool.in_sync import InSyncRecord, Judgement, judge
 from coranto_broker.spool.recovery import Recovered, recover
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, 
 
 async def _verified(
     recovered: Recovered, folder: SpoolFolder, records: InSyncRecords, clock: Clock
-) -> tuple[Recovered, Record | None]:
+) -> tuple[Recovered, InSyncRecord | None]:
     failures = 0
     while True:
         spool = recovered.spool

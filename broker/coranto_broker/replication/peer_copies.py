@@ -24,12 +24,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Routes(Protocol):
-    """The part of the key space's `State` that tells who holds a journal."""
+    """The part of the key space's `KeySpaceView` that tells who holds a journal."""
 
     def route_of(self, item: str) -> pb.Route: ...
 
 
-class State(Protocol):
+class KeySpaceView(Protocol):
     """A mirrored key space."""
 
     @property
@@ -39,7 +39,7 @@ class State(Protocol):
 class PeerCopies:
     """Fetches fragments from the other brokers of a journal's Route, which read only their local copies."""
 
-    def __init__(self, keyspace: State, me: MemberId, peers: Peers) -> None:
+    def __init__(self, keyspace: KeySpaceView, me: MemberId, peers: Peers) -> None:
         self._keyspace = keyspace
         self._me = me
         self._peers = peers

@@ -26,7 +26,7 @@ from coranto.errors import CorantoError
 from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.ownership import Invalidated, Signal
-from coranto_broker.recovery.in_sync_records import Reading
+from coranto_broker.recovery.in_sync_records import StoredRecord
 from coranto_broker.rpc.rolled_back import DiskFull, RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync
 
@@ -216,7 +216,7 @@ class Pipeline:
         streams: Sequence[ReplicaStream],
         names: Sequence[str],
         renew_at: float = math.inf,
-        reading: Reading | None = None,
+        reading: StoredRecord | None = None,
     ) -> None:
         """`header` is from the resolution for which the pipeline is made.
 

@@ -24,7 +24,7 @@ from typing import Protocol
 import structlog
 
 from coranto.coordination.headers import check_header
-from coranto.coordination.keyspace import Assignment, Item, KeySpace, State
+from coranto.coordination.keyspace import Assignment, Item, KeySpace, KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.errors import Unavailable
 from coranto.names import strip_metadata
@@ -39,7 +39,7 @@ REVISION_PATIENCE_SECONDS = 20.0
 MAX_WAITING_FOR_REVISIONS = 512
 
 JournalKeySpace = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
-JournalState = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+JournalState = KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 _log = structlog.get_logger(__name__)
 
 

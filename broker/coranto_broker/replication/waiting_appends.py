@@ -62,7 +62,7 @@ class Resolved(Protocol):
     def invalidated(self) -> Signal | None: ...
 
 
-class Member:
+class WaitingAppend:
     """A whole append in the line, and its result once another append has taken it along.
 
     It waits on `waiter` for the pipeline. `outcome` is the result of its group: None for success, or the error.
@@ -104,14 +104,14 @@ class Line:
     """The whole appends that wait for one replica's pipeline, in order of arrival."""
 
     def __init__(self) -> None:
-        self._members: dict[Member, None] = {}
+        self._members: dict[WaitingAppend, None] = {}
         self.coming = 0
         """The number of appends that are being received and may join the line soon."""
         self._leader: asyncio.Future[None] | None = None  # The append that owns the pipeline waits on this for them.
         self._in_vain = 0  # The number of waits in a row in which nobody came, for example because a client is slow.
         self._passes = 0  # The number of leaders that must not wait, for this reason.
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[WaitingAppend]:
         return iter(tuple(self._members))
 
     def expect(self) -> None:
@@ -151,10 +151,10 @@ class Line:
         if self._leader is not None and not self._leader.done():
             self._leader.set_result(None)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: WaitingAppend) -> None:
         self._members[member] = None
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: WaitingAppend) -> None:
         """Remove an append that has the pipeline, was taken along, or has been given up."""
         self._members.pop(member, None)
 

@@ -1,7 +1,7 @@
 """Read messages that hold nothing but content, without protobuf.
 
 Nearly all bytes that a broker receives arrive in such messages. Protobuf copies the content when it parses a message,
-and again on each access. A `Content` refers to the bytes that were received. Any message that is not exactly one
+and again on each access. A `ContentMessage` refers to the bytes that were received. Any message that is not exactly one
 content field is left to protobuf, so that every message means the same as in protobuf.
 """
 
@@ -22,7 +22,7 @@ _REPLICATE_TAG: Final = pb.ReplicateRequest.CONTENT_FIELD_NUMBER << 3 | 2
 _DELTA_TAG: Final = pb.ReplicateRequest.CONTENT_DELTA_FIELD_NUMBER << 3
 
 
-class Content:
+class ContentMessage:
     """The content of one message of an append or a replication. `content_delta` is 0 in appends.
 
     An append request of zero bytes is content of zero bytes.
@@ -35,13 +35,13 @@ class Content:
         self.content_delta = content_delta
 
 
-AppendMessage = pb.AppendRequest | Content
-ReplicateMessage = pb.ReplicateRequest | Content
+AppendMessage = pb.AppendRequest | ContentMessage
+ReplicateMessage = pb.ReplicateRequest | ContentMessage
 
 
 def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes], AppendMessage]:
     """Return a deserializer of append requests. It calls `parse` for messages that are more than content."""
-    nothing = Content(b"")
+    nothing = ContentMessage(b"")
 
     def read(data: bytes) -> AppendMessage:
         if not data:
@@ -50,11 +50,11 @@ def append_reader(parse: Callable[[bytes], pb.AppendRequest]) -> Callable[[bytes
             first, second = data[1], data[2]
             if first < 0x80:
                 if first == length - 2:
-                    return Content(data[2:])
+                    return ContentMessage(data[2:])
             elif second < 0x80 and (first & 0x7F | second << 7) == length - 3:
-                return Content(data[3:])
+                return ContentMessage(data[3:])
         begin, end = _field(data, _APPEND_TAG)
-        return Content(_slice(data, begin, end)) if end == len(data) else parse(data)
+        return ContentMessage(_slice(data, begin, end)) if end == len(data) else parse(data)
 
     return read
 
@@ -70,11 +70,11 @@ def replicate_reader(parse: Callable[[bytes], pb.ReplicateRequest]) -> Callable[
         if begin == end:
             return parse(data)
         if end == len(data):
-            return Content(_slice(data, begin, end))
+            return ContentMessage(_slice(data, begin, end))
         if end < len(data) and data[end] == _DELTA_TAG:
             delta, past = _varint(data, end + 1, 9)  # Only negative numbers need ten bytes.
             if past == len(data):
-                return Content(_slice(data, begin, end), delta)
+                return ContentMessage(_slice(data, begin, end), delta)
         return parse(data)
 
     return read

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any, Protocol, TypeVar
 
 from coranto.errors import InvalidInput
-from coranto_broker.rpc.content import Content
+from coranto_broker.rpc.content import ContentMessage
 
 MessageT = TypeVar("MessageT")
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """The source of a client's messages: a gRPC call, or a stand-in for one."""
 
     async def read(self) -> Any:
         """Return the next message, or at the end an object that is not a message."""
 
 
-class Sink(Protocol):
+class MessageSink(Protocol):
     """The receiver of a handler's messages. `write` returns once there is room for more."""
 
     async def write(self, message: Any, /) -> None: ...
@@ -27,10 +27,10 @@ class Unreadable:
     """Stands for received bytes that are not the protobuf message of the call."""
 
 
-async def next_message(context: Source, kind: type[MessageT]) -> MessageT | Content | None:
+async def next_message(context: MessageSource, kind: type[MessageT]) -> MessageT | ContentMessage | None:
     """Return the next message of a client's stream, or None at its end. Raises InvalidInput for unreadable bytes."""
     message = await context.read()
-    if isinstance(message, (Content, kind)):
+    if isinstance(message, (ContentMessage, kind)):
         return message
     require_readable(message)
     return None

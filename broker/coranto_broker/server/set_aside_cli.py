@@ -15,7 +15,7 @@ from coranto.client import JournalClient
 from coranto.effects import LocalDisk
 from coranto.errors import CorantoError
 from coranto_broker.recovery import set_aside
-from coranto_broker.recovery.set_aside import Kept, Span
+from coranto_broker.recovery.set_aside import ComparedSpan, SetAsideFragment
 
 app = typer.Typer(no_args_is_help=True, help="Look at content that this broker took for no part of its journal.")
 
@@ -43,7 +43,7 @@ def list_(
     print_table(("JOURNAL", "BEGIN", "END", "COMMITTED TO", "SOUND", "FILE"), rows)
 
 
-def _soundness(kept: Kept) -> str:
+def _soundness(kept: SetAsideFragment) -> str:
     if not kept.size:
         return "no content"
     if not kept.journal:
@@ -68,10 +68,10 @@ def compare(
     if not name:
         raise typer.BadParameter(f"no log names the journal of {file}; give it by --journal")
 
-    async def work(client: JournalClient) -> list[Span]:
+    async def work(client: JournalClient) -> list[ComparedSpan]:
         head = await client.head(name)
         if head <= kept.begin:
-            return [Span(kept.begin, kept.end, "nothing")] if kept.size else []
+            return [ComparedSpan(kept.begin, kept.end, "nothing")] if kept.size else []
         chunks = client.read(name, kept.begin, end_offset=max(min(kept.end, head), kept.begin + 1))
         async with aclosing(chunks):
             return await set_aside.compare(kept, LocalDisk(), chunks)

@@ -16,10 +16,10 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.history import Observation, Operation
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.simulation.world import JOURNAL_BACKLOG_BYTES, LAYOUT, Machine, World, synced
+from coranto_broker.simulation.world import JOURNAL_BACKLOG_BYTES, LAYOUT, BrokerHost, World, synced
 from coranto_broker.spool import commit_log, in_sync
 from coranto_broker.spool.durable_spool import Fsync, SpoolFolder, folder_of
-from coranto_broker.spool.in_sync import Judgement, Record
+from coranto_broker.spool.in_sync import InSyncRecord, Judgement
 from coranto_broker.spool.recovery import Recovered, recover
 
 
@@ -61,19 +61,19 @@ def check_backlog(world: World, operation: Operation, route: pb.Route) -> None:
         world.anomalies.append(Anomaly("unbounded-backlog", journal, what))
 
 
-def _has(world: World, machine: Machine, journal: str, offset: int, content: bytes, *, durable: bool) -> bool:
+def _has(world: World, machine: BrokerHost, journal: str, offset: int, content: bytes, *, durable: bool) -> bool:
     held = _held(world, machine, journal, offset, content, durable=durable)
     return held or _stored(world, journal, offset, content)
 
 
-def _held(world: World, machine: Machine, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
+def _held(world: World, machine: BrokerHost, journal: str, offset: int, wanted: bytes, *, durable: bool) -> bool:
     # A journal that is created again after etcd was emptied first has its content in the former journal's folder.
     parent = folder_of(machine.settings.data_dir / "spools", journal, 0).parent
     revisions = machine.disk.names(parent)
     return any(_holds(machine, parent / each, offset, wanted, durable=durable) for each in revisions)
 
 
-def _holds(machine: Machine, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
+def _holds(machine: BrokerHost, folder: Path, offset: int, wanted: bytes, *, durable: bool) -> bool:
     # The commit log says how much content counts. There may be an empty log, of a roll that a full disk refused.
     ends: dict[int, int] = {}
     for name in machine.disk.names(folder):
@@ -102,7 +102,7 @@ def _stored(world: World, journal: str, offset: int, wanted: bytes) -> bool:
     return False
 
 
-def spool_path(world: World, machine: Machine, journal: str) -> Path:
+def spool_path(world: World, machine: BrokerHost, journal: str) -> Path:
     return folder_of(machine.settings.data_dir / "spools", journal, world.create_revision(journal))
 
 
@@ -158,13 +158,13 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
                     yield Observation(by, journal, entry.begin, data[: entry.end - entry.begin], world.loop.time())
 
 
-def record_of(world: World, journal: str) -> Record | None:
+def record_of(world: World, journal: str) -> InSyncRecord | None:
     """Return a journal's in-sync record, or None."""
     kv = world.etcd.kvs.get(LAYOUT.in_sync_key(journal))
     return in_sync.decode(kv.value) if kv is not None else None
 
 
-def recovered(world: World, machine: Machine, journal: str) -> Recovered:
+def recovered(world: World, machine: BrokerHost, journal: str) -> Recovered:
     """Recover a journal's spool on a machine whose broker is dead, as a new process would.
 
     The result excludes content that the process would set aside because others went on without it.
@@ -189,7 +189,7 @@ def recovered(world: World, machine: Machine, journal: str) -> Recovered:
     return replace(found, sealed=kept)
 
 
-def disk_contents(machine: Machine, found: Recovered) -> Iterator[Observation]:
+def disk_contents(machine: BrokerHost, found: Recovered) -> Iterator[Observation]:
     """Yield the content of a recovered spool's fragments."""
     fragments = [(sealed.fragment, sealed.content.path) for sealed in found.sealed]
     current = found.spool.fragment

@@ -13,7 +13,7 @@ from coranto.fragments.fragment import Codec
 from coranto.testing.sim import etcd, object_store
 from coranto.testing.sim.object_store import StoreFaults
 from coranto_broker.simulation.restoring import Operator
-from coranto_broker.simulation.world import LAYOUT, Machine, World
+from coranto_broker.simulation.world import LAYOUT, BrokerHost, World
 
 
 class Nemesis:
@@ -23,7 +23,7 @@ class Nemesis:
         self._world = world
         self._rng = world.rng
         self._mends: dict[int, Callable[[], None]] = {}
-        self._faults: dict[str, Callable[[Machine], Awaitable[None]]] = {
+        self._faults: dict[str, Callable[[BrokerHost], Awaitable[None]]] = {
             "kill": self._kill,
             "kill in write": self._kill_in_write,
             "pause": self._pause,
@@ -113,13 +113,13 @@ class Nemesis:
 
     # -- Processes and machines ----------------------------------------------------------------------------------------
 
-    async def _kill(self, machine: Machine) -> None:
+    async def _kill(self, machine: BrokerHost) -> None:
         machine.kill()
 
-    async def _kill_in_write(self, machine: Machine) -> None:
+    async def _kill_in_write(self, machine: BrokerHost) -> None:
         self._end_in_write(machine, lambda: None)
 
-    def _end_in_write(self, machine: Machine, also: Callable[[], object]) -> None:
+    def _end_in_write(self, machine: BrokerHost, also: Callable[[], object]) -> None:
         """Kill the process in the middle of one of its next writes, and call `also` at the same instant."""
         countdown = self._rng.randint(1, 12)
         wanted = self._rng.choice((".content", ".commits", ""))
@@ -134,19 +134,19 @@ class Nemesis:
 
         machine.disk.kill_in_write = due
 
-    async def _pause(self, machine: Machine) -> None:
+    async def _pause(self, machine: BrokerHost) -> None:
         await self._stop(machine, 0.05, self._lease / 3)
 
-    async def _long_pause(self, machine: Machine) -> None:
+    async def _long_pause(self, machine: BrokerHost) -> None:
         await self._stop(machine, self._lease, 2 * self._lease)
 
-    async def _stop(self, machine: Machine, low: float, high: float) -> None:
+    async def _stop(self, machine: BrokerHost, low: float, high: float) -> None:
         process = machine.process
         if process is not None:
             process.pause()
             await self._for_a_while(process.resume, low, high)
 
-    async def _long_outage(self, machine: Machine) -> None:
+    async def _long_outage(self, machine: BrokerHost) -> None:
         """End the broker until after its lease has run out."""
         machine.end()
 
@@ -156,7 +156,7 @@ class Nemesis:
 
         await self._for_a_while(back, self._lease, 2 * self._lease)
 
-    async def _crash_machine(self, machine: Machine) -> None:
+    async def _crash_machine(self, machine: BrokerHost) -> None:
         when = self._rng.choice(("now", "in write", "in sync", "in sync"))
         if when == "now":
             machine.crash()
@@ -165,7 +165,7 @@ class Nemesis:
         else:
             self._end_in_sync(machine)
 
-    def _end_in_sync(self, machine: Machine) -> None:
+    def _end_in_sync(self, machine: BrokerHost) -> None:
         """Crash the machine before one of its next syncs has any effect."""
         countdown, disk = self._rng.randint(1, 8), machine.disk
 
@@ -179,23 +179,23 @@ class Nemesis:
 
         disk.before_sync = syncs
 
-    async def _exit_gracefully(self, machine: Machine) -> None:
+    async def _exit_gracefully(self, machine: BrokerHost) -> None:
         machine.stop_requested.set()
 
     # -- The network ---------------------------------------------------------------------------------------------------
 
-    async def _cut_brokers(self, machine: Machine) -> None:
+    async def _cut_brokers(self, machine: BrokerHost) -> None:
         other = self._rng.choice(self._world.machines)
         if other is not machine:
             await self._for_a_while(self._world.network.cut_both(machine.name, other.name), 0.1, 8.0)
 
-    async def _cut_one_way(self, machine: Machine) -> None:
+    async def _cut_one_way(self, machine: BrokerHost) -> None:
         other = self._rng.choice([*(m.name for m in self._world.machines), etcd.NODE])
         if other != machine.name:
             ends = (machine.name, other) if self._rng.random() < 0.5 else (other, machine.name)
             await self._for_a_while(self._world.network.cut(*ends), 0.1, 8.0)
 
-    async def _isolate(self, machine: Machine) -> None:
+    async def _isolate(self, machine: BrokerHost) -> None:
         """Cut a broker off from all other brokers, but not from etcd."""
         others = [other.name for other in self._world.machines if other is not machine]
         mends = [self._world.network.cut_both(machine.name, other) for other in others]
@@ -206,18 +206,18 @@ class Nemesis:
 
         await self._for_a_while(mend, 0.5, 8.0)
 
-    async def _cut_etcd(self, machine: Machine) -> None:
+    async def _cut_etcd(self, machine: BrokerHost) -> None:
         longest = self._rng.choice((self._lease / 3, 2 * self._lease))
         await self._for_a_while(self._world.network.cut_both(machine.name, etcd.NODE), 0.1, longest)
 
-    async def _cut_client(self, machine: Machine) -> None:
+    async def _cut_client(self, machine: BrokerHost) -> None:
         writer = f"writer-{self._rng.randrange(self._world.options.writers)}"
         await self._for_a_while(self._world.network.cut_both(writer, machine.name), 0.1, 5.0)
 
-    async def _cut_store(self, machine: Machine) -> None:
+    async def _cut_store(self, machine: BrokerHost) -> None:
         await self._for_a_while(self._world.network.cut_both(machine.name, object_store.NODE), 0.5, 10.0)
 
-    async def _break_calls(self, machine: Machine) -> None:
+    async def _break_calls(self, machine: BrokerHost) -> None:
         rpc = self._world.rpc
         for call in list(rpc.live):
             if machine.name in (call.node, call.peer) and self._rng.random() < 0.5:
@@ -225,15 +225,15 @@ class Nemesis:
 
     # -- Services ------------------------------------------------------------------------------------------------------
 
-    async def _break_watches(self, _: Machine) -> None:
+    async def _break_watches(self, _: BrokerHost) -> None:
         self._world.etcd.break_watches()
 
-    async def _compact(self, _: Machine) -> None:
+    async def _compact(self, _: BrokerHost) -> None:
         self._world.etcd.compact()
         if self._rng.random() < 0.5:
             self._world.etcd.break_watches()
 
-    async def _store_errors(self, _: Machine) -> None:
+    async def _store_errors(self, _: BrokerHost) -> None:
         rng, store = self._rng, self._world.store
         refuse, fail, lag = rng.choice((0.0, 0.3, 0.9)), rng.choice((0.0, 0.3)), rng.choice((0.0, 3.0))
         store.faults = replace(store.faults, refuse=refuse, fail_after_applying=fail, list_lag=lag)
@@ -243,7 +243,7 @@ class Nemesis:
 
         await self._for_a_while(mend, 1.0, 8.0)
 
-    async def _slow_store(self, _: Machine) -> None:
+    async def _slow_store(self, _: BrokerHost) -> None:
         store = self._world.store
 
         def mend() -> None:
@@ -252,7 +252,7 @@ class Nemesis:
         store.faults.slow = self._rng.choice((0.5, 5.0, 20.0))
         await self._for_a_while(mend, 1.0, 8.0)
 
-    async def _refuse_fragments(self, _: Machine) -> None:
+    async def _refuse_fragments(self, _: BrokerHost) -> None:
         """Let the store refuse fragments but pass probes."""
         store = self._world.store
 
@@ -262,18 +262,18 @@ class Nemesis:
         store.faults.refuse_fragments = self._rng.choice((0.8, 1.0, 1.0))
         await self._for_a_while(mend, 2.0, 25.0)
 
-    async def _flip_a_bit(self, machine: Machine) -> None:
+    async def _flip_a_bit(self, machine: BrokerHost) -> None:
         """Let the disk damage the next fragment that the machine's broker is about to store, if another has it too."""
         machine.flips_next = True
 
-    async def _disk_full(self, machine: Machine) -> None:
+    async def _disk_full(self, machine: BrokerHost) -> None:
         def mend() -> None:
             machine.disk.full = False
 
         machine.disk.full = True
         await self._for_a_while(mend, 0.1, 3.0)
 
-    async def _disk_fails(self, machine: Machine) -> None:
+    async def _disk_fails(self, machine: BrokerHost) -> None:
         """Let syncs fail: one, some, or all for a while."""
         rng, disk = self._rng, machine.disk
         wanted = rng.choice((".content", ".commits", ""))
@@ -292,7 +292,7 @@ class Nemesis:
         disk.fail_sync = fails
         await self._for_a_while(mend, 0.1, 5.0)
 
-    async def _change_spec(self, _: Machine) -> None:
+    async def _change_spec(self, _: BrokerHost) -> None:
         """Apply another replication, codec or fragment length, as an operator does."""
         world, rng = self._world, self._rng
         journal = rng.choice(world.journals)
@@ -307,10 +307,10 @@ class Nemesis:
             spec.fragment.length = rng.choice((1024, 2048, 1 << 20))
         world.etcd.txn([], [Put(LAYOUT.item_key(journal), spec.SerializeToString())], [])
 
-    async def _restore_etcd(self, _: Machine) -> None:
+    async def _restore_etcd(self, _: BrokerHost) -> None:
         await self._operator.restore()
 
-    async def _suspend(self, machine: Machine) -> None:
+    async def _suspend(self, machine: BrokerHost) -> None:
         """Suspend a journal, as operators do with idle ones, although this one is not. The next append wakes it."""
         world, rng = self._world, self._rng
         journal, client = rng.choice(world.journals), world.client("operator", machine, patience=1.0)

@@ -18,7 +18,7 @@ import structlog
 import typer
 
 from coranto.testing.sim.loop import Deadlock
-from coranto_broker.simulation.world import Machine, World
+from coranto_broker.simulation.world import BrokerHost, World
 
 Tell = Callable[[str], None]
 
@@ -40,11 +40,11 @@ class Seeded(Protocol):
 O_co = TypeVar("O_co", bound=Seeded, covariant=True)
 A = TypeVar("A")
 W = TypeVar("W", bound=World)
-R = TypeVar("R", bound="Report[Any, Any]")
+R = TypeVar("R", bound="SeedReport[Any, Any]")
 
 
 @dataclass(slots=True)
-class Report(Generic[O_co, A]):
+class SeedReport(Generic[O_co, A]):
     """The result of a run with options `O_co`: anomalies `A` (broken promises), problems that no program may have."""
 
     command: ClassVar[str]
@@ -97,7 +97,7 @@ def play(
     *,
     tell: Tell | None,
     prepare: Callable[[W], None] | None,
-    machines: Iterable[Machine] = (),
+    machines: Iterable[BrokerHost] = (),
 ) -> None:
     """Play the script on the world's loop, end all programs, and complete the report.
 
@@ -158,7 +158,12 @@ def listening(world: World, tell: Tell | None) -> Iterator[None]:
 
 
 def play_seeds(
-    play_one: Callable[[int, Tell | None], Report[Any, Any]], *, seed: int | None, seeds: int, first: int, quiet: bool
+    play_one: Callable[[int, Tell | None], SeedReport[Any, Any]],
+    *,
+    seed: int | None,
+    seeds: int,
+    first: int,
+    quiet: bool,
 ) -> None:
     """Play `seed` alone, or `seeds` seeds from `first` on, print the results, and exit the process.
 

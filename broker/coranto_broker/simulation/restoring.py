@@ -14,7 +14,7 @@ from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import Backup, SimCoordinator
 from coranto.testing.sim.timeline import Process
 from coranto_broker.recovery.adoption import Adoption
-from coranto_broker.simulation.world import LAYOUT, Machine, World
+from coranto_broker.simulation.world import LAYOUT, BrokerHost, World
 
 
 class Operator:
@@ -87,7 +87,7 @@ class Operator:
             machine.end()
 
     async def _until_done(
-        self, command: Callable[[Adoption, Machine, Process], Awaitable[object]], at: Machine
+        self, command: Callable[[Adoption, BrokerHost, Process], Awaitable[object]], at: BrokerHost
     ) -> None:
         """Run a command on a machine until it succeeds. Brokers that start there meanwhile do not get to serve."""
         world = self._world
@@ -104,9 +104,9 @@ class Operator:
                     world.coverage.sometimes("etcd could not be taken up at once")
             await asyncio.sleep(0.5)
 
-    async def _gather(self, adoption: Adoption, machine: Machine, process: Process) -> None:
+    async def _gather(self, adoption: Adoption, machine: BrokerHost, process: Process) -> None:
         clock = SimClock(self._world.loop, process)
         await adoption.gather(machine.member, machine.settings.data_dir, machine.disk.for_process(process), clock)
 
-    async def _finish(self, adoption: Adoption, machine: Machine, process: Process) -> None:
+    async def _finish(self, adoption: Adoption, machine: BrokerHost, process: Process) -> None:
         await adoption.finish()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import AppendOutcomeUnknown, CorantoError
-from coranto.testing.sim.checker import Anomaly, Final, check
-from coranto.testing.sim.history import Kind, OperationOutcome
+from coranto.testing.sim.checker import Anomaly, FinalJournal, check
+from coranto.testing.sim.history import OperationKind, OperationOutcome
 from coranto.testing.sim.loop import simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation import audit, playing
@@ -42,15 +42,15 @@ have the journal's end are back."""
 
 
 @dataclass(slots=True)
-class Report(playing.Report[Options, Anomaly]):
+class RunReport(playing.SeedReport[Options, Anomaly]):
     """The result of a run."""
 
     command = "python -m coranto_broker.simulation"
 
 
-def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> Report:
+def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World], None] | None = None) -> RunReport:
     """Run one simulation. `tell` is called with events as they happen. `prepare` may change the world beforehand."""
-    report = Report(options)
+    report = RunReport(options)
     with simulated(options.seed, shuffle=options.shuffle) as loop:
         world = World(loop, options)
         play(world, report, _run, tell=tell, prepare=prepare)
@@ -62,7 +62,7 @@ def run(options: Options, *, tell: Tell | None = None, prepare: Callable[[World]
     return report
 
 
-async def _run(world: World, report: Report) -> None:
+async def _run(world: World, report: RunReport) -> None:
     world.etcd.before_txn.append(audit.watch_allocator(world))
     world.start()
     booted = await world.until(lambda: all(map(world.is_consistent, world.journals)), 30.0)
@@ -90,7 +90,7 @@ async def _run(world: World, report: Report) -> None:
     _note_resolutions(world, finals)
 
 
-async def _prove_alive(world: World, workload: Workload, report: Report) -> None:
+async def _prove_alive(world: World, workload: Workload, report: RunReport) -> None:
     """Check that all journals are whole again and take appends through every broker, and that readers reach the end."""
 
     def whole() -> bool:
@@ -115,7 +115,7 @@ async def _prove_alive(world: World, workload: Workload, report: Report) -> None
                     Anomaly("stuck", journal, f"after healing, through {machine.name}: {operation}")
                 )
     # A head may count an append under way that comes to nothing. Only what was acknowledged must be seen.
-    acknowledged = [each for each in world.history.operations if each.kind is not Kind.HEAD]
+    acknowledged = [each for each in world.history.operations if each.kind is not OperationKind.HEAD]
     ends = {
         journal: max((each.end for each in acknowledged if each.journal == journal), default=0)
         for journal in world.journals
@@ -128,7 +128,7 @@ async def _prove_alive(world: World, workload: Workload, report: Report) -> None
         report.anomalies.append(Anomaly("unseen", "all journals", f"readers got to {workload.read_to} of {ends}"))
 
 
-async def _read_back(world: World, journal: str, report: Report) -> Final:
+async def _read_back(world: World, journal: str, report: RunReport) -> FinalJournal:
     """Read a journal's content and registers through a client, and its replicas' local content."""
     client = world.client("prover", world.rng.choice(world.machines), patience=60.0)
     content = bytearray()
@@ -145,7 +145,7 @@ async def _read_back(world: World, journal: str, report: Report) -> Final:
     except (CorantoError, TimeoutError) as error:
         at = f"at offset {len(content)}"
         report.anomalies.append(Anomaly("stuck", journal, f"cannot be read {at}: {type(error).__name__} {error}"))
-    return Final(bytes(content), registers, list(audit.replica_contents(world, journal)))
+    return FinalJournal(bytes(content), registers, list(audit.replica_contents(world, journal)))
 
 
 async def _barrier(world: World, client: JournalClient, journal: str) -> AppendResult:
@@ -157,7 +157,7 @@ async def _barrier(world: World, client: JournalClient, journal: str) -> AppendR
             await asyncio.sleep(0.5)
 
 
-async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
+async def _end(world: World, finals: dict[str, FinalJournal], report: RunReport) -> None:
     """Shut down, and check the content on disks and in the store."""
     if world.options.stored_at_end:
         for machine in world.machines:
@@ -180,7 +180,7 @@ async def _end(world: World, finals: dict[str, Final], report: Report) -> None:
         await _prove_replaceable(world, finals, report)
 
 
-async def _prove_replaceable(world: World, finals: dict[str, Final], report: Report) -> None:
+async def _prove_replaceable(world: World, finals: dict[str, FinalJournal], report: RunReport) -> None:
     """Check that brokers with empty disks go on where brokers that exited gracefully ended, without an operator."""
     for machine in world.machines:
         machine.replace_disk()
@@ -204,7 +204,7 @@ async def _prove_replaceable(world: World, finals: dict[str, Final], report: Rep
             report.anomalies.append(Anomaly("register-drift", journal, what))
 
 
-def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> None:
+def _look_at_disks(world: World, journal: str, final: FinalJournal, report: RunReport) -> None:
     """Check I13: disks and store together have all content, and the registers."""
     spans = [(fragment.begin, fragment.end) for fragment, _ in final.fragments]
     newest: tuple[int, pb.LabelSet] = (0, pb.LabelSet())
@@ -228,7 +228,7 @@ def _look_at_disks(world: World, journal: str, final: Final, report: Report) -> 
         report.anomalies.append(Anomaly("register-drift", journal, f"the disk's registers are {newest[1]}"))
 
 
-def _note_resolutions(world: World, finals: dict[str, Final]) -> None:
+def _note_resolutions(world: World, finals: dict[str, FinalJournal]) -> None:
     for operation in world.history.operations:
         if operation.outcome is OperationOutcome.INFO and operation.content:
             there = operation.content in finals[operation.journal].content

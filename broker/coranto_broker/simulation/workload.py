@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, RegisterMismatch, StatusError
 from coranto.labels import label_set
-from coranto.testing.sim.history import Kind, Observation, Operation, OperationOutcome, unique_content
+from coranto.testing.sim.history import Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.simulation.audit import check_acknowledged, check_backlog
 from coranto_broker.simulation.world import World
@@ -66,7 +66,7 @@ class Workload:
             await self.append(name, client, journal)
 
     async def head(self, name: str, client: JournalClient, journal: str) -> Operation:
-        operation = self._begin(name, Kind.HEAD, journal)
+        operation = self._begin(name, OperationKind.HEAD, journal)
 
         async def ask() -> None:
             operation.begin = operation.end = await client.head(journal)
@@ -76,7 +76,7 @@ class Workload:
         return operation
 
     async def barrier(self, name: str, client: JournalClient, journal: str) -> Operation:
-        operation = self._begin(name, Kind.BARRIER, journal)
+        operation = self._begin(name, OperationKind.BARRIER, journal)
         await self._finish(operation, self._applied(operation, client.append(journal, b"")))
         return operation
 
@@ -136,12 +136,12 @@ class Workload:
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, name: str, kind: Kind, journal: str) -> Operation:
+    def _begin(self, name: str, kind: OperationKind, journal: str) -> Operation:
         return self._world.history.begin(name, kind, journal, self._world.loop.time())
 
     def _begin_append(self, name: str, journal: str, *, plain: bool = False) -> Operation:
         rng = self._rng
-        operation = self._begin(name, Kind.APPEND, journal)
+        operation = self._begin(name, OperationKind.APPEND, journal)
         operation.content = unique_content(operation.number, rng, 20, 400)
         if plain:
             return operation

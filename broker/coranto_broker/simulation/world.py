@@ -26,7 +26,7 @@ from coranto.fragments.fragment import Fragment, sum_of
 from coranto.specs.validation import effective_replication, routes_equivalent
 from coranto.testing.sim.checker import Anomaly
 from coranto.testing.sim.clocks import SimClock
-from coranto.testing.sim.coverage import Coverage
+from coranto.testing.sim.coverage import PathCoverage
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.etcd import SimCoordinator, SimEtcd
 from coranto.testing.sim.history import History
@@ -61,7 +61,7 @@ class World:
         self.loop = loop
         self.options = options
         self.rng = loop.rng
-        self.coverage = Coverage()
+        self.coverage = PathCoverage()
         self.history = History()
         self.anomalies: list[Anomaly] = []
         """Broken promises that were found during the run."""
@@ -74,12 +74,12 @@ class World:
         self.store = SimObjectStore(self.network, self.rng)
         self.disks: list[SimDisk] = []
         """All disks that machines have had."""
-        self.flips: list[Flip] = []
+        self.flips: list[BitFlip] = []
         """Bytes that disks have damaged."""
         self.clients = Process(loop, "clients")
         self.client_clock = SimClock(loop, self.clients)
         self.journals = list(journals) or options.names
-        self.machines = [Machine(self, number) for number in range(options.brokers)]
+        self.machines = [BrokerHost(self, number) for number in range(options.brokers)]
         self.unsure = False
         """True while etcd was restored and does not know which broker has which content."""
         self._entities = JournalEntities()
@@ -140,7 +140,7 @@ class World:
         """True if brokers bound their backlog and hold appends back."""
         return "store refuses fragments" in self.options.faults
 
-    def is_damaged(self, machine: Machine, journal: str, offset: int) -> bool:
+    def is_damaged(self, machine: BrokerHost, journal: str, offset: int) -> bool:
         """Return True if a machine's local content at an offset is in a fragment that its disk has damaged."""
         return any(
             flip.machine is machine
@@ -157,7 +157,7 @@ class World:
                 content = content[:position] + bytes([flip.wrong ^ 0xFF]) + content[position + 1 :]
         return content
 
-    def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> Machine:
+    def machine_of(self, member: MemberId | pb.ProcessSpec.ID) -> BrokerHost:
         return next(machine for machine in self.machines if machine.name == member.suffix)
 
     def count_faults(self) -> Counter[str]:
@@ -175,7 +175,7 @@ class World:
 
     # -- Clients -------------------------------------------------------------------------------------------------------
 
-    def client(self, node: str, machine: Machine, patience: float) -> JournalClient:
+    def client(self, node: str, machine: BrokerHost, patience: float) -> JournalClient:
         connection = SimConnection(self.rpc, node, machine.endpoint)
         return JournalClient(machine.endpoint, clock=self.client_clock, patience=patience, connection=connection)
 
@@ -190,10 +190,10 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class BitFlip:
     """A damaged byte in a machine's copy of a fragment: the journal's byte at `offset` is now `wrong`."""
 
-    machine: Machine
+    machine: BrokerHost
     fragment: Fragment
     offset: int
     wrong: int
@@ -279,7 +279,7 @@ class Host:
             process.kill()
 
 
-class Machine(Host):
+class BrokerHost(Host):
     """A host that runs brokers, and its disk."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -355,7 +355,7 @@ class Machine(Host):
         self.flips_next = False
         position = world.rng.randrange(fragment.length)
         self.disk.corrupt(sealed.content.path, position)
-        world.flips.append(Flip(self, fragment, fragment.begin + position, ours[position] ^ 0xFF))
+        world.flips.append(BitFlip(self, fragment, fragment.begin + position, ours[position] ^ 0xFF))
         world.coverage.sometimes("a bit was flipped in a fragment that was about to be stored")
         world.loop.note(f"{self.name} has damaged {fragment.content_path} at {position}")
 
@@ -393,7 +393,7 @@ class Machine(Host):
 class _SimServing:
     """The place where a machine's broker listens."""
 
-    def __init__(self, machine: Machine, world: World, process: Process) -> None:
+    def __init__(self, machine: BrokerHost, world: World, process: Process) -> None:
         self._machine = machine
         self._world = world
         self._process = process
@@ -415,7 +415,9 @@ class _SimServing:
 class _SimBroker(Broker):
     """A broker that reports appends committed together, and fragments that it is about to store."""
 
-    def __init__(self, coverage: Coverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, coverage: PathCoverage, about_to_store: Callable[[Sealed], None], *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._coverage = coverage
         self._about_to_store = about_to_store

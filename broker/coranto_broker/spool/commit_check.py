@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from coranto_broker.spool import commit_log
-from coranto_broker.spool.commit_log import Record
+from coranto_broker.spool.commit_log import CommitRecord
 from coranto_broker.spool.spool import Hash, new_sum
 
 READ_BYTES = 1 << 20
@@ -26,7 +26,7 @@ class Examined:
     """The result of examining a fragment's files. `record` is None if nothing in them is usable."""
 
     begin: int
-    record: Record | None = None
+    record: CommitRecord | None = None
     generation: int = 0
     """The generation of the log that holds the record."""
     log_end: int = 0
@@ -60,14 +60,14 @@ def examine(
     journal: str, create_revision: int, begin: int, logs: Mapping[int, bytes], size: int, read: Read
 ) -> Examined:
     """Examine the fragment at `begin`: its `logs` by generation, and its content of `size` bytes."""
-    records: list[tuple[int, int, int, Record]] = []  # Each after its sort key: end, generation, position.
+    records: list[tuple[int, int, int, CommitRecord]] = []  # Each after its sort key: end, generation, position.
     whole: dict[int, int] = {}  # The end of the last whole entry, by generation.
     promised = 0
     for generation, data in sorted(logs.items()):
         for found in commit_log.scan(data):
             whole[generation] = found.end
             promised = max(promised, found.promised)
-            if isinstance(found, Record):
+            if isinstance(found, CommitRecord):
                 records.append((found.committed.fragment.end, generation, found.position, found))
     if not records:
         if not (size and logs):
@@ -100,12 +100,12 @@ def examine(
     return Examined(begin, record, generation, log_end, running, claimed_end, promised, problem)
 
 
-def _agrees(record: Record, running: Hash) -> bool:
+def _agrees(record: CommitRecord, running: Hash) -> bool:
     fragment = record.committed.fragment
     return not fragment.length or running.digest() == fragment.sum
 
 
-def _describe(record: Record, size: int, running: Hash | None) -> str:
+def _describe(record: CommitRecord, size: int, running: Hash | None) -> str:
     fragment = record.committed.fragment
     if running is None:
         return f"there are {size} of {fragment.length} committed bytes"
@@ -126,15 +126,15 @@ def _sum_of(read: Read, length: int) -> Hash | None:
 
 
 def _longest(
-    records: list[tuple[int, int, int, Record]], begin: int, size: int, read: Read
-) -> tuple[tuple[int, int, int, Record], Hash | None]:
+    records: list[tuple[int, int, int, CommitRecord]], begin: int, size: int, read: Read
+) -> tuple[tuple[int, int, int, CommitRecord], Hash | None]:
     """Return the longest commit that matches the content, and its sum. The sum is None if no commit matches."""
-    by_end: dict[int, list[tuple[int, int, int, Record]]] = defaultdict(list)
+    by_end: dict[int, list[tuple[int, int, int, CommitRecord]]] = defaultdict(list)
     for each in records:
         if each[0] - begin <= size:
             by_end[each[0]].append(each)
     running, position = new_sum(), 0
-    found: tuple[tuple[int, int, int, Record], Hash | None] = (min(records), None)
+    found: tuple[tuple[int, int, int, CommitRecord], Hash | None] = (min(records), None)
     for end in sorted(by_end):
         while position < end - begin:
             data = read(position, min(READ_BYTES, end - begin - position))

@@ -75,7 +75,7 @@ def _framed(magic: bytes, payload: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CommitRecord:
     """One whole record at bytes [position, end) of its log."""
 
     committed: CommittedState
@@ -98,7 +98,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class FlushMark:
     """One whole mark, which ends at byte `end` of its log."""
 
     flushed: int
@@ -110,7 +110,7 @@ class Mark:
         return self.flushed
 
 
-def scan(data: bytes) -> Iterator[Record | Mark]:
+def scan(data: bytes) -> Iterator[CommitRecord | FlushMark]:
     """Iterate over a log's entries, up to its end or to the first entry that is not whole."""
     position = 0
     while (found := entry_at(data, position)) is not None:
@@ -132,18 +132,18 @@ class LogContent:
 
 def decode(data: bytes) -> LogContent:
     """Read a log up to its end or to the first entry that is not whole."""
-    last: Record | None = None
+    last: CommitRecord | None = None
     end = 0
     for found in scan(data):
         end = found.end
-        if isinstance(found, Record):
+        if isinstance(found, CommitRecord):
             last = found
     if last is None:
         return LogContent(None, 0, end)
     return LogContent(last.committed, last.create_revision, end, last.stamp, last.readable)
 
 
-def entry_at(data: bytes, position: int) -> Record | Mark | None:
+def entry_at(data: bytes, position: int) -> CommitRecord | FlushMark | None:
     """Return the record or mark that begins at `position`; None if there is no whole one."""
     begin = position + _HEAD.size
     if begin > len(data):
@@ -153,7 +153,7 @@ def entry_at(data: bytes, position: int) -> Record | Mark | None:
     if len(payload) != length or zlib.crc32(payload) != checksum:
         return None
     if magic == _MARK:
-        return Mark(_FLUSHED.unpack(payload)[0], begin + length) if length == _FLUSHED.size else None
+        return FlushMark(_FLUSHED.unpack(payload)[0], begin + length) if length == _FLUSHED.size else None
     fixed = _FIXED.get(magic)
     if fixed is None or length < fixed.size:
         return None
@@ -166,4 +166,4 @@ def entry_at(data: bytes, position: int) -> Record | Mark | None:
     flushed = rest[2] if len(rest) == 3 else UNAWAITED
     committed = CommittedState(fragment, message.registers, first_append_time)
     readable = message.readable if message.HasField("readable") else fragment.end
-    return Record(committed, create_revision, Stamp(*rest[:2]), flushed, readable, position, begin + length)
+    return CommitRecord(committed, create_revision, Stamp(*rest[:2]), flushed, readable, position, begin + length)

@@ -12,8 +12,8 @@ writes the first record of the next fragment before it seals the old one. So the
 end and registers, no matter what has been persisted since.
 
 A sealed fragment keeps its files until its content is in a fragment store. It may be stored once it is *settled*: every
-member of the journal's in-sync record has it, or has agreed to go on after it. The `Watermark` of a spool is the offset
-up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
+member of the journal's in-sync record has it, or has agreed to go on after it. The `SettledOffset` of a spool is the
+offset up to which this is known without asking etcd. Each record of the log also holds the pipelines that the spool has
 followed (`in_sync.Stamp`). From this, recovery can tell whether others went on without this spool.
 
 As soon as bytes are written, they survive the end of the process. The `Fsync` policy decides whether they also survive
@@ -77,7 +77,7 @@ class Fsync(enum.StrEnum):
     """Every few seconds. Power loss loses at most the appends of that time."""
 
 
-class Watermark:
+class SettledOffset:
     """The offset below which all content of a spool is settled. It only rises."""
 
     def __init__(self, offset: int = 0) -> None:
@@ -109,7 +109,7 @@ class Sealed:
     log: SharedFile = field(repr=False)
     create_revision: int = 0
     stamp: Stamp = UNSTAMPED
-    watermark: Watermark = field(default_factory=Watermark, repr=False)
+    watermark: SettledOffset = field(default_factory=SettledOffset, repr=False)
     readable: bool = True
     """True if readers may see it as soon as it completes. Otherwise they may once `spool_readable` says so."""
     older_logs: tuple[SharedFile, ...] = field(default=(), repr=False, compare=False)
@@ -230,7 +230,7 @@ class DurableSpool:
         log: SharedFile | None = None,
         generation: int = 0,
         stamp: Stamp = UNSTAMPED,
-        watermark: Watermark | None = None,
+        watermark: SettledOffset | None = None,
         retired: Sequence[SharedFile] = (),
     ) -> None:
         """Begin with an empty spool or, after recovery, with `spool` and its open commit log of that generation.
@@ -246,7 +246,7 @@ class DurableSpool:
         self._log_length = log.size() if log is not None else 0
         self._generation = generation
         self._stamp = stamp
-        self._watermark = watermark or Watermark()
+        self._watermark = watermark or SettledOffset()
         self._aside = Aside()
         self._published = self._spool.fragment.begin
         self._readable = self._recorded_readable = self._published  # Readers may see all below; as last logged.

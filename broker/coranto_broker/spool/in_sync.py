@@ -75,7 +75,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class InSyncRecord:
     """The in-sync record of one journal with that `create_revision`.
 
     `end` and `registers` belong to a claimed, left or closed record, else they are None. Stamps below `forgotten` are
@@ -145,7 +145,7 @@ class Judgement(enum.Enum):
     """Others went on without the content."""
 
 
-def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
+def judge(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> Judgement:
     """Judge content that ends at `end` in a spool of broker `me`. Without a record it is FINAL, as in Gazette."""
     if record is None or stamp.written > record.revision:
         return Judgement.FINAL
@@ -160,14 +160,14 @@ def judge(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
     return Judgement.FINAL if limit >= end else Judgement.DIVERGED
 
 
-def is_complete(record: Record | None, stamp: Stamp, me: str) -> bool:
+def is_complete(record: InSyncRecord | None, stamp: Stamp, me: str) -> bool:
     """Return True if a spool of `me` with that stamp holds everything that was acknowledged."""
     if record is None or stamp.written > record.revision:
         return True
     return me in record.members and not record.foreign and stamp.synced >= record.revision
 
 
-def may_leave(record: Record | None, stamp: Stamp, end: int, me: str) -> bool:
+def may_leave(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> bool:
     """Return True if `me` knows where the journal ends. Its spool has that stamp and end, and takes no more content.
 
     The spool then holds everything that was acknowledged, and by this record nothing more can be acknowledged. Once all
@@ -189,7 +189,7 @@ class Takeover(enum.Enum):
     """Wait for a member of the record, for its rescue of the journal, or for an operator."""
 
 
-def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int) -> Takeover:
+def takeover(record: InSyncRecord | None, route: Iterable[str], stamp: Stamp, end: int) -> Takeover:
     """Decide for a Route whose replicas agree on `end`. `stamp` is from the primary's spool before this pipeline."""
     if record is None or stamp.written > record.revision:
         return Takeover.CLEAN
@@ -200,7 +200,7 @@ def takeover(record: Record | None, route: Iterable[str], stamp: Stamp, end: int
     return Takeover.LOST
 
 
-def is_continued(record: Record | None, create_revision: int) -> bool:
+def is_continued(record: InSyncRecord | None, create_revision: int) -> bool:
     """Return True if a journal created anew after etcd was restored goes on from the one with that create revision.
 
     Final content of the former journal then counts, whoever holds it.
@@ -211,7 +211,9 @@ def is_continued(record: Record | None, create_revision: int) -> bool:
     return carried or create_revision in record.formers
 
 
-def recorded(record: Record | None, create_revision: int, revision: int, members: Iterable[str], begin: int) -> Record:
+def recorded(
+    record: InSyncRecord | None, create_revision: int, revision: int, members: Iterable[str], begin: int
+) -> InSyncRecord:
     """Return the record with which the pipeline of `revision`, whose replicas agreed on `begin`, may take content."""
     epochs, forgotten = (record.epochs, record.forgotten) if record is not None else ((), 0)
     if not epochs or epochs[-1].revision < revision:
@@ -220,10 +222,10 @@ def recorded(record: Record | None, create_revision: int, revision: int, members
     if len(epochs) > MAX_EPOCHS:
         forgotten, epochs = epochs[-MAX_EPOCHS - 1].revision, epochs[-MAX_EPOCHS:]
     formers = _formers(record, create_revision) if record is not None else ()
-    return Record(create_revision, tuple(sorted(members)), epochs, forgotten, formers=formers)
+    return InSyncRecord(create_revision, tuple(sorted(members)), epochs, forgotten, formers=formers)
 
 
-def without(record: Record, member: str) -> Record:
+def without(record: InSyncRecord, member: str) -> InSyncRecord:
     """Return the record without `member`, which has found that it does not hold what it should."""
     others = tuple(each for each in record.members if each != member)
     if record.claimed:  # Perhaps not everything is stored yet.
@@ -231,20 +233,20 @@ def without(record: Record, member: str) -> Record:
     return replace(record, members=others, left=record.left and bool(others), written=0)
 
 
-def claimed(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
+def claimed(record: InSyncRecord, member: str, end: int, registers: pb.LabelSet) -> InSyncRecord:
     """Return the record in which `member` alone decides that the journal ends at `end`."""
     return replace(record, members=(member,), end=end, registers=registers, left=False, written=0)
 
 
-def left(record: Record, member: str, end: int, registers: pb.LabelSet) -> Record:
+def left(record: InSyncRecord, member: str, end: int, registers: pb.LabelSet) -> InSyncRecord:
     """Return the record after `member` has left it. It is closed if this was the last member."""
     others = tuple(each for each in record.members if each != member)
     return replace(record, members=others, end=end, registers=registers, left=bool(others), written=0)
 
 
-def closed(record: Record | None, create_revision: int, end: int, registers: pb.LabelSet) -> Record:
+def closed(record: InSyncRecord | None, create_revision: int, end: int, registers: pb.LabelSet) -> InSyncRecord:
     """Return the record of a journal that no broker holds any more, because all of it is stored or gone."""
-    found = record or Record(create_revision)
+    found = record or InSyncRecord(create_revision)
     carried = found.carried if found.create_revision == create_revision else 0
     return replace(
         found,
@@ -260,14 +262,14 @@ def closed(record: Record | None, create_revision: int, end: int, registers: pb.
     )
 
 
-def _formers(record: Record, create_revision: int) -> tuple[int, ...]:
+def _formers(record: InSyncRecord, create_revision: int) -> tuple[int, ...]:
     """Return `formers` of the journal with that create revision, which goes on from `record`."""
     if record.create_revision == create_revision:
         return record.formers
     return (*(each for each in record.formers if each != create_revision), record.create_revision)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: InSyncRecord) -> bytes:
     """Encode a record as JSON, which people can read, too."""
     document: dict[str, Any] = {
         "create_revision": record.create_revision,
@@ -289,14 +291,14 @@ def encode(record: Record) -> bytes:
     return json.dumps(document).encode()
 
 
-def decode(value: bytes) -> Record:
+def decode(value: bytes) -> InSyncRecord:
     """Decode a record. Raises InvalidInput if `value` is not one."""
     try:
         document = json.loads(value)
         members, epochs = document["members"], document["epochs"]
         if not all(isinstance(member, str) for member in members):
             raise TypeError("a member is not a text")
-        record = Record(
+        record = InSyncRecord(
             _number(document["create_revision"]),
             tuple(members),
             tuple(Epoch(_number(revision), _number(begin)) for revision, begin in epochs),

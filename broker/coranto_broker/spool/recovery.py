@@ -41,9 +41,9 @@ from coranto_broker.spool.durable_spool import (
     DurableSpool,
     Fsync,
     Sealed,
+    SettledOffset,
     SpoolFolder,
     SpoolObserver,
-    Watermark,
 )
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
@@ -92,7 +92,7 @@ class Recovered:
     sealed: list[Sealed] = field(default_factory=list)
     lost_end: int = 0
     stamp: Stamp = UNSTAMPED
-    watermark: Watermark = field(default_factory=Watermark)
+    watermark: SettledOffset = field(default_factory=SettledOffset)
     readable: int = 0
     """The offset up to which readers had been shown the journal."""
     shown: Fragment | None = None
@@ -184,7 +184,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
             kept.log.seal()
         raise
     # A later fragment took content only after everybody had the content before it.
-    watermark = Watermark(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
+    watermark = SettledOffset(max((each.fragment.begin for each in verified if each.fragment.length), default=0))
     stamp = verified[-1].stamp if verified else UNSTAMPED
     sealed = [_sealed(folder, each, watermark) for each in verified if each.fragment.length]
     if not verified:
@@ -382,7 +382,7 @@ def _write_anew(folder: SpoolFolder, found: _Found, examined: Examined, log: Sha
     log.sync()
 
 
-def _sealed(folder: SpoolFolder, verified: _Verified, watermark: Watermark) -> Sealed:
+def _sealed(folder: SpoolFolder, verified: _Verified, watermark: SettledOffset) -> Sealed:
     committed = verified.committed
     content = folder.content(committed.fragment.begin)
     content.seal()

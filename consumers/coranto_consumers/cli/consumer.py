@@ -19,7 +19,7 @@ from coranto.errors import CorantoError
 from coranto.telemetry import configure_logging
 from coranto_consumers.cli.loading import default_prefix, load_application
 from coranto_consumers.runtime.process import run
-from coranto_consumers.runtime.settings import SECRETS, ConsumerSettings
+from coranto_consumers.runtime.settings import SECRETS, ConsumerProcessSettings
 
 app = typer.Typer(no_args_is_help=True, help="Run consumers.")
 
@@ -29,7 +29,7 @@ def consumer() -> None:
     """Run consumers."""
 
 
-def serve(application: str, endpoint: str | None, settings: ConsumerSettings) -> None:
+def serve(application: str, endpoint: str | None, settings: ConsumerProcessSettings) -> None:
     """Process the shards of an application until told to stop.
 
     APPLICATION is `module:App`: a coranto_consumers.runtime.application.Application, or what makes one. What no option
@@ -62,7 +62,7 @@ def _serve_command() -> Any:
     def command(application: str, endpoint: str | None, **flags: Any) -> None:
         given = {name: value for name, value in flags.items() if value is not None}
         try:
-            settings = ConsumerSettings(**given)
+            settings = ConsumerProcessSettings(**given)
         except ValidationError as error:
             problems = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False))
             raise typer.BadParameter(problems) from None
@@ -72,7 +72,7 @@ def _serve_command() -> Any:
         "application": Annotated[str, typer.Argument(metavar="module:App")],
         "endpoint": Endpoint,
     }
-    for name, field in ConsumerSettings.model_fields.items():
+    for name, field in ConsumerProcessSettings.model_fields.items():
         if name not in SECRETS:
             flag = f"--{name.replace('_', '-')}"
             declaration = f"{flag}/--no-{flag[2:]}" if field.annotation is bool else flag

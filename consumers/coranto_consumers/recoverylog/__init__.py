@@ -5,7 +5,7 @@ from coranto_consumers.recoverylog.directory import RecordedDirectory, RecordedF
 from coranto_consumers.recoverylog.fsm import ApplyResult, Fsm
 from coranto_consumers.recoverylog.hint_store import EtcdAuthority, HintKeys, HintStore, StoredHints
 from coranto_consumers.recoverylog.hints import Hints, LiveFnode
-from coranto_consumers.recoverylog.operations import Author, Fnode, Operation, fence_of, new_author
+from coranto_consumers.recoverylog.operations import Author, Fnode, RecordedOperation, fence_of, new_author
 from coranto_consumers.recoverylog.player import Player, Recovery
 from coranto_consumers.recoverylog.pruning import Pruned, ShardHints, prune_logs
 from coranto_consumers.recoverylog.recorder import Recorder
@@ -27,12 +27,12 @@ __all__ = [
     "LogOwner",
     "LogStandby",
     "MemoryAuthority",
-    "Operation",
     "Ownership",
     "Player",
     "Pruned",
     "RecordedDirectory",
     "RecordedFile",
+    "RecordedOperation",
     "Recorder",
     "Recovery",
     "Segment",

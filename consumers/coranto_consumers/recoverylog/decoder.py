@@ -12,7 +12,7 @@ from typing import Final
 
 from coranto.errors import InvalidInput
 from coranto.messages.fixed_frame import MAGIC
-from coranto_consumers.recoverylog.operations import Operation, Write
+from coranto_consumers.recoverylog.operations import RecordedOperation, Write
 
 MAX_PAYLOAD_BYTES: Final = 4 << 20
 """A frame that claims a longer payload is not a frame: operations only hold names and the content of properties."""
@@ -23,37 +23,38 @@ _HEADER: Final = struct.Struct("<4sI")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DecodedOperation:
     """An operation. `payload` is the content of its frame."""
 
-    op: Operation
+    op: RecordedOperation
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class WrittenData:
     """Some of the bytes of the last write that was found and accepted, in order."""
 
     content: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage:
+class SkippedContent:
     """Journal offsets [begin, end) that hold no operation and were skipped."""
 
     begin: int
     end: int
 
 
-Event = Found | Data | Garbage
+Event = DecodedOperation | WrittenData | SkippedContent
 
 
 class LogDecoder:
     """Decodes the content of `log` from `offset` on, where an operation begins.
 
     The reader of its events calls `accept` for each operation that continues the reader's history. The bytes of an
-    accepted write follow as `Data`; the bytes of other writes are skipped. After garbage, the length of a write counts
-    only once the operation is accepted. Bytes that merely look like an operation then cannot hide the ones that follow.
+    accepted write follow as `WrittenData`; the bytes of other writes are skipped. After garbage, the length of a write
+    counts only once the operation is accepted. Bytes that merely look like an operation then cannot hide the ones that
+    follow.
     """
 
     def __init__(self, log: str, offset: int) -> None:
@@ -114,10 +115,10 @@ class LogDecoder:
                 self._pass(min(self._owed, len(self._content) - begin))
                 self._owed -= self._at - begin
                 if self._wanted:
-                    yield Data(self._content[begin : self._at])
+                    yield WrittenData(self._content[begin : self._at])
                 continue
             found = self._frame()
-            if isinstance(found, Garbage):
+            if isinstance(found, SkippedContent):
                 self._doubtful = True
                 if found.end > found.begin:
                     yield found
@@ -128,7 +129,7 @@ class LogDecoder:
             self._owed, self._wanted = 0 if self._doubtful else self._claimed, False
             yield found
 
-    def _frame(self) -> Found | Garbage | None:
+    def _frame(self) -> DecodedOperation | SkippedContent | None:
         """Return the next frame, or the garbage in its place. None when it takes more content to decide."""
         content, at = self._content, self._at
         if not MAGIC.startswith(content[at : at + len(MAGIC)]):
@@ -143,20 +144,20 @@ class LogDecoder:
             return None
         payload = content[at + _HEADER.size : at + size]
         try:
-            op = Operation.from_payload(payload, self._log, self._offset, self._offset + size)
+            op = RecordedOperation.from_payload(payload, self._log, self._offset, self._offset + size)
         except InvalidInput:
             return self._pass_over()
         self._pass(size)
-        return Found(op, payload)
+        return DecodedOperation(op, payload)
 
-    def _pass_over(self) -> Garbage:
+    def _pass_over(self) -> SkippedContent:
         """Drop bytes up to the next magic word, or up to bytes that may be the beginning of one."""
         begin = self._offset
         found = self._content.find(MAGIC, self._at + 1)
         if found < 0:
             found = max(self._at + 1, len(self._content) - (len(MAGIC) - 1))
         self._pass(found - self._at)
-        return Garbage(begin, self._offset)
+        return SkippedContent(begin, self._offset)
 
     def _pass(self, count: int) -> None:
         self._at += count

@@ -23,7 +23,7 @@ from coranto_consumers.recoverylog.operations import (
     Create,
     Fnode,
     Link,
-    Operation,
+    RecordedOperation,
     SetProperty,
     Unlink,
     Write,
@@ -120,7 +120,7 @@ class Fsm:
             tuple(SetProperty(path, content) for path, content in sorted(self.properties.items())),
         )
 
-    def would_step(self, op: Operation) -> bool:
+    def would_step(self, op: RecordedOperation) -> bool:
         """Return whether `op` is the next of this history. Changes nothing, and does not check its effect on files."""
         hinted = self.next_hinted
         return (
@@ -131,7 +131,7 @@ class Fsm:
 
     # -- Steps --------------------------------------------------------------------------------------------------------
 
-    def apply(self, op: Operation, payload: bytes) -> ApplyResult:
+    def apply(self, op: RecordedOperation, payload: bytes) -> ApplyResult:
         """Apply `op`, whose frame held `payload`. Nothing changes unless the result is a step."""
         hinted = self.next_hinted
         if hinted is not None and hinted.author != op.author:
@@ -152,7 +152,7 @@ class Fsm:
                 self._seek()
         return result
 
-    def _apply_change(self, op: Operation) -> ApplyResult:
+    def _apply_change(self, op: RecordedOperation) -> ApplyResult:
         change = op.change
         if isinstance(change, Create):
             return self._create(change.path, op)
@@ -178,7 +178,7 @@ class Fsm:
             return ApplyResult.PATH_EXISTS
         return ApplyResult.PROPERTY_EXISTS if path in self.properties else None
 
-    def _create(self, path: str, op: Operation) -> ApplyResult:
+    def _create(self, path: str, op: RecordedOperation) -> ApplyResult:
         occupied = self._occupied(path)
         if occupied is not None:
             return occupied
@@ -191,7 +191,7 @@ class Fsm:
         self._paths[path] = fnode
         return self._touch(fnode, op)
 
-    def _link(self, fnode: Fnode, path: str, op: Operation) -> ApplyResult:
+    def _link(self, fnode: Fnode, path: str, op: RecordedOperation) -> ApplyResult:
         occupied = self._occupied(path)
         if occupied is not None:
             return occupied
@@ -201,7 +201,7 @@ class Fsm:
         self._paths[path] = fnode
         return self._touch(fnode, op)
 
-    def _unlink(self, fnode: Fnode, path: str, op: Operation) -> ApplyResult:
+    def _unlink(self, fnode: Fnode, path: str, op: RecordedOperation) -> ApplyResult:
         live = self._files.get(fnode)
         if live is None:
             return ApplyResult.NOT_TRACKED
@@ -214,7 +214,7 @@ class Fsm:
             del self._files[fnode]
         return ApplyResult.APPLIED
 
-    def _touch(self, fnode: Fnode, op: Operation) -> ApplyResult:
+    def _touch(self, fnode: Fnode, op: RecordedOperation) -> ApplyResult:
         """Note that `op` belongs to this file."""
         live = self._files.get(fnode)
         if live is None:

@@ -20,12 +20,12 @@ import structlog
 
 from coranto.coordination.etcd import (
     Compare,
+    CompareTarget,
     Coordinator,
     Delete,
     KeyValue,
     Op,
     Put,
-    Target,
     absent,
     unmodified,
 )
@@ -179,7 +179,7 @@ class HintStore:
         if not keys:
             return ()
         # A transaction that cannot succeed reads several keys at one revision.
-        never = Compare(self.keys.primary, Target.VERSION, -1)
+        never = Compare(self.keys.primary, CompareTarget.VERSION, -1)
         return (await self._coordinator.txn([never], [], otherwise=keys)).found
 
     def _decode(self, kv: KeyValue) -> Hints:
@@ -256,7 +256,7 @@ class EtcdAuthority:
 def _guard(assignment: KeyValue | None) -> list[Compare]:
     if assignment is None:
         return []
-    return [Compare(assignment.key, Target.CREATE_REVISION, assignment.create_revision)]
+    return [Compare(assignment.key, CompareTarget.CREATE_REVISION, assignment.create_revision)]
 
 
 def _encode(ownership: Ownership) -> bytes:

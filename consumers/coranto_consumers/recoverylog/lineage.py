@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from coranto.client import JournalClient
 from coranto.errors import CorruptData, Fenced, OffsetJump, OffsetNotYetAvailable
-from coranto_consumers.recoverylog.decoder import Found, LogDecoder
+from coranto_consumers.recoverylog.decoder import DecodedOperation, LogDecoder
 from coranto_consumers.recoverylog.operations import Author, crc32c
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class HistoryPosition:
     """A place in a history: the sequence number and checksum of its next operation."""
 
     seq_no: int
     checksum: int
 
-    def after(self, payload: bytes) -> Chain:
+    def after(self, payload: bytes) -> HistoryPosition:
         """Return the place after an operation whose frame holds `payload`."""
-        return Chain(self.seq_no + 1, crc32c(self.checksum, payload))
+        return HistoryPosition(self.seq_no + 1, crc32c(self.checksum, payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Proven:
     begin: int
     end: int
     sum: bytes
-    chain: Chain
+    chain: HistoryPosition
 
 
 async def check_still_there(client: JournalClient, log: str, proven: Proven) -> None:
@@ -53,7 +53,7 @@ async def check_still_there(client: JournalClient, log: str, proven: Proven) -> 
 
 
 async def follow(
-    client: JournalClient, log: str, begin: int, end: int, author: Author, start: Chain, goal: Chain
+    client: JournalClient, log: str, begin: int, end: int, author: Author, start: HistoryPosition, goal: HistoryPosition
 ) -> bool:
     """Return whether operations of `author` in [begin, end) lead the history from `start` to `goal`.
 
@@ -67,7 +67,10 @@ async def follow(
     async with contextlib.aclosing(client.read(log, begin, end_offset=end, fail_on_jump=True)) as chunks:
         async for chunk in chunks:
             for event in decoder.feed(chunk.content):
-                if not isinstance(event, Found) or Chain(event.op.seq_no, event.op.checksum) != chain:
+                if (
+                    not isinstance(event, DecodedOperation)
+                    or HistoryPosition(event.op.seq_no, event.op.checksum) != chain
+                ):
                     continue
                 if event.op.author != author:
                     raise Fenced(

@@ -104,7 +104,7 @@ Change = Create | Link | Unlink | Write | SetProperty
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class RecordedOperation:
     """One operation of a history. Without a `change` it is a no-op.
 
     `begin` and `end` are the journal offsets [begin, end) of `log` that hold it, a write's bytes included. A recorder
@@ -139,7 +139,7 @@ class Operation:
         return op.SerializeToString(deterministic=True)
 
     @classmethod
-    def from_payload(cls, payload: bytes, log: str, begin: int, end: int) -> Operation:
+    def from_payload(cls, payload: bytes, log: str, begin: int, end: int) -> RecordedOperation:
         """Return the operation of a frame that ends at `end`. The length of a write is added to its `end`.
 
         Raises InvalidInput for a payload that is not an operation.

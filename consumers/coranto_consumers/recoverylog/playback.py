@@ -9,10 +9,10 @@ import structlog
 
 from coranto.errors import CorruptData
 from coranto_consumers.recoverylog.authority import Handoff
-from coranto_consumers.recoverylog.decoder import Data, Found, Garbage, LogDecoder
+from coranto_consumers.recoverylog.decoder import DecodedOperation, LogDecoder, SkippedContent, WrittenData
 from coranto_consumers.recoverylog.fnode_files import FnodeFiles
 from coranto_consumers.recoverylog.fsm import ApplyResult, Fsm
-from coranto_consumers.recoverylog.operations import Author, Create, Fnode, Operation, Unlink, Write
+from coranto_consumers.recoverylog.operations import Author, Create, Fnode, RecordedOperation, Unlink, Write
 
 _log = structlog.get_logger(__name__)
 
@@ -93,18 +93,18 @@ class Playback:
 
         Raises CorruptData for content that contradicts the expected handoff.
         """
-        garbage: Garbage | None = None
+        garbage: SkippedContent | None = None
         try:
             for event in self._decoder.feed(content):
                 match event:
-                    case Found(op, payload):
+                    case DecodedOperation(op, payload):
                         self._play(op, payload)
                         if self.handoff is not None:
                             return False
-                    case Data(piece):
+                    case WrittenData(piece):
                         self._data(piece)
-                    case Garbage():
-                        garbage = event if garbage is None else Garbage(garbage.begin, event.end)
+                    case SkippedContent():
+                        garbage = event if garbage is None else SkippedContent(garbage.begin, event.end)
                 if self.wants_seek:
                     return False
             return True
@@ -112,7 +112,7 @@ class Playback:
             if garbage is not None:  # Logged once: there may be a piece of garbage every few bytes.
                 _log.warning("recovery_log.garbage", log=self.log, begin=garbage.begin, end=garbage.end)
 
-    def _play(self, op: Operation, payload: bytes) -> None:
+    def _play(self, op: RecordedOperation, payload: bytes) -> None:
         guided = self.fsm.next_hinted is not None
         result = self.fsm.apply(op, payload)
         self._check_expected(op, guided or result.is_step)
@@ -133,7 +133,7 @@ class Playback:
         if op.author == self._author:
             self.handoff = Handoff(op.author, self.log, op.seq_no, op.checksum, op.begin, op.end)
 
-    def _check_expected(self, op: Operation, in_place: bool) -> None:
+    def _check_expected(self, op: RecordedOperation, in_place: bool) -> None:
         expected = self.expected
         if expected is None or self.log != expected.log or op.begin < expected.begin:
             return

@@ -27,7 +27,7 @@ from coranto_consumers.recoverylog.authority import Authority, Handoff, taken_ov
 from coranto_consumers.recoverylog.fnode_files import FnodeFiles, LocalFnodeFiles
 from coranto_consumers.recoverylog.fsm import Fsm
 from coranto_consumers.recoverylog.hints import Hints
-from coranto_consumers.recoverylog.operations import Author, Operation, fence_of
+from coranto_consumers.recoverylog.operations import Author, RecordedOperation, fence_of
 from coranto_consumers.recoverylog.playback import Playback
 
 _log = structlog.get_logger(__name__)
@@ -259,7 +259,7 @@ class Player:
             if owner is None or owner.author != author:
                 raise taken_over(log, author, owner)
         self._playback.await_author(author)
-        noop = Operation(fsm.next_seq_no, fsm.next_checksum, author)
+        noop = RecordedOperation(fsm.next_seq_no, fsm.next_checksum, author)
         result = await self._client.append(
             log, encode_frame(noop.to_payload()), union_registers=fence_of(author), retry_unknown=True
         )

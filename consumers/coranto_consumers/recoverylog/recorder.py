@@ -34,14 +34,14 @@ from coranto_consumers.recoverylog.authority import Authority, taken_over
 from coranto_consumers.recoverylog.fnode_files import STAGING
 from coranto_consumers.recoverylog.fsm import ApplyResult
 from coranto_consumers.recoverylog.hints import Hints
-from coranto_consumers.recoverylog.lineage import Chain, Proven, check_still_there, follow
+from coranto_consumers.recoverylog.lineage import HistoryPosition, Proven, check_still_there, follow
 from coranto_consumers.recoverylog.operations import (
     PROPERTY_PATHS,
     Change,
     Create,
     Fnode,
     Link,
-    Operation,
+    RecordedOperation,
     SetProperty,
     Unlink,
     Write,
@@ -60,7 +60,7 @@ _log = structlog.get_logger(__name__)
 class _Group:
     """Content that is appended as a whole, and the place in the history after it."""
 
-    chain: Chain
+    chain: HistoryPosition
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
 
@@ -73,7 +73,7 @@ class _Gate:
 
 
 @dataclass(slots=True)
-class _Mark:
+class _Barrier:
     """A mark in the queue. Its future is done once everything before it is durable."""
 
     done: asyncio.Future[None]
@@ -120,13 +120,13 @@ class Recorder:
         self._fsm = recovery.fsm
         self._handoff = recovery.handoff
         self._check = pb.LabelSelector(include=fence_of(self.author))
-        self._queue: deque[_Group | _Gate | _Mark] = deque()
+        self._queue: deque[_Group | _Gate | _Barrier] = deque()
         self._group: _Group | None = None
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None
         self._sender: asyncio.Task[None] | None = None
-        first = Operation(recovery.handoff.seq_no, recovery.handoff.checksum, self.author)
+        first = RecordedOperation(recovery.handoff.seq_no, recovery.handoff.checksum, self.author)
         content = encode_frame(first.to_payload())
         self._proven = Proven(recovery.handoff.begin, recovery.handoff.end, hashlib.sha1(content).digest(), self._chain)
 
@@ -263,7 +263,7 @@ class Recorder:
         if self._failure is not None:
             done.set_exception(self._failure)
         else:
-            self._put(_Mark(done))
+            self._put(_Barrier(done))
         return done
 
     async def hints(self) -> Hints:
@@ -300,7 +300,7 @@ class Recorder:
     def _record(self, change: Change, content: bytes = b"") -> None:
         self._check_usable()
         fsm = self._fsm
-        op = Operation(fsm.next_seq_no, fsm.next_checksum, self.author, change, self.log, self.write_head)
+        op = RecordedOperation(fsm.next_seq_no, fsm.next_checksum, self.author, change, self.log, self.write_head)
         payload = op.to_payload()
         result = fsm.apply(op, payload)
         if result is not ApplyResult.APPLIED:
@@ -317,17 +317,17 @@ class Recorder:
     # -- What is appended ---------------------------------------------------------------------------------------------
 
     @property
-    def _chain(self) -> Chain:
-        return Chain(self._fsm.next_seq_no, self._fsm.next_checksum)
+    def _chain(self) -> HistoryPosition:
+        return HistoryPosition(self._fsm.next_seq_no, self._fsm.next_checksum)
 
-    def _put(self, item: _Group | _Gate | _Mark) -> None:
+    def _put(self, item: _Group | _Gate | _Barrier) -> None:
         self._queue.append(item)
         if isinstance(item, _Group):
             self._pending_bytes += item.size
         self._wake.set()
 
     async def _send(self) -> None:
-        marks: list[_Mark] = []
+        marks: list[_Barrier] = []
         try:
             while True:
                 await self._wake.wait()
@@ -354,15 +354,15 @@ class Recorder:
             self._fail(error)
             self._settle(marks, error)
 
-    def _next_batch(self) -> tuple[list[_Group], list[_Mark]]:
+    def _next_batch(self) -> tuple[list[_Group], list[_Barrier]]:
         groups: list[_Group] = []
-        marks: list[_Mark] = []
+        marks: list[_Barrier] = []
         size = 0
         while self._queue:
             item = self._queue[0]
             if isinstance(item, _Gate):
                 break
-            if isinstance(item, _Mark):
+            if isinstance(item, _Barrier):
                 marks.append(item)
             else:
                 if groups and size + item.size > self._batch_bytes:
@@ -377,10 +377,10 @@ class Recorder:
             self._failure = error
             _log.warning("recorder.failed", log=self.log, author=self.author, reason=str(error))
 
-    def _settle(self, marks: list[_Mark], error: BaseException | None) -> None:
+    def _settle(self, marks: list[_Barrier], error: BaseException | None) -> None:
         """End all barriers, since nothing more is appended: cancel them, or set `error`."""
         for item in (*marks, *self._queue):
-            if isinstance(item, _Mark) and not item.done.done():
+            if isinstance(item, _Barrier) and not item.done.done():
                 if error is None:
                     item.done.cancel()
                 else:
@@ -423,12 +423,12 @@ class Recorder:
         if pieces:
             self._proven = Proven(result.begin, result.end, result.sum, goal)
 
-    async def _reaches(self, goal: Chain, end: int) -> bool:
+    async def _reaches(self, goal: HistoryPosition, end: int) -> bool:
         """Return whether this author's history reaches `goal` between its last append and offset `end`."""
         proven = self._proven
         return await follow(self._client, self.log, proven.end, end, self.author, proven.chain, goal)
 
-    async def _restore_fence(self, result: AppendResult, goal: Chain) -> None:
+    async def _restore_fence(self, result: AppendResult, goal: HistoryPosition) -> None:
         """Check an append whose answer did not have this author's fence among the registers. Return if it counts.
 
         It counts when three things hold: the authority still names this author as the owner, the author's earlier
@@ -477,7 +477,7 @@ class Recorder:
     async def _put_fence(self, check: pb.LabelSelector) -> int:
         """Set this author's fence if registers satisfy `check`, and return the offset at which the log then ends."""
         # Its `seq_no` is in no history, so all players skip it.
-        mark = encode_frame(Operation(0, 0, self.author).to_payload())
+        mark = encode_frame(RecordedOperation(0, 0, self.author).to_payload())
         try:
             result = await self._client.append(
                 self.log,
@@ -502,7 +502,7 @@ class Recorder:
 
     async def _fork(self) -> None:
         """Begin to record into a fork: append a no-op that continues the history, and set the fence."""
-        noop = Operation(self._fsm.next_seq_no, self._fsm.next_checksum, self.author, log=self.log)
+        noop = RecordedOperation(self._fsm.next_seq_no, self._fsm.next_checksum, self.author, log=self.log)
         payload = noop.to_payload()
         self._fsm.apply(noop, payload)
         result = await self._client.append(

@@ -27,7 +27,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.resolver import ShardKeySpace, ShardResolver
-from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ class Consumer:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
+        settings: ConsumerProcessSettings,
         app: Application[Any],
         client: JournalClient,
         *,

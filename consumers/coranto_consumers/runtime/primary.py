@@ -19,8 +19,7 @@ from coranto import labels
 from coranto.client import AppendResult, Chunk, JournalClient
 from coranto.effects import Clock
 from coranto.errors import CorantoError, InvalidInput, JournalNotFound
-from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerId, ReplayRange, Source
-from coranto.messages import Clock as MessageClock
+from coranto.messages import Checkpoint, Envelope, Flags, Framing, ProducerClock, ProducerId, ReplayRange, Source
 from coranto.messages.framing import Decoder
 from coranto.messages.sequencer import DEFAULT_RING_SIZE
 from coranto.specs.validation import duration_seconds
@@ -32,7 +31,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.producers import ProducerWatch
 from coranto_consumers.runtime.progress import Progress
 from coranto_consumers.runtime.publishing import ShardPublisher
-from coranto_consumers.runtime.transaction import DeferToNextTransaction, Limits, Prior, Step, Transactions
+from coranto_consumers.runtime.transaction import DeferToNextTransaction, Limits, NextStep, Prior, Transactions
 from coranto_consumers.stores.base import Store
 
 _log = structlog.get_logger(__name__)
@@ -82,7 +81,7 @@ class Primary:
         self._progress = progress
         self._restored = restored
         self._metrics = metrics
-        self._publisher = ShardPublisher(producer, MessageClock(lambda: int(clock.now() * 1e9)))
+        self._publisher = ShardPublisher(producer, ProducerClock(lambda: int(clock.now() * 1e9)))
         self._appends = OrderedAppends(self._append)
         self._published: list[asyncio.Future[int]] = []
         """Appends of the current transaction that are not known to have succeeded."""
@@ -176,13 +175,13 @@ class Primary:
             now = self._clock.monotonic()
             ready = bool(self._arrived) or self._intake.is_ready
             match transactions.next_step(now, ready=ready, pending=self._intake.has_pending):
-                case Step.CONSUME:
+                case NextStep.CONSUME:
                     await self._consume()
-                case Step.COMMIT:
+                case NextStep.COMMIT:
                     await self._commit()
-                case Step.WAIT:
+                case NextStep.WAIT:
                     await self._wait(transactions.deadline(now), now)
-                case Step.END:
+                case NextStep.END:
                     return
 
     async def _wait(self, deadline: float | None, now: float) -> None:

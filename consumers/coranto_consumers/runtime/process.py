@@ -33,7 +33,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import MAX_MESSAGE_BYTES
 from coranto_consumers.runtime.resolver import ShardKeySpace
 from coranto_consumers.runtime.service import ShardService
-from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.specs import ShardEntities, validate_consumer_spec
 
 _log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ GRACE_SECONDS = 1.0
 """The time for which calls in progress may go on once the process has stopped serving."""
 
 
-async def run(settings: ConsumerSettings, app: Application[Any], client: JournalClient) -> int:
+async def run(settings: ConsumerProcessSettings, app: Application[Any], client: JournalClient) -> int:
     """Run a consumer process until SIGTERM or SIGINT (returns 0) or until it cannot go on (returns 1)."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ class ConsumerProcess:
     `settings.etcd` and `settings.etcd_prefix` must be given. The client is not closed.
     """
 
-    def __init__(self, settings: ConsumerSettings, app: Application[Any], client: JournalClient) -> None:
+    def __init__(self, settings: ConsumerProcessSettings, app: Application[Any], client: JournalClient) -> None:
         self.settings = settings
         self.member = MemberId(settings.zone, settings.id or f"{socket.gethostname()}-{os.getpid()}")
         self.metrics = ConsumerMetrics()
@@ -174,7 +174,7 @@ class ConsumerProcess:
         await self.session.close(revoke=not self.session.lost.is_set())
 
 
-def member_spec(member: MemberId, endpoint: str, settings: ConsumerSettings) -> pc.ConsumerSpec:
+def member_spec(member: MemberId, endpoint: str, settings: ConsumerProcessSettings) -> pc.ConsumerSpec:
     """Return the spec of a process for etcd. Raises InvalidInput."""
     spec = pc.ConsumerSpec(
         process_spec=pb.ProcessSpec(id=pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix), endpoint=endpoint),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coranto.messages import Clock, Flags, Framing, JsonLines, ProducerId, format_uuid
+from coranto.messages import Flags, Framing, JsonLines, ProducerClock, ProducerId, format_uuid
 from coranto.names import validate_journal
 
 DEFAULT_FRAMING: Framing[Any] = JsonLines()
@@ -16,7 +16,7 @@ class ShardPublisher:
     Every run of a shard's primary has a producer of its own.
     """
 
-    def __init__(self, producer: ProducerId, clock: Clock) -> None:
+    def __init__(self, producer: ProducerId, clock: ProducerClock) -> None:
         self.producer = producer
         self._clock = clock
         self._staged: list[tuple[str, bytes]] = []

@@ -26,7 +26,7 @@ import structlog
 
 from coranto.client import JournalClient
 from coranto.client.retry import backoff
-from coranto.coordination.etcd import Compare, Coordinator, KeyValue, Target
+from coranto.coordination.etcd import Compare, CompareTarget, Coordinator, KeyValue
 from coranto.effects import Clock, Entropy
 from coranto.errors import CorantoError, Fenced, IndexHasGreaterOffset, InvalidInput, TxnOutcomeUnknown, Unavailable
 from coranto.messages import new_producer_id
@@ -60,7 +60,7 @@ length."""
 _FOLDER_CHARS: Final = 40
 
 
-class Host(Protocol):
+class ReplicaEnvironment(Protocol):
     """The parts of the process that its replicas need."""
 
     @property
@@ -99,7 +99,7 @@ class ShardReplica:
         app: Application[Any],
         spec: pc.ShardSpec,
         client: JournalClient,
-        host: Host,
+        host: ReplicaEnvironment,
         *,
         clock: Clock,
         metrics: ConsumerMetrics,
@@ -296,7 +296,7 @@ class ShardReplica:
         if mine is None:
             return False
         try:
-            still = Compare(mine.key, Target.CREATE_REVISION, mine.create_revision)
+            still = Compare(mine.key, CompareTarget.CREATE_REVISION, mine.create_revision)
             return (await self._host.coordinator.txn([still], [])).succeeded
         except (Unavailable, TxnOutcomeUnknown):
             return True

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from coranto import labels
 from coranto.coordination.headers import check_header
-from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import MemberId
 from coranto.security.tokens import Claims
 from coranto.wire import consumer_pb2 as pc
@@ -25,11 +25,11 @@ from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.specs import with_meta
 
 ShardKeySpace = KeySpace[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
-ShardState = State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
+ShardState = KeySpaceState[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
+class ShardResolution:
     """The server of a shard: `replica` if it is this process, else the process that `header` names."""
 
     status: pc.Status.ValueType
@@ -76,7 +76,7 @@ class ShardResolver:
 
     async def resolve(
         self, shard: str, claims: Claims, *, may_proxy: bool = True, proxy_header: pb.Header | None = None
-    ) -> Resolution:
+    ) -> ShardResolution:
         """Resolve a shard, as of the etcd revision of `proxy_header` or later.
 
         `proxy_header` is the header of the peer that passed the call on. A shard that `claims` do not cover counts as
@@ -109,7 +109,7 @@ class ShardResolver:
                 status = pc.SHARD_STOPPED  # This process is ending.
             else:
                 replica = local.replica
-        return Resolution(status, header, item.spec if item is not None else None, replica)
+        return ShardResolution(status, header, item.spec if item is not None else None, replica)
 
     def stop(self) -> None:
         """Stop all local replicas, and start no more."""

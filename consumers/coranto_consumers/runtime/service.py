@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 
 from coranto import labels
-from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Delete, Op, Put, Target, unmodified
+from coranto.coordination.etcd import MAX_TXN_OPS, Compare, CompareTarget, Delete, Op, Put, unmodified
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.errors import (
     CoordinationError,
@@ -181,7 +181,7 @@ class ShardService(pc_grpc.ShardServicer):
                 raise error.within(f"ApplyRequest.changes[{index}]") from None
             key = process.keyspace.layout.item_key(change.upsert.id or change.delete)
             if not claims.covers_all:  # The shard must still have the labels that were checked.
-                compares.append(Compare(key, Target.MOD_REVISION, item.mod_revision if item is not None else 0))
+                compares.append(Compare(key, CompareTarget.MOD_REVISION, item.mod_revision if item is not None else 0))
             if change.HasField("upsert"):
                 try:
                     await self._require_place_of_hints(change.upsert)
@@ -194,7 +194,7 @@ class ShardService(pc_grpc.ShardServicer):
             else:
                 ops.append(Delete(key))
             if change.expect_mod_revision != ANY_REVISION:
-                compares.append(Compare(key, Target.MOD_REVISION, change.expect_mod_revision))
+                compares.append(Compare(key, CompareTarget.MOD_REVISION, change.expect_mod_revision))
         self._check_logs(request)
         response = pc.ApplyResponse(status=pc.OK, header=process.unrouted_header())
         if not ops:

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class ConsumerSettings(BaseSettings):
+class ConsumerProcessSettings(BaseSettings):
     """Settings of one consumer process. Times are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_CONSUMER_", frozen=True)
@@ -51,5 +51,7 @@ class ConsumerSettings(BaseSettings):
     log_json: bool = Field(default=False, description="Log lines as JSON.")
 
 
-SECRETS = frozenset(name for name, field in ConsumerSettings.model_fields.items() if field.annotation is SecretStr)
+SECRETS = frozenset(
+    name for name, field in ConsumerProcessSettings.model_fields.items() if field.annotation is SecretStr
+)
 """Settings that are not options of the command line, because lists of processes show it."""

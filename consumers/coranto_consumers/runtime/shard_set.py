@@ -32,8 +32,8 @@ from coranto.specs.yaml_fields import (
     DURATION,
     INTEGER,
     TEXT,
+    FieldConversion,
     Fields,
-    Kind,
     difference,
     dump_document,
     entries_of,
@@ -55,10 +55,10 @@ from coranto.wire import consumer_pb2 as pc
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.specs import validate_change
 
-_FLAG = Kind(read_flag, bool, bool, lambda message, name, value: setattr(message, name, bool(value)))
+_FLAG = FieldConversion(read_flag, bool, bool, lambda message, name, value: setattr(message, name, bool(value)))
 
 # In the order in which fields are written.
-_FIELDS: dict[str, Kind] = {
+_FIELDS: dict[str, FieldConversion] = {
     "recovery_log_prefix": TEXT,
     "hint_prefix": TEXT,
     "hint_backups": INTEGER,
@@ -70,7 +70,7 @@ _FIELDS: dict[str, Kind] = {
     "ring_buffer_size": INTEGER,
     "read_channel_size": INTEGER,
 }
-_SOURCE_FIELDS: dict[str, Kind] = {"journal": TEXT, "min_offset": INTEGER}
+_SOURCE_FIELDS: dict[str, FieldConversion] = {"journal": TEXT, "min_offset": INTEGER}
 _SHARED = ("sources", *_FIELDS, "labels")
 
 Sources = tuple[tuple[str, int], ...]

@@ -37,7 +37,7 @@ class EmptyTransactionDeferred(CorantoError):
     """An application deferred the first message of a transaction, which cannot be empty."""
 
 
-class Step(enum.Enum):
+class NextStep(enum.Enum):
     """The next step of a shard."""
 
     CONSUME = "consume a message that is ready"
@@ -112,22 +112,22 @@ class Transactions:
         minimum = self.current.began + min(self.limits.min_seconds, self.limits.max_seconds)
         return minimum if now < minimum else self.current.began + self.limits.max_seconds
 
-    def next_step(self, now: float, *, ready: bool, pending: bool) -> Step:
+    def next_step(self, now: float, *, ready: bool, pending: bool) -> NextStep:
         """Return the next step. `ready`: there is input. `pending`: messages already read await an acknowledgement."""
         reads = self.reads(now)
         if ready and reads:
-            return Step.CONSUME
+            return NextStep.CONSUME
         if self.is_open and not reads and not self.current.stalled:
             self.current.stalled = now
         if self.prior is not Prior.DONE:
-            return Step.WAIT
+            return NextStep.WAIT
         if not self.is_open:
-            return Step.END if self._ended else Step.WAIT
+            return NextStep.END if self._ended else NextStep.WAIT
         if reads and now < self.current.began + self.limits.min_seconds:
-            return Step.WAIT
+            return NextStep.WAIT
         if reads and pending and self.limits.wait_for_acks:
-            return Step.WAIT
-        return Step.COMMIT
+            return NextStep.WAIT
+        return NextStep.COMMIT
 
     def consumed(self, now: float, size: int) -> None:
         """Note that a message of `size` bytes was consumed."""

@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from coranto.client import ClientConfig
 from coranto.errors import CorantoError, CorruptMessage, InvalidInput, OffsetJump
 from coranto_consumers.spark.options import Isolation, client_options
-from coranto_consumers.spark.ranges import Plan, Range
+from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.rows import FIELDS, PIECE
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary
 from coranto_consumers.spark.sequencing import Window
@@ -26,7 +26,7 @@ _CORRUPT = "_coranto_corrupt"
 _SEQUENCED = StructType([*(FIELDS[name] for name in ("journal", "offset", "producer", "clock", "value")), PIECE])
 
 
-def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFrame:
+def read_plan(spark: SparkSession, client: ClientConfig, plan: ReadPlan) -> DataFrame:
     """Return all messages of a plan's ranges with their pieces, and the ranges' summaries."""
     reader = spark.read.format("journal").options(
         **client_options(client), isolation=Isolation.SEQUENCED.value, slices=plan.dumps()
@@ -35,7 +35,7 @@ def read_plan(spark: SparkSession, client: ClientConfig, plan: Plan) -> DataFram
     return reader.schema(_SEQUENCED).load()
 
 
-def collect_summaries(rows: DataFrame, plan: Plan) -> dict[Range, RangeSummary]:
+def collect_summaries(rows: DataFrame, plan: ReadPlan) -> dict[Range, RangeSummary]:
     """Return the summaries of a plan's ranges."""
     found = rows.where(F.col(PIECE.name) == SUMMARY_PIECE).select("value").collect()
     summaries = {summary.number: summary for summary in (RangeSummary.loads(row.value.encode()) for row in found)}

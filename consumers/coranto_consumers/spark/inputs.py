@@ -19,7 +19,7 @@ from coranto.messages.skew import SkewWatch
 from coranto.messages.uuids import ProducerId
 from coranto_consumers.spark.discovery import earliest
 from coranto_consumers.spark.frames import choose_committed, collect_summaries, parse_values, read_plan, take_in
-from coranto_consumers.spark.ranges import Plan, Range, plan_slices
+from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices
 from coranto_consumers.spark.scanning import RangeSummary
 from coranto_consumers.spark.sequencing import Sequenced, sequence, windows_of
 
@@ -100,13 +100,13 @@ class InputReader:
         cuts: Mapping[str, Sequence[int]],
         first_number: int = 0,
         replay: Mapping[str, Mapping[str, int]] | None = None,
-    ) -> Plan:
+    ) -> ReadPlan:
         slices = plan_slices(ranges, max_bytes=self._max_partition_bytes, max_slices=self._max_slices, cuts=cuts)
-        return Plan(tuple(slices), first_number, replay or {})
+        return ReadPlan(tuple(slices), first_number, replay or {})
 
     def _plan_replays(
         self, results: Mapping[str, Sequenced], cuts: Mapping[str, Sequence[int]], first_number: int
-    ) -> Plan:
+    ) -> ReadPlan:
         """Plan to read pending messages from before the checkpoint again, if they are committed now."""
         ranges = [result.replay[0] for result in results.values() if result.replay is not None]
         begins = {

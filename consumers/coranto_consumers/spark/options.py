@@ -63,7 +63,7 @@ class Isolation(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class SourceOptions:
     """The parsed options of one read."""
 
     client: ClientConfig
@@ -81,7 +81,7 @@ class ReadOptions:
     slices: str
 
     @classmethod
-    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Parse options from a mapping. The case of keys does not matter. Raises InvalidInput."""
         given = {key.lower(): value for key, value in options.items()}
         for key in options:

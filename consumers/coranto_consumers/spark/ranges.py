@@ -114,7 +114,7 @@ def plan_slices(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """The plan of a sequenced read: slices of ranges. Ranges are numbered, so that windows can be joined to rows."""
 
     slices: tuple[Slice, ...]
@@ -133,7 +133,7 @@ class Plan:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def loads(cls, text: str) -> Plan:
+    def loads(cls, text: str) -> ReadPlan:
         """Return the plan from a text of `dumps`. Raises InvalidInput."""
         try:
             raw = json.loads(text)

@@ -31,7 +31,7 @@ from coranto.messages.columnar import (
 )
 from coranto.messages.framing import JsonLines
 from coranto.messages.uuids import Flags, ProducerId
-from coranto_consumers.spark.ranges import Plan, Range
+from coranto_consumers.spark.ranges import Range, ReadPlan
 from coranto_consumers.spark.reading import JournalContent, Lines, read_lines
 
 ALWAYS_PIECE: Final = ALWAYS
@@ -95,7 +95,7 @@ def read_committed(content: JournalContent, part: Range, framing: JsonLines) -> 
 
 
 def read_sequenced(
-    content: JournalContent, part: Range, plan: Plan, framing: JsonLines
+    content: JournalContent, part: Range, plan: ReadPlan, framing: JsonLines
 ) -> Iterator[tuple[Lines, Int64s]]:
     """Yield the messages of one range of a plan with their pieces, and at the end a row with the range's summary.
 

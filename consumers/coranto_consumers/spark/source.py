@@ -26,8 +26,8 @@ from pyspark.sql.types import StructType
 from coranto.client import SyncJournalClient
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
-from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, ReadOptions
-from coranto_consumers.spark.ranges import Plan, Range, Slice, split
+from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
+from coranto_consumers.spark.ranges import Range, ReadPlan, Slice, split
 from coranto_consumers.spark.reading import read_lines
 from coranto_consumers.spark.rows import FIELDS, PIECE, UUID_FIELDS, BatchBuilder, require_known_columns
 from coranto_consumers.spark.scanning import read_committed, read_sequenced
@@ -48,7 +48,7 @@ class JournalDataSource(DataSource):
         return "journal"
 
     def schema(self) -> StructType:
-        options = ReadOptions.parse(self.options)
+        options = SourceOptions.parse(self.options)
         names = [name for name in FIELDS if options.include_uuid or name not in UUID_FIELDS]
         fields = [FIELDS[name] for name in names]
         if options.isolation is Isolation.SEQUENCED:
@@ -56,7 +56,7 @@ class JournalDataSource(DataSource):
         return StructType(fields)
 
     def reader(self, schema: StructType) -> JournalReader:
-        options = ReadOptions.parse(self.options)
+        options = SourceOptions.parse(self.options)
         require_known_columns(schema, sequenced=options.isolation is Isolation.SEQUENCED)
         return JournalReader(options, schema)
 
@@ -69,13 +69,13 @@ def register(spark: SparkSession) -> None:
 class JournalReader(DataSourceReader):
     """Plans a read, and reads. Spark pickles it, and calls `partitions` and `read` in different processes."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
         if self._options.isolation is Isolation.SEQUENCED:
-            return [JournalPartition(slice_) for slice_ in Plan.loads(self._options.slices).slices]
+            return [JournalPartition(slice_) for slice_ in ReadPlan.loads(self._options.slices).slices]
         with SyncJournalClient.of(self._options.client) as client:
             parts = plan_read(client, self._options)
         return [JournalPartition((part,)) for part in parts]
@@ -97,13 +97,13 @@ class JournalReader(DataSourceReader):
                         for lines in read_committed(client, part, options.framing):
                             yield from batches.build(lines)
                 case Isolation.SEQUENCED:
-                    plan = Plan.loads(options.slices)
+                    plan = ReadPlan.loads(options.slices)
                     for part in partition.parts:
                         for lines, pieces in read_sequenced(client, part, plan, options.framing):
                             yield from batches.build(lines, pieces)
 
 
-def plan_read(client: SyncJournalClient, options: ReadOptions) -> list[Range]:
+def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:
     """Return the ranges of a read, one for each task. Raises InvalidInput for offsets that the journals do not have."""
     wanted = options.selector if options.journals is None else options.journals
     journals = find_journals(client, wanted, field="options")

@@ -24,7 +24,7 @@ from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.mapping import Mapping, ModuloMapping, RandomMapping, RendezvousMapping
 from coranto.messages.publisher import SyncPublisher
-from coranto.messages.uuids import Clock, new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto_consumers.spark.application import MappingName
 from coranto_consumers.stores.staging import StageWriter
 
@@ -81,7 +81,7 @@ class PublishTask:
                 client.append(journal, content, retry_unknown=True)
 
             publisher = SyncPublisher(
-                append, producer=new_producer_id(os.urandom), clock=Clock(time.time_ns), framing=JsonLines()
+                append, producer=new_producer_id(os.urandom), clock=ProducerClock(time.time_ns), framing=JsonLines()
             )
             for batch in _chain(first, batches):
                 for key, value in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True):

@@ -2,9 +2,9 @@
 
 In a test module, with pytest and pytest-asyncio::
 
-    from coranto_consumers.stores.contract import StoreContract, Subject
+    from coranto_consumers.stores.contract import StoreContract, StoreSubject
 
-    class MySubject(Subject):
+    class MySubject(StoreSubject):
         async def open(self): return MyStore(self.folder)
         async def add(self, store, number): store.numbers.append(number)
         async def numbers(self, store): return list(store.numbers)
@@ -32,7 +32,7 @@ SHARD = "contract-shard"
 _PATIENCE_S = 30
 
 
-class Subject(ABC):
+class StoreSubject(ABC):
     """An adapter through which the tests use a kind of store. One subject is one place of a shard's state."""
 
     @abstractmethod
@@ -70,15 +70,15 @@ class StoreContract:
     """Subclass it as `Test…`, with a fixture `subject`."""
 
     @pytest.fixture
-    def subject(self) -> Subject:
+    def subject(self) -> StoreSubject:
         raise NotImplementedError("a subclass says what is tested")
 
-    async def owner(self, subject: Subject) -> tuple[Any, Checkpoint]:
+    async def owner(self, subject: StoreSubject) -> tuple[Any, Checkpoint]:
         """Return a new owner and the checkpoint that it restored."""
         store = await subject.open()
         return store, await store.restore_checkpoint(SHARD)
 
-    async def found(self, subject: Subject) -> tuple[list[int], Checkpoint]:
+    async def found(self, subject: StoreSubject) -> tuple[list[int], Checkpoint]:
         """Return the numbers and the checkpoint that a new owner finds."""
         store, restored = await self.owner(subject)
         try:
@@ -86,10 +86,10 @@ class StoreContract:
         finally:
             await store.destroy()
 
-    async def test_at_first_there_is_nothing(self, subject: Subject) -> None:
+    async def test_at_first_there_is_nothing(self, subject: StoreSubject) -> None:
         assert await self.found(subject) == ([], Checkpoint())
 
-    async def test_effects_and_checkpoint_commit_together(self, subject: Subject) -> None:
+    async def test_effects_and_checkpoint_commit_together(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         for number in (1, 2, 3):
             await subject.add(store, number)
@@ -97,13 +97,13 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1, 2, 3], checkpoint(300))
 
-    async def test_a_transaction_may_have_no_effects(self, subject: Subject) -> None:
+    async def test_a_transaction_may_have_no_effects(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await commit(store, 100)
         await store.destroy()
         assert await self.found(subject) == ([], checkpoint(100))
 
-    async def test_what_is_not_committed_is_dropped(self, subject: Subject) -> None:
+    async def test_what_is_not_committed_is_dropped(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         await commit(store, 100)
@@ -111,7 +111,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
 
-    async def test_the_owner_sees_what_it_did(self, subject: Subject) -> None:
+    async def test_the_owner_sees_what_it_did(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         await commit(store, 100)
@@ -119,7 +119,7 @@ class StoreContract:
         assert sorted(await subject.numbers(store)) == [1, 2]
         await store.destroy()
 
-    async def test_a_commit_waits_for_what_it_is_told_to(self, subject: Subject) -> None:
+    async def test_a_commit_waits_for_what_it_is_told_to(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -132,7 +132,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
 
-    async def test_nothing_commits_when_that_fails(self, subject: Subject) -> None:
+    async def test_nothing_commits_when_that_fails(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,7 +142,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([], Checkpoint())
 
-    async def test_the_next_transaction_is_not_part_of_a_pending_commit(self, subject: Subject) -> None:
+    async def test_the_next_transaction_is_not_part_of_a_pending_commit(self, subject: StoreSubject) -> None:
         store, _ = await self.owner(subject)
         await subject.add(store, 1)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -156,7 +156,7 @@ class StoreContract:
         await store.destroy()
         assert await self.found(subject) == ([1], checkpoint(100))
 
-    async def test_a_former_owner_cannot_commit(self, subject: Subject) -> None:
+    async def test_a_former_owner_cannot_commit(self, subject: StoreSubject) -> None:
         old, _ = await self.owner(subject)
         await subject.add(old, 1)
         await commit(old, 100)
@@ -170,7 +170,7 @@ class StoreContract:
         await new.destroy()
         assert await self.found(subject) == ([1, 3], checkpoint(300))
 
-    async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: Subject) -> None:
+    async def test_a_former_owner_that_waits_to_commit_cannot_either(self, subject: StoreSubject) -> None:
         """The old owner begins to commit before the new owner restores, and goes on afterwards."""
         old, _ = await self.owner(subject)
         published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -187,7 +187,7 @@ class StoreContract:
         await new.destroy()
         assert await self.found(subject) == ([1], checkpoint(200))
 
-    async def test_destroying_is_quiet_after_a_failure(self, subject: Subject) -> None:
+    async def test_destroying_is_quiet_after_a_failure(self, subject: StoreSubject) -> None:
         old, _ = await self.owner(subject)
         new, _ = await self.owner(subject)
         with pytest.raises(Fenced):
@@ -196,6 +196,6 @@ class StoreContract:
         await new.destroy()
 
     @staticmethod
-    async def _add_and_commit(subject: Subject, store: Store, number: int, offset: int) -> None:
+    async def _add_and_commit(subject: StoreSubject, store: Store, number: int, offset: int) -> None:
         await subject.add(store, number)
         await commit(store, offset)

@@ -18,7 +18,7 @@ from coranto.cluster.brokers import serves
 from coranto.cluster.processes import free_port
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator
-from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import Unavailable
 from coranto.messages import JsonLines
@@ -57,7 +57,7 @@ class ChainOptions:
 
 
 @dataclass(slots=True)
-class Consumer:
+class ChainConsumer:
     """The members of one consumer, and the key space of its shards."""
 
     stage: Stage
@@ -73,7 +73,7 @@ class Consumer:
         """Return whether a process is a member in etcd."""
         return self.keyspace.state.member(self.member_id(number, incarnation)) is not None
 
-    def note_failures(self, state: State[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]) -> None:
+    def note_failures(self, state: KeySpaceState[pc.ShardSpec, pc.ConsumerSpec, pc.ReplicaStatus]) -> None:
         for each in state.all_assignments:
             if each.value.code == pc.ReplicaStatus.FAILED:
                 said = f"{each.item} failed in {each.member}: {' '.join(each.value.errors)}"
@@ -117,7 +117,7 @@ class Chain:
         self.folder = folder.absolute()
         self.options = options
         self.brokers: list[ProcessSlot] = []
-        self.consumers: list[Consumer] = []
+        self.consumers: list[ChainConsumer] = []
         self.publishers: list[StreamPublisher] = []
         self.alerts: list[dict[str, Any]] = []
         """Messages that read-committed readers of the last journals have seen, in order within each journal."""
@@ -293,11 +293,11 @@ class Chain:
             "journals have all their replicas",
         )
 
-    async def _consumer(self, stage: Stage) -> Consumer:
+    async def _consumer(self, stage: Stage) -> ChainConsumer:
         keyspace = KeySpace(self.coordinator, Layout(stage.etcd_prefix), ShardEntities())
         await keyspace.start()
         self._exits.push_async_callback(keyspace.close)
-        consumer = Consumer(stage, keyspace)
+        consumer = ChainConsumer(stage, keyspace)
         keyspace.observe(consumer.note_failures)
         consumer.members += [self._member(consumer, number) for number in range(self.options.members)]
         return consumer
@@ -305,7 +305,7 @@ class Chain:
     def _environment(self) -> dict[str, str]:
         return {STORE_VARIABLE: self.store_url, "CORANTO_FILE_ROOT": str(self.file_root)}
 
-    def _member(self, consumer: Consumer, number: int) -> ProcessSlot:
+    def _member(self, consumer: ChainConsumer, number: int) -> ProcessSlot:
         stage = consumer.stage
 
         def command(incarnation: int) -> list[str]:
@@ -324,7 +324,7 @@ class Chain:
         (self.folder / "play").mkdir(exist_ok=True)
         return ProcessSlot(f"{stage.name}-{number}", self.folder, self._environment, command, joined)
 
-    async def _apply(self, consumer: Consumer) -> None:
+    async def _apply(self, consumer: ChainConsumer) -> None:
         changes = [pc.ApplyRequest.Change(upsert=s, expect_mod_revision=ANY_REVISION) for s in consumer.stage.specs()]
         is_applied = False
         while not is_applied:

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from coranto.testing.laboratory.processes import ProcessSlot
-from coranto_consumers.testing_chain.chain import Chain, Consumer
+from coranto_consumers.testing_chain.chain import Chain, ChainConsumer
 
 _log = structlog.get_logger(__name__)
 
@@ -167,7 +167,7 @@ class Nemesis:
                     await asyncio.sleep(rng.uniform(0, _PAUSE_SECONDS))
 
 
-def primary_of(consumer: Consumer, shard: str) -> ProcessSlot | None:
+def primary_of(consumer: ChainConsumer, shard: str) -> ProcessSlot | None:
     """Return the process that is a shard's primary according to etcd. None when that process is gone."""
     for each in consumer.keyspace.state.assignments(shard)[:1]:
         for number, place in enumerate(consumer.members):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from coranto.client import JournalClient
-from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto_consumers.testing_chain.model import RAW, Expected, journal_of
 
 _FOREVER: Final = 24 * 3600.0
@@ -82,4 +82,4 @@ class StreamPublisher:
 
     @staticmethod
     def _new_builder() -> TransactionBuilder[Any]:
-        return TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        return TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())

@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckedClaim:
     """A claim that was proven, or not. `detail` tells what was compared, or what differed."""
 
     claim: str
@@ -42,7 +42,7 @@ class Finding:
 
 def prove(
     config: ClientConfig, store_url: str, flights: pd.DataFrame, *, prefix: str = "", table: str = "carrier_delays"
-) -> list[Finding]:
+) -> list[CheckedClaim]:
     """Check one pass over the flights. Raises only when the cluster or the store does not answer."""
     return [
         prove_table(store_url, table, flights),
@@ -51,13 +51,13 @@ def prove(
     ]
 
 
-def prove_table(store_url: str, table: str, flights: pd.DataFrame) -> Finding:
+def prove_table(store_url: str, table: str, flights: pd.DataFrame) -> CheckedClaim:
     """Check that every cell of the table equals the same aggregation with pandas."""
     claim = f"every cell of {table} equals pandas over the CSV"
     expected = expected_carrier_delays(flights).set_index(KEY).sort_index()
     with SqlStore(store_url).engine.connect() as connection:
         if not sa.inspect(connection).has_table(table):
-            return Finding(claim, False, "the table does not exist")
+            return CheckedClaim(claim, False, "the table does not exist")
         columns: list[sa.ColumnClause[object]] = [sa.column(name) for name in (*KEY, *map(str, expected.columns))]
         rows = connection.execute(sa.select(*columns).select_from(sa.table(table))).mappings().all()
     actual = {tuple(row[name] for name in KEY): row for row in rows}
@@ -65,8 +65,8 @@ def prove_table(store_url: str, table: str, flights: pd.DataFrame) -> Finding:
     if len(actual) != len(rows):
         problems.append(f"{len(rows) - len(actual)} keys occur more than once")
     if problems:
-        return Finding(claim, False, _first(problems))
-    return Finding(claim, True, f"{len(expected)} rows × {len(expected.columns)} columns")
+        return CheckedClaim(claim, False, _first(problems))
+    return CheckedClaim(claim, True, f"{len(expected)} rows × {len(expected.columns)} columns")
 
 
 def differing_cells(expected: pd.DataFrame, actual: dict[tuple[Hashable, ...], sa.RowMapping]) -> list[str]:
@@ -99,7 +99,7 @@ async def _audits(config: ClientConfig, prefix: str) -> list[JournalAudit]:
         return [await audit_journal(client, stores, journal.name, first_offset=0) for journal in listing.journals]
 
 
-def prove_alerts(config: ClientConfig, prefix: str, flights: pd.DataFrame) -> Finding:
+def prove_alerts(config: ClientConfig, prefix: str, flights: pd.DataFrame) -> CheckedClaim:
     """Check that a read-committed reader of the alerts yields exactly the expected flights, each once."""
     claim = "a read-committed reader of flights/alerts yields each expected flight once"
     found: Counter[tuple[object, ...]] = Counter()
@@ -115,22 +115,22 @@ def prove_alerts(config: ClientConfig, prefix: str, flights: pd.DataFrame) -> Fi
     problems = [f"missing: {row}" for row in (expected - found)]
     problems += [f"surplus, {count} times: {row}" for row, count in (found - expected).items()]
     if problems:
-        return Finding(claim, False, _first(problems))
-    return Finding(claim, True, f"{found.total()} alerts")
+        return CheckedClaim(claim, False, _first(problems))
+    return CheckedClaim(claim, True, f"{found.total()} alerts")
 
 
-def coverage(audits: Sequence[JournalAudit]) -> Finding:
+def coverage(audits: Sequence[JournalAudit]) -> CheckedClaim:
     """Check that persisted fragments and live spools cover every journal from 0 to its head, with matching SHA-1s."""
     claim = "fragments and spools cover every journal from 0 to its head, with matching SHA-1s"
     problems = [problem for audit in audits for problem in audit.problems]
     if not audits:
         problems = ["there are no journals"]
     if problems:
-        return Finding(claim, False, _first(problems))
+        return CheckedClaim(claim, False, _first(problems))
     total = sum(audit.head for audit in audits)
     persisted = sum(1 for audit in audits for item in audit.fragments if item.fragment.backing_store)
     live = sum(audit.live_bytes for audit in audits)
-    return Finding(
+    return CheckedClaim(
         claim, True, f"{len(audits)} journals, {total:,} bytes, {persisted} persisted fragments, {live:,} bytes live"
     )
 

@@ -31,7 +31,14 @@ from coranto.client import SyncJournalClient
 from coranto.client.sync import SyncAppendService
 from coranto.errors import InvalidInput, RegisterMismatch
 from coranto.labels import label_selector, label_set, value_of
-from coranto.messages import Clock, JsonLines, ProducerId, RendezvousMapping, TransactionBuilder, new_producer_id
+from coranto.messages import (
+    JsonLines,
+    ProducerClock,
+    ProducerId,
+    RendezvousMapping,
+    TransactionBuilder,
+    new_producer_id,
+)
 from coranto.messages.framing import JsonObject
 from coranto.telemetry import ProgressReport
 from coranto.wire import protocol_pb2 as pb
@@ -62,7 +69,7 @@ class PublishReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FlightsSource:
     """The data that a journal is filled from, and the producer and base clock of its messages."""
 
     digest: str
@@ -70,11 +77,11 @@ class Source:
     base_ns: int
 
     @classmethod
-    def fresh(cls, digest: str) -> Source:
+    def fresh(cls, digest: str) -> FlightsSource:
         return cls(digest, new_producer_id(os.urandom), time.time_ns())
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str) -> FlightsSource:
         """Return the source from a register's value. Raises InvalidInput."""
         try:
             digest, producer, base = text.split(".")
@@ -91,12 +98,12 @@ class JournalProgress:
     """The progress of a journal: it holds rows below `rows`. `source` is None before its first acknowledgement."""
 
     rows: int
-    source: Source | None
+    source: FlightsSource | None
 
     @classmethod
     def of(cls, registers: pb.LabelSet) -> JournalProgress:
         text = value_of(registers, SOURCE)
-        return cls(int(value_of(registers, ROWS, "0")), Source.parse(text) if text else None)
+        return cls(int(value_of(registers, ROWS, "0")), FlightsSource.parse(text) if text else None)
 
     @property
     def registers(self) -> pb.LabelSet:
@@ -140,7 +147,7 @@ class FlightsPublisher:
         if start >= total:
             return PublishReport(0, 0, 0, 0)
         self._repeated = self._added = 0
-        clock = Clock(lambda: source.base_ns + self._row * _ROW_NS)
+        clock = ProducerClock(lambda: source.base_ns + self._row * _ROW_NS)
         builder: TransactionBuilder[JsonObject] = TransactionBuilder(source.producer, clock, JsonLines())
         to_alter = flights.head(self._altered) if start == 0 else flights.head(0)
         transactions, reached = 0, start
@@ -159,11 +166,11 @@ class FlightsPublisher:
             self._roll_back(service, altered)
         return PublishReport(self._added, transactions, self._repeated, len(to_alter))
 
-    def _source(self, digest: str, progress: dict[str, JournalProgress]) -> Source:
+    def _source(self, digest: str, progress: dict[str, JournalProgress]) -> FlightsSource:
         """Return the source to publish with: the one in the journals' registers, or a new one."""
         known = {at.source for at in progress.values() if at.source is not None}
         if not known:
-            return Source.fresh(digest)
+            return FlightsSource.fresh(digest)
         source = known.pop()
         if known or source.digest != digest:
             raise InvalidInput(
@@ -201,7 +208,7 @@ class FlightsPublisher:
     def _acknowledge(
         self,
         builder: TransactionBuilder[JsonObject],
-        source: Source,
+        source: FlightsSource,
         progress: dict[str, JournalProgress],
         reached: int,
     ) -> None:
@@ -229,7 +236,7 @@ class FlightsPublisher:
     def _begin_altered(self, service: SyncAppendService, flights: pd.DataFrame) -> TransactionBuilder[JsonObject]:
         """Publish flights with false delays, in a transaction that stays open until it is rolled back."""
         builder: TransactionBuilder[JsonObject] = TransactionBuilder(
-            new_producer_id(os.urandom), Clock(time.time_ns), JsonLines()
+            new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines()
         )
         for flight in iter_flights(flights):
             builder.add(self._journal_of(partition_key(flight)), {**flight, "arr_delay": 10_000, "dep_time": 1})

@@ -26,7 +26,7 @@ from coranto.errors import ClusterError
 from coranto_consumers.stores.sql import SqlStore
 from dagster_coranto.flights.data import load_flights
 from dagster_coranto.flights.materialize import Job, consumer_name, store_url
-from dagster_coranto.flights.proof import Finding, prove
+from dagster_coranto.flights.proof import CheckedClaim, prove
 from dagster_coranto.instance import dagster_environment
 
 FIRST = Job()
@@ -45,7 +45,7 @@ _POLL_S = 0.1
 class DemoResult:
     """The findings of a demo, step by step."""
 
-    findings: list[tuple[str, Finding]] = field(default_factory=list)
+    findings: list[tuple[str, CheckedClaim]] = field(default_factory=list)
     seconds: float = 0.0
     killed: str = ""
 
@@ -128,7 +128,7 @@ class Demo:
             f"{len(_SECONDS)} consumers were done before they could be killed; is this machine very busy?"
         )
 
-    def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[Finding]:
+    def prove(self, config: ClientConfig, job: Job, flights: pd.DataFrame) -> list[CheckedClaim]:
         """Compare the results of a finished job with the flights."""
         return prove(config, store_url(self._data_dir), flights, prefix=job.prefix, table=job.table)
 

@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from coranto.errors import InvalidInput
-from coranto.messages.uuids import Clock, Flags, format_uuid, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, format_uuid, new_producer_id
 
 _UUID, _LINE = "{uuid}", "{line}"
 
@@ -36,7 +36,7 @@ def attach_uuids(
     """
     if _UUID not in template:
         raise InvalidInput(f"{template!r} has no {_UUID}", field="--template")
-    producer, clock = new_producer_id(os.urandom), Clock(time.time_ns)
+    producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
     out = sys.stdout.buffer
     for name, line in _lines(files or [], skip_header, max_length):
         if _LINE in template:

@@ -84,7 +84,7 @@ class ClientConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ChannelTarget:
     """The address that gRPC connects to."""
 
     address: str
@@ -92,14 +92,14 @@ class Target:
 
 
 @lru_cache(maxsize=1024)
-def parse_endpoint(endpoint: str) -> Target:
+def parse_endpoint(endpoint: str) -> ChannelTarget:
     """Return the gRPC target of one endpoint. Raises InvalidInput."""
     text = endpoint
     if text.startswith("unix:"):
         path = urlsplit(text).path
         if not path:
             raise InvalidInput(f"{endpoint!r} names no socket; write unix:///path/to/socket", field="endpoint")
-        return Target(f"unix:{path}", secure=False)
+        return ChannelTarget(f"unix:{path}", secure=False)
     if "://" not in text:
         text = f"http://{text}"
     url = urlsplit(text)
@@ -115,7 +115,7 @@ def parse_endpoint(endpoint: str) -> Target:
         raise InvalidInput(f"{endpoint!r} is not host:port", field="endpoint")
     if port is None:
         port = 443 if url.scheme == "https" else 80
-    return Target(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secure=url.scheme == "https")
+    return ChannelTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secure=url.scheme == "https")
 
 
 def require_private(endpoint: str) -> None:

@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from coranto.client.config import ClientConfig, Target, parse_endpoint
+from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
 from coranto.client.connection import CONNECT_ADVICE, Connection
 from coranto.client.routes import KnownRoute, RouteCache
 from coranto.effects import Clock, Entropy
@@ -105,8 +105,8 @@ class Dispatcher:
         self._seed = 0
         self._routes = RouteCache(config.route_cache if connection is None else 0)
         self._learns = config.route_cache > 0 and connection is None
-        self._others: OrderedDict[Target, Connection] = OrderedDict()
-        self._avoided: dict[Target, float] = {}
+        self._others: OrderedDict[ChannelTarget, Connection] = OrderedDict()
+        self._avoided: dict[ChannelTarget, float] = {}
         self._refused: set[str] = set()
         self._draining: set[asyncio.Task[None]] = set()
         # Spreads the clients of a journal over its replicas. Each client stays with the same replica.
@@ -239,7 +239,7 @@ class Dispatcher:
             self._draining.add(task)
             task.add_done_callback(self._draining.discard)
 
-    def _is_avoided(self, target: Target) -> bool:
+    def _is_avoided(self, target: ChannelTarget) -> bool:
         until = self._avoided.get(target)
         if until is None:
             return False

@@ -15,7 +15,7 @@ from coranto.client.sync import SyncJournalClient
 from coranto.client.values import AppendResult
 from coranto.messages.framing import Framing
 from coranto.messages.publisher import DEFAULT_BATCH_BYTES, DEFAULT_PENDING_BYTES, Publisher, SyncPublisher
-from coranto.messages.uuids import Clock, ProducerId, new_producer_id
+from coranto.messages.uuids import ProducerClock, ProducerId, new_producer_id
 
 M = TypeVar("M")
 
@@ -36,7 +36,7 @@ def publisher(
     return Publisher(
         append,
         producer=new_producer_id(os.urandom) if producer is None else producer,
-        clock=Clock(time.time_ns),
+        clock=ProducerClock(time.time_ns),
         framing=framing,
         max_batch_bytes=max_batch_bytes,
         max_pending_bytes=max_pending_bytes,
@@ -58,7 +58,7 @@ def sync_publisher(
     return SyncPublisher(
         append,
         producer=new_producer_id(os.urandom) if producer is None else producer,
-        clock=Clock(time.time_ns),
+        clock=ProducerClock(time.time_ns),
         framing=framing,
         max_batch_bytes=max_batch_bytes,
     )

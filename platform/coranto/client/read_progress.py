@@ -19,7 +19,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.wire import protocol_pb2 as pb
 
 
-class Event(enum.Enum):
+class ReadStatus(enum.Enum):
     """A response that carries no content and no fragment."""
 
     AT_HEAD = "everything written so far was delivered"
@@ -57,7 +57,7 @@ class ReadProgress:
         self._first = True
         self._sum = None
 
-    def accept(self, response: pb.ReadResponse) -> Chunk | Located | Event:
+    def accept(self, response: pb.ReadResponse) -> Chunk | Located | ReadStatus:
         """Accept the RPC's next response.
 
         Raises StatusError for a status other than OK and OFFSET_NOT_YET_AVAILABLE, CorruptData for a response that
@@ -84,7 +84,7 @@ class ReadProgress:
             self._sum.update(content)
         return self.deliver(content)
 
-    def _metadata(self, response: pb.ReadResponse) -> Located | Event:
+    def _metadata(self, response: pb.ReadResponse) -> Located | ReadStatus:
         if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
             raise status_error(response.status, self._subject, response.header)
         check_well_formed(response, self._subject)
@@ -93,8 +93,8 @@ class ReadProgress:
         self._first = False
         self.write_head = response.write_head
         if response.status == pb.OFFSET_NOT_YET_AVAILABLE:
-            return Event.NOT_YET if self.offset < self.write_head else Event.AT_HEAD
-        return self._located(response) if response.HasField("fragment") else Event.NOTHING
+            return ReadStatus.NOT_YET if self.offset < self.write_head else ReadStatus.AT_HEAD
+        return self._located(response) if response.HasField("fragment") else ReadStatus.NOTHING
 
     def _located(self, response: pb.ReadResponse) -> Located:
         fragment = Fragment.from_wire(response.fragment)

@@ -14,7 +14,7 @@ import structlog
 from coranto.client.connection import cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Dispatcher
-from coranto.client.read_progress import Event, Located, ReadProgress
+from coranto.client.read_progress import Located, ReadProgress, ReadStatus
 from coranto.client.retry import Retry
 from coranto.client.values import Chunk
 from coranto.effects import Clock
@@ -127,12 +127,12 @@ class Reader:
         """
         return self._progress.offset >= self._direct_from and (self._way.routed or self._broker_has_journal)
 
-    def _completed_by(self, event: Event) -> bool:
+    def _completed_by(self, event: ReadStatus) -> bool:
         """Return True if the read is complete. Raises OffsetNotYetAvailable if its content is not available yet."""
         progress = self._progress
-        if event is Event.NOTHING or self._options.block:
+        if event is ReadStatus.NOTHING or self._options.block:
             return False
-        if event is Event.AT_HEAD and progress.offset <= progress.write_head:
+        if event is ReadStatus.AT_HEAD and progress.offset <= progress.write_head:
             return True
         subject = f"read of {progress.journal} at {progress.offset} with write head {progress.write_head}"
         raise OffsetNotYetAvailable(subject)
@@ -148,7 +148,7 @@ class Reader:
         _log.debug("read waits", journal=self._progress.journal, failure=str(failure), seconds=delay)
         await self._clock.sleep(delay)
 
-    async def _call(self) -> AsyncGenerator[Chunk | Located | Event]:
+    async def _call(self) -> AsyncGenerator[Chunk | Located | ReadStatus]:
         """Run one Read RPC. It ends with a Located fragment if that is to be read directly."""
         progress, options = self._progress, self._options
         progress.connected()

@@ -19,7 +19,7 @@ TTL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RouteMember:
     """A broker of a route: its zone, and the endpoint that it advertises."""
 
     zone: str
@@ -30,7 +30,7 @@ class Member:
 class KnownRoute:
     """A journal's brokers as of an etcd revision. `primary` is an index of `members`, or -1."""
 
-    members: tuple[Member, ...]
+    members: tuple[RouteMember, ...]
     primary: int
     cluster: int
     revision: int
@@ -47,7 +47,7 @@ class KnownRoute:
         route = header.route
         endpoints = [*route.endpoints, *[""] * (len(route.members) - len(route.endpoints))]
         members = tuple(
-            Member(process.zone, endpoint) for process, endpoint in zip(route.members, endpoints, strict=False)
+            RouteMember(process.zone, endpoint) for process, endpoint in zip(route.members, endpoints, strict=False)
         )
         primary = route.primary if 0 <= route.primary < len(members) else -1
         return cls(members, primary, header.etcd.cluster_id, header.etcd.revision)

@@ -19,18 +19,18 @@ import structlog
 
 from coranto.coordination.entities import AssignT, ItemT, MemberT
 from coranto.coordination.etcd import MAX_TXN_OPS, Compare, Coordinator, Delete, Op, Put, absent, unmodified
-from coranto.coordination.keyspace import Assignment, KeySpace, Member, State
+from coranto.coordination.keyspace import Assignment, KeySpace, KeySpaceState, Member
 from coranto.coordination.layout import Layout, MemberId, MemberKey
 from coranto.coordination.planning import (
-    Add,
+    AddAssignment,
+    AllocationPlan,
     ItemChanges,
-    Move,
-    Plan,
+    MoveAssignment,
     PlanAssignment,
     PlanItem,
     PlanMember,
     Planner,
-    Remove,
+    RemoveAssignment,
     can_drain,
 )
 from coranto.effects import Clock, SystemClock
@@ -45,7 +45,7 @@ from taking the leader's whole processor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class EtcdTransaction:
     compares: tuple[Compare, ...]
     ops: tuple[Op, ...]
 
@@ -57,10 +57,10 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
         self._planner = Planner()
         self._known: dict[str, tuple[list[Assignment[AssignT]], list[PlanAssignment]]] = {}
 
-    def plan(self, state: State[ItemT, MemberT, AssignT]) -> Plan:
+    def plan(self, state: KeySpaceState[ItemT, MemberT, AssignT]) -> AllocationPlan:
         return self._planner.plan(_items(state), _members(state), self._assignments(state))
 
-    def _assignments(self, state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
+    def _assignments(self, state: KeySpaceState[ItemT, MemberT, AssignT]) -> Iterator[PlanAssignment]:
         """Yield all assignments. Check an item's consistency again only when one of its assignments was written."""
         before, self._known = self._known, {}
         items = {item.id for item in state.items}
@@ -79,22 +79,22 @@ class StatePlanner(Generic[ItemT, MemberT, AssignT]):
             yield from known[1]
 
 
-def plan_state(state: State[ItemT, MemberT, AssignT]) -> Plan:
+def plan_state(state: KeySpaceState[ItemT, MemberT, AssignT]) -> AllocationPlan:
     """Return the plan for one state of the key space, without memory of earlier ones."""
     return StatePlanner[ItemT, MemberT, AssignT]().plan(state)
 
 
-def may_drain(state: State[ItemT, MemberT, AssignT], member: MemberId) -> bool:
+def may_drain(state: KeySpaceState[ItemT, MemberT, AssignT], member: MemberId) -> bool:
     """Return True if the other members could take over all that `member` holds, so that waiting makes sense."""
     return can_drain(_items(state), _members(state), member)
 
 
-def _items(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanItem]:
+def _items(state: KeySpaceState[ItemT, MemberT, AssignT]) -> Iterator[PlanItem]:
     for item in state.items:
         yield PlanItem(item.id, state.entities.replication(item.spec))
 
 
-def _members(state: State[ItemT, MemberT, AssignT]) -> Iterator[PlanMember]:
+def _members(state: KeySpaceState[ItemT, MemberT, AssignT]) -> Iterator[PlanMember]:
     for entry in state.entries.prefixed(state.layout.members):
         if isinstance(entry.decoded, Member):
             member: Member[MemberT] = entry.decoded
@@ -113,7 +113,9 @@ def _member_of(layout: Layout, key: str) -> MemberId | None:
     return found.member if isinstance(found, MemberKey) else None
 
 
-def transactions(state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> Iterator[Transaction]:
+def transactions(
+    state: KeySpaceState[ItemT, MemberT, AssignT], changes: AllocationPlan, leader: Compare
+) -> Iterator[EtcdTransaction]:
     """Yield a plan for `state` as transactions within etcd's limits. All changes of one item share a transaction."""
     compares: dict[Compare, None] = {leader: None}
     ops: list[Op] = []
@@ -121,15 +123,17 @@ def transactions(state: State[ItemT, MemberT, AssignT], changes: Plan, leader: C
         item_compares, item_ops = _item_transaction(state, item)
         wanted = compares | item_compares
         if ops and (len(wanted) > MAX_TXN_OPS or len(ops) + len(item_ops) > MAX_TXN_OPS):
-            yield Transaction(tuple(compares), tuple(ops))
+            yield EtcdTransaction(tuple(compares), tuple(ops))
             wanted, ops = {leader: None} | item_compares, []
         compares = wanted
         ops.extend(item_ops)
     if ops:
-        yield Transaction(tuple(compares), tuple(ops))
+        yield EtcdTransaction(tuple(compares), tuple(ops))
 
 
-def _item_transaction(state: State[ItemT, MemberT, AssignT], item: ItemChanges) -> tuple[dict[Compare, None], list[Op]]:
+def _item_transaction(
+    state: KeySpaceState[ItemT, MemberT, AssignT], item: ItemChanges
+) -> tuple[dict[Compare, None], list[Op]]:
     layout = state.layout
     compares: dict[Compare, None] = {}
     ops: list[Op] = []
@@ -143,16 +147,16 @@ def _item_transaction(state: State[ItemT, MemberT, AssignT], item: ItemChanges) 
     for change in item.changes:
         member = state.member(change.member)
         match change:
-            case Add():
+            case AddAssignment():
                 assert member is not None  # The plan adds to members of this state only.
                 compares[unmodified(member.kv)] = None  # Its limit, its lease.
                 key = layout.assignment_key(change.item, change.member, change.slot)
                 ops.append(Put(key, b"", lease=member.kv.lease))
-            case Remove():
+            case RemoveAssignment():
                 if state.entries.get(layout.member_key(change.member)) is None:
                     compares[absent(layout.member_key(change.member))] = None
                 ops.append(Delete(current[change.member, change.slot].kv.key))
-            case Move():
+            case MoveAssignment():
                 kv = current[change.member, change.slot].kv
                 key = layout.assignment_key(change.item, change.member, change.to_slot)
                 ops += [Delete(kv.key), Put(key, kv.value, lease=kv.lease)]
@@ -199,7 +203,9 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
                     rest += _PAUSE_SECONDS
             await self._clock.sleep(rest)
 
-    async def _apply(self, state: State[ItemT, MemberT, AssignT], changes: Plan, leader: Compare) -> None:
+    async def _apply(
+        self, state: KeySpaceState[ItemT, MemberT, AssignT], changes: AllocationPlan, leader: Compare
+    ) -> None:
         """Apply the plan up to the first conflict, and wait for the mirror to show it."""
         for transaction in transactions(state, changes, leader):
             result = await self._coordinator.txn(transaction.compares, transaction.ops)
@@ -221,7 +227,7 @@ class AllocatorLoop(Generic[ItemT, MemberT, AssignT]):
         )
         await self._keyspace.wait_for_revision(revision)
 
-    def _report(self, changes: Plan) -> None:
+    def _report(self, changes: AllocationPlan) -> None:
         if changes.unplaced != self._unplaced:
             self._unplaced = changes.unplaced
             report = log.warning if changes.unplaced else log.info

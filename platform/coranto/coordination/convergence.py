@@ -17,14 +17,14 @@ from math import inf
 
 from coranto.coordination.layout import MemberId
 from coranto.coordination.plan_values import (
-    Add,
+    AddAssignment,
     Change,
     ItemChanges,
-    Move,
+    MoveAssignment,
     PlanAssignment,
     PlanItem,
     PlanMember,
-    Remove,
+    RemoveAssignment,
 )
 
 _GONE = -1  # The member of an assignment, when there is no such member.
@@ -109,9 +109,9 @@ class Convergence:
             return inf
         return self._primaries[member] / self._limits[member]
 
-    def _remove(self, assignment: PlanAssignment) -> Remove:
+    def _remove(self, assignment: PlanAssignment) -> RemoveAssignment:
         self._count(self._numbers.get(assignment.member, _GONE), assignment.slot, -1)
-        return Remove(assignment.item, assignment.member, assignment.slot)
+        return RemoveAssignment(assignment.item, assignment.member, assignment.slot)
 
     # --- steps of one item ---------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Convergence:
         newcomers = [member for member in desired if member not in holders]
         for member in sorted(newcomers, key=lambda member: (self._primary_load(member), member)):
             if self._has_room(member):
-                changes.append(Add(item.id, self._members[member].id, next_slot))
+                changes.append(AddAssignment(item.id, self._members[member].id, next_slot))
                 self._count(member, next_slot, 1)
                 self._wanted[member] -= 1
                 next_slot += 1
@@ -143,11 +143,11 @@ class Convergence:
                     break
         return changes
 
-    def _move(self, assignment: PlanAssignment, slot: int) -> Move:
+    def _move(self, assignment: PlanAssignment, slot: int) -> MoveAssignment:
         holder = self._numbers.get(assignment.member, _GONE)
         self._count(holder, assignment.slot, -1)
         self._count(holder, slot, 1)
-        return Move(assignment.item, assignment.member, assignment.slot, slot)
+        return MoveAssignment(assignment.item, assignment.member, assignment.slot, slot)
 
     def _removable(
         self, item: PlanItem, current: Sequence[PlanAssignment], holders: Sequence[int], desired: Sequence[int]
@@ -199,5 +199,5 @@ class Convergence:
             if room:
                 member = min(room, key=lambda member: (self._load(member), member))
                 slot = max(assignment.slot for assignment in current) + 1
-                return [ItemChanges(item.id, (Add(item.id, self._members[member].id, slot),))]
+                return [ItemChanges(item.id, (AddAssignment(item.id, self._members[member].id, slot),))]
         return []

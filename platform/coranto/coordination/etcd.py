@@ -98,7 +98,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WatchEvent:
     """One change of one key."""
 
     kv: KeyValue
@@ -110,10 +110,10 @@ class WatchBatch:
     """Changes of whole revisions, in order. Without events: everything through `header.revision` was delivered."""
 
     header: EtcdHeader
-    events: tuple[Event, ...]
+    events: tuple[WatchEvent, ...]
 
 
-class Target(enum.Enum):
+class CompareTarget(enum.Enum):
     """The property of a key to compare. The version and the revisions of an absent key are 0."""
 
     VERSION = "version"
@@ -138,7 +138,7 @@ class Compare:
     """
 
     key: str
-    target: Target
+    target: CompareTarget
     operand: int | bytes
     relation: Relation = Relation.EQUAL
     prefix: bool = False
@@ -146,12 +146,12 @@ class Compare:
 
 def unmodified(kv: KeyValue) -> Compare:
     """Return the condition that the key has not been written or deleted since `kv` was read."""
-    return Compare(kv.key, Target.MOD_REVISION, kv.mod_revision)
+    return Compare(kv.key, CompareTarget.MOD_REVISION, kv.mod_revision)
 
 
 def absent(key: str) -> Compare:
     """Return the condition that the key does not exist."""
-    return Compare(key, Target.CREATE_REVISION, 0)
+    return Compare(key, CompareTarget.CREATE_REVISION, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +475,7 @@ class EtcdCoordinator:
                 fragment=True,
             )
             await call.write(rpc_pb2.WatchRequest(create_request=create))
-            events: list[Event] = []
+            events: list[WatchEvent] = []
             while True:
                 response = await call.read()
                 if response is grpc.aio.EOF:
@@ -574,8 +574,8 @@ def _key_value(kv: Any) -> KeyValue:
     return KeyValue(decode_key(kv.key), kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
 
 
-def _event(event: Any) -> Event:
-    return Event(_key_value(event.kv), deleted=event.type == kv_pb2.Event.DELETE)
+def _event(event: Any) -> WatchEvent:
+    return WatchEvent(_key_value(event.kv), deleted=event.type == kv_pb2.Event.DELETE)
 
 
 def _compare(compare: Compare) -> Any:
@@ -586,11 +586,11 @@ def _compare(compare: Compare) -> Any:
         Relation.GREATER: rpc_pb2.Compare.GREATER,
     }[compare.relation]
     target, name = {
-        Target.VERSION: (rpc_pb2.Compare.VERSION, "version"),
-        Target.CREATE_REVISION: (rpc_pb2.Compare.CREATE, "create_revision"),
-        Target.MOD_REVISION: (rpc_pb2.Compare.MOD, "mod_revision"),
-        Target.VALUE: (rpc_pb2.Compare.VALUE, "value"),
-        Target.LEASE: (rpc_pb2.Compare.LEASE, "lease"),
+        CompareTarget.VERSION: (rpc_pb2.Compare.VERSION, "version"),
+        CompareTarget.CREATE_REVISION: (rpc_pb2.Compare.CREATE, "create_revision"),
+        CompareTarget.MOD_REVISION: (rpc_pb2.Compare.MOD, "mod_revision"),
+        CompareTarget.VALUE: (rpc_pb2.Compare.VALUE, "value"),
+        CompareTarget.LEASE: (rpc_pb2.Compare.LEASE, "lease"),
     }[compare.target]
     key = encode_key(compare.key)
     end = prefix_end(key) if compare.prefix else b""

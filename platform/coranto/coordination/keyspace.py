@@ -1,16 +1,16 @@
 """A local mirror of the cluster's key space.
 
-`Entries` is the pure part: sorted, immutable, and merged with the changes of a batch in one pass. `State` is an
+`Entries` is the pure part: sorted, immutable, and merged with the changes of a batch in one pass. `KeySpaceState` is an
 immutable view of it in terms of items, members and assignments: the key space as it was at one revision. `KeySpace`
-keeps the current `State` up to date from a watch.
+keeps the current `KeySpaceState` up to date from a watch.
 
-Two revisions matter. `State.header.revision` is the last that *changed* something under the prefix. A broker tells it
-to its peers, and they can always reach it by watching. `KeySpace.known_revision` may be larger: nothing under the
-prefix changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did not
-touch the prefix, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with the
-count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at the
-mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper, but
-before 3.4.25 and 3.5.8 their answers may overtake events.)
+Two revisions matter. `KeySpaceState.header.revision` is the last that *changed* something under the prefix. A broker
+tells it to its peers, and they can always reach it by watching. `KeySpace.known_revision` may be larger: nothing under
+the prefix changed between the two. `wait_for_revision` accepts either. The watch never announces a revision that did
+not touch the prefix, so a waiter asks for proof: a range of keys modified after the mirror's revision, together with
+the count of all keys. If there is no such key and the count is the same, then all present keys existed unmodified at
+the mirror's revision and none was deleted, so the mirror is current. (etcd's own progress requests would be cheaper,
+but before 3.4.25 and 3.5.8 their answers may overtake events.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Generic, cast
 import structlog
 
 from coranto.coordination.entities import AssignT, Entities, ItemT, MemberT, implied_route
-from coranto.coordination.etcd import Coordinator, EtcdHeader, Event, KeyValue, Snapshot, WatchBatch
+from coranto.coordination.etcd import Coordinator, EtcdHeader, KeyValue, Snapshot, WatchBatch, WatchEvent
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
 from coranto.effects import Clock, SystemClock
 from coranto.errors import CoordinationError, InvalidInput, Unavailable, WatchReset
@@ -80,7 +80,7 @@ Decoded = Item[ItemT] | Member[MemberT] | Assignment[AssignT]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeySpaceEntry:
     """A key-value and its decoded value; None if it did not decode."""
 
     kv: KeyValue
@@ -95,22 +95,22 @@ class Entries:
 
     __slots__ = ("_entries", "_keys")
 
-    def __init__(self, keys: list[str], entries: list[Entry]) -> None:
+    def __init__(self, keys: list[str], entries: list[KeySpaceEntry]) -> None:
         self._keys = keys
         self._entries = entries
 
     @staticmethod
     def load(kvs: Iterable[KeyValue], decode: Decode) -> Entries:
         ordered = sorted(kvs, key=lambda kv: kv.key)
-        return Entries([kv.key for kv in ordered], [Entry(kv, decode(kv)) for kv in ordered])
+        return Entries([kv.key for kv in ordered], [KeySpaceEntry(kv, decode(kv)) for kv in ordered])
 
-    def merge(self, events: Iterable[Event], decode: Decode) -> Entries:
+    def merge(self, events: Iterable[WatchEvent], decode: Decode) -> Entries:
         """Return these entries with `events` applied in order. An event that is not newer than its entry is dropped."""
-        last: dict[str, Event] = {}
+        last: dict[str, WatchEvent] = {}
         for event in events:
             last[event.kv.key] = event
         keys: list[str] = []
-        entries: list[Entry] = []
+        entries: list[KeySpaceEntry] = []
         taken = 0  # Entries before this index are copied or replaced.
         for key in sorted(last):
             event = last[key]
@@ -126,16 +126,16 @@ class Entries:
                     continue
             if not event.deleted:
                 keys.append(key)
-                entries.append(Entry(event.kv, decode(event.kv)))
+                entries.append(KeySpaceEntry(event.kv, decode(event.kv)))
         keys.extend(self._keys[taken:])
         entries.extend(self._entries[taken:])
         return Entries(keys, entries)
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> KeySpaceEntry | None:
         at = bisect_left(self._keys, key)
         return self._entries[at] if at < len(self._keys) and self._keys[at] == key else None
 
-    def prefixed(self, prefix: str) -> Sequence[Entry]:
+    def prefixed(self, prefix: str) -> Sequence[KeySpaceEntry]:
         """Return the entries whose keys begin with `prefix`."""
         begin = bisect_left(self._keys, prefix)
         end = bisect_left(self._keys, prefix + "\U0010ffff", begin)
@@ -144,11 +144,11 @@ class Entries:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[KeySpaceEntry]:
         return iter(self._entries)
 
 
-class State(Generic[ItemT, MemberT, AssignT]):
+class KeySpaceState(Generic[ItemT, MemberT, AssignT]):
     """The key space as of `header.revision`. Immutable; keep it for as long as one consistent view is needed."""
 
     def __init__(
@@ -256,9 +256,9 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._coordinator = coordinator
         self._apply_delay = apply_delay_seconds
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._state: State[ItemT, MemberT, AssignT] | None = None
+        self._state: KeySpaceState[ItemT, MemberT, AssignT] | None = None
         self._known_revision = 0
-        self._observers: list[Callable[[State[ItemT, MemberT, AssignT]], None]] = []
+        self._observers: list[Callable[[KeySpaceState[ItemT, MemberT, AssignT]], None]] = []
         self._pending: list[WatchBatch | Snapshot] = []
         self._arrived = asyncio.Event()
         self._moved: asyncio.Future[None] | None = None
@@ -267,7 +267,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._failure: CoordinationError | None = None
 
     @property
-    def state(self) -> State[ItemT, MemberT, AssignT]:
+    def state(self) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """The current state."""
         if self._state is None:
             raise CoordinationError("the key space is not started")
@@ -282,7 +282,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         """The revision through which the state holds all changes. It is at least the state's own."""
         return max(self._known_revision, self._state.revision if self._state else 0)
 
-    async def start(self, at_revision: int = 0) -> State[ItemT, MemberT, AssignT]:
+    async def start(self, at_revision: int = 0) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """Load the prefix as of `at_revision` (0 = now; an old one may be compacted) and follow it from there."""
         if self._state is not None:
             raise CoordinationError("the key space was started before")
@@ -302,7 +302,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         self._tasks = []
         self._fail(CoordinationError("the key space was closed"))
 
-    def observe(self, observer: Callable[[State[ItemT, MemberT, AssignT]], None]) -> Callable[[], None]:
+    def observe(self, observer: Callable[[KeySpaceState[ItemT, MemberT, AssignT]], None]) -> Callable[[], None]:
         """Call `observer` with each new state, in order, before waiters wake. Return a function that stops the calls.
 
         It is not called for the current state. It must not block. An exception that it raises is logged.
@@ -315,7 +315,9 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
 
         return stop
 
-    async def wait_for_revision(self, revision: int, timeout: float | None = None) -> State[ItemT, MemberT, AssignT]:
+    async def wait_for_revision(
+        self, revision: int, timeout: float | None = None
+    ) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """Return the first state known to hold all changes through `revision`.
 
         Raises TimeoutError after `timeout` seconds, and CoordinationError when the mirror failed or was closed.
@@ -333,8 +335,8 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             return self.state
 
     async def wait_for_change(
-        self, since: State[ItemT, MemberT, AssignT], timeout: float | None = None
-    ) -> State[ItemT, MemberT, AssignT]:
+        self, since: KeySpaceState[ItemT, MemberT, AssignT], timeout: float | None = None
+    ) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """Return the first state other than `since`. Raises as `wait_for_revision` does."""
         async with asyncio.timeout(timeout):
             while self.state is since:
@@ -343,8 +345,8 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             return self.state
 
     async def wait_until(
-        self, condition: Callable[[State[ItemT, MemberT, AssignT]], bool], timeout: float | None = None
-    ) -> State[ItemT, MemberT, AssignT]:
+        self, condition: Callable[[KeySpaceState[ItemT, MemberT, AssignT]], bool], timeout: float | None = None
+    ) -> KeySpaceState[ItemT, MemberT, AssignT]:
         """Return the first state, from the current one on, that meets `condition`. Raises as `wait_for_revision`."""
         async with asyncio.timeout(timeout):
             while not condition(self.state):
@@ -432,7 +434,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
         state = self._state
         header = state.header if state else None
         entries = state.entries if state else Entries([], [])
-        events: list[Event] = []
+        events: list[WatchEvent] = []
         known = self._known_revision
         for arrival in arrivals:
             if header is not None and arrival.header.cluster_id != header.cluster_id:
@@ -461,7 +463,7 @@ class KeySpace(Generic[ItemT, MemberT, AssignT]):
             entries = entries.merge(events, self._decode)
         self._known_revision = known
         if state is None or entries is not state.entries:
-            self._state = State(header, entries, self.layout, self.entities)
+            self._state = KeySpaceState(header, entries, self.layout, self.entities)
             for observer in tuple(self._observers):
                 try:
                     observer(self._state)

@@ -34,7 +34,7 @@ class PlanAssignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddAssignment:
     """Create an assignment, empty, under the member's lease."""
 
     item: str
@@ -43,7 +43,7 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveAssignment:
     """Delete an assignment."""
 
     item: str
@@ -52,7 +52,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveAssignment:
     """Give an assignment another slot, with the same value and lease. A move to slot 0 promotes it to primary."""
 
     item: str
@@ -61,7 +61,7 @@ class Move:
     to_slot: int
 
 
-Change = Add | Remove | Move
+Change = AddAssignment | RemoveAssignment | MoveAssignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ItemChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AllocationPlan:
     """The changes to make, by item, and the number of replicas that lack of members or capacity leaves unplaced."""
 
     items: tuple[ItemChanges, ...]

@@ -26,28 +26,28 @@ from coranto.coordination.convergence import Convergence
 from coranto.coordination.layout import MemberId
 from coranto.coordination.placement import Placement, choose_placement
 from coranto.coordination.plan_values import (
-    Add,
+    AddAssignment,
+    AllocationPlan,
     Change,
     ItemChanges,
-    Move,
-    Plan,
+    MoveAssignment,
     PlanAssignment,
     PlanItem,
     PlanMember,
-    Remove,
+    RemoveAssignment,
 )
 
 __all__ = [
-    "Add",
+    "AddAssignment",
+    "AllocationPlan",
     "Change",
     "ItemChanges",
-    "Move",
-    "Plan",
+    "MoveAssignment",
     "PlanAssignment",
     "PlanItem",
     "PlanMember",
     "Planner",
-    "Remove",
+    "RemoveAssignment",
     "can_drain",
     "plan",
 ]
@@ -55,7 +55,9 @@ __all__ = [
 _by_id = attrgetter("id")
 
 
-def plan(items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]) -> Plan:
+def plan(
+    items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
+) -> AllocationPlan:
     """Return the changes to make now. The same input in any order gives the same plan."""
     return Planner().plan(items, members, assignments)
 
@@ -76,7 +78,7 @@ class Planner:
 
     def plan(
         self, items: Iterable[PlanItem], members: Iterable[PlanMember], assignments: Iterable[PlanAssignment]
-    ) -> Plan:
+    ) -> AllocationPlan:
         """Return the changes to make now. The last placement is used while items and members are unchanged."""
         ordered_items = sorted(items, key=_by_id)
         ordered_members = sorted(members, key=_by_id)
@@ -97,7 +99,9 @@ class Planner:
             self._items, self._members, self._placement = ordered_items, ordered_members, placement
             self.placements += 1
         convergence = Convergence(ordered_members, placement.limits)
-        return Plan(tuple(convergence.steps(ordered_items, current, placement.members)), placement.cost.unplaced)
+        return AllocationPlan(
+            tuple(convergence.steps(ordered_items, current, placement.members)), placement.cost.unplaced
+        )
 
 
 def _slot_order(assignment: PlanAssignment) -> tuple[int, str, str]:

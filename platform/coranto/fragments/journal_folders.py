@@ -41,7 +41,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class FolderListing:
     """The content of a store below a journal's folder.
 
     `fragments` are the journal's own. `others` are the folders of other journals below it that have files, as relative
@@ -64,7 +64,9 @@ def owner_of(folder: str, roots: Collection[str]) -> str | None:
     return None
 
 
-def sort_out(journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str = "") -> Listing:
+def sort_out(
+    journal: str, files: Iterable[StoredFile], names: Iterable[str], *, backing_store: str = ""
+) -> FolderListing:
     """Find a journal's own fragments among all files below its folder. `names` are the names of existing journals."""
     found = list(files)
     folder = f"{journal}/"
@@ -92,7 +94,7 @@ def sort_out(journal: str, files: Iterable[StoredFile], names: Iterable[str], *,
             except InvalidInput as error:
                 unreadable.append((each.path, str(error)))
     unmarked = (others | ({""} if fragments else set())) - marked
-    return Listing(tuple(fragments), frozenset(others), frozenset(unmarked), tuple(unreadable))
+    return FolderListing(tuple(fragments), frozenset(others), frozenset(unmarked), tuple(unreadable))
 
 
 Names = Callable[[], Iterable[str]]

@@ -39,7 +39,7 @@ from coranto.errors import CorantoError, CorruptFragment, FragmentNotFound, Inva
 from coranto.fragments import aws_profile
 from coranto.fragments.codecs import check_file_length, decompress
 from coranto.fragments.fragment import Codec, Fragment, sum_of
-from coranto.fragments.journal_folders import MARKER, MARKER_TEXT, Listing, Names, StoredFile, no_names, sort_out
+from coranto.fragments.journal_folders import MARKER, MARKER_TEXT, FolderListing, Names, StoredFile, no_names, sort_out
 from coranto.fragments.store_endpoints import AllowedEndpoints, first_of_environment
 from coranto.fragments.store_errors import store_error
 from coranto.fragments.store_urls import StoreUrl, parse_store_url
@@ -95,7 +95,7 @@ class FragmentStore(ABC):
         Raises StoreError.
         """
 
-    async def listing(self, journal: str, names: Names = no_names) -> Listing:
+    async def listing(self, journal: str, names: Names = no_names) -> FolderListing:
         """List a journal's folder, with files sorted by owner as `coranto.fragments.journal_folders` says.
 
         `names` returns the names of existing journals, and is called after all files were listed. Files without a

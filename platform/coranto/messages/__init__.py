@@ -22,8 +22,8 @@ from coranto.messages.reading import (
 )
 from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed, read_committed_async
 from coranto.messages.uuids import (
-    Clock,
     Flags,
+    ProducerClock,
     ProducerId,
     UuidParts,
     build_uuid,
@@ -37,7 +37,6 @@ __all__ = [
     "AsyncReadCommitted",
     "AsyncReadUncommitted",
     "Checkpoint",
-    "Clock",
     "CsvRows",
     "Envelope",
     "FixedFrame",
@@ -50,6 +49,7 @@ __all__ = [
     "ModuloMapping",
     "NamedRows",
     "OwnPayload",
+    "ProducerClock",
     "ProducerId",
     "ProducerState",
     "ProtobufJson",

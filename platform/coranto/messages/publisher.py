@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from coranto.messages.framing import Framing
 from coranto.messages.transactions import Phase, TransactionBuilder
-from coranto.messages.uuids import Clock, ProducerId
+from coranto.messages.uuids import ProducerClock, ProducerId
 
 M = TypeVar("M")
 
@@ -39,7 +39,7 @@ class SyncPublisher(Generic[M]):
         append: Callable[[str, bytes], object],
         *,
         producer: ProducerId,
-        clock: Clock,
+        clock: ProducerClock,
         framing: Framing[M],
         max_batch_bytes: int = DEFAULT_BATCH_BYTES,
     ) -> None:
@@ -152,7 +152,7 @@ class Publisher(Generic[M]):
         append: Callable[[str, bytes], Awaitable[object]],
         *,
         producer: ProducerId,
-        clock: Clock,
+        clock: ProducerClock,
         framing: Framing[M],
         max_batch_bytes: int = DEFAULT_BATCH_BYTES,
         max_pending_bytes: int = DEFAULT_PENDING_BYTES,

@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 
 from coranto.errors import InvalidInput
 from coranto.messages.framing import Framing
-from coranto.messages.uuids import Clock, Flags, ProducerId, format_uuid
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, format_uuid
 
 M = TypeVar("M")
 
@@ -61,7 +61,7 @@ class _Lane:
 class TransactionBuilder(Generic[M]):
     """The transactions of one producer, one after the other."""
 
-    def __init__(self, producer: ProducerId, clock: Clock, framing: Framing[M]) -> None:
+    def __init__(self, producer: ProducerId, clock: ProducerClock, framing: Framing[M]) -> None:
         self.producer = producer
         self.phase = Phase.OPEN
         self.last_uuid = ""

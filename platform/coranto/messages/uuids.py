@@ -34,7 +34,7 @@ ProducerId = NewType("ProducerId", bytes)
 ZERO_PRODUCER: Final = ProducerId(bytes(6))
 
 CLOCK_TICK: Final = 160
-"""The clock units of one microsecond: the least step of `Clock.tick`."""
+"""The clock units of one microsecond: the least step of `ProducerClock.tick`."""
 
 _EPOCH_100NS: Final = 122_192_928_000_000_000  # From 1582-10-15 to 1970-01-01.
 _MAX_CLOCK: Final = (1 << 64) - 1
@@ -84,7 +84,7 @@ def clock_to_ns(clock: int) -> int:
     return ((clock >> 4) - _EPOCH_100NS) * 100
 
 
-class Clock:
+class ProducerClock:
     """The strictly increasing clock of one producer. Not for use by several threads at once.
 
     It follows the wall time of `wall_ns` (nanoseconds since the Unix epoch, like `time.time_ns`). It never goes back,

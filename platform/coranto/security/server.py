@@ -19,7 +19,7 @@ from coranto.security.tokens import Keys
 _log = structlog.get_logger(__name__)
 
 
-class Secret(Protocol):
+class SecretText(Protocol):
     """Text with a hidden representation, such as pydantic's."""
 
     def get_secret_value(self) -> str: ...
@@ -33,7 +33,7 @@ class ServerSettings(Protocol):
         """The address that the server listens on."""
 
     @property
-    def auth_keys(self) -> Secret:
+    def auth_keys(self) -> SecretText:
         """The keys of tokens, in base64 separated by commas. Empty means no tokens."""
 
     @property

@@ -38,8 +38,8 @@ from coranto.specs.yaml_fields import (
     INTEGER,
     TEXT,
     TEXTS,
+    FieldConversion,
     Fields,
-    Kind,
     difference,
     dump_document,
     entries_of,
@@ -93,8 +93,8 @@ def render_tree(journals: Iterable[tuple[pb.JournalSpec, int]]) -> str:
 
 
 # Fields that children inherit, in the order in which they are written.
-_SPEC_FIELDS: Mapping[str, Kind] = {"replication": INTEGER}
-_FRAGMENT_FIELDS: Mapping[str, Kind] = {
+_SPEC_FIELDS: Mapping[str, FieldConversion] = {"replication": INTEGER}
+_FRAGMENT_FIELDS: Mapping[str, FieldConversion] = {
     "length": INTEGER,
     "compression_codec": enum_kind(pb.CompressionCodec),
     "stores": TEXTS,
@@ -103,8 +103,11 @@ _FRAGMENT_FIELDS: Mapping[str, Kind] = {
     "flush_interval": DURATION,
     "path_postfix_template": TEXT,
 }
-_LATER_SPEC_FIELDS: Mapping[str, Kind] = {"flags": enum_kind(pb.JournalSpec.Flag), "max_append_rate": INTEGER}
-_SUSPEND_FIELDS: Mapping[str, Kind] = {"level": enum_kind(pb.JournalSpec.Suspend.Level), "offset": INTEGER}
+_LATER_SPEC_FIELDS: Mapping[str, FieldConversion] = {
+    "flags": enum_kind(pb.JournalSpec.Flag),
+    "max_append_rate": INTEGER,
+}
+_SUSPEND_FIELDS: Mapping[str, FieldConversion] = {"level": enum_kind(pb.JournalSpec.Suspend.Level), "offset": INTEGER}
 
 
 # -------------------------------------------------------------------------------------------------------------- nodes

@@ -31,7 +31,7 @@ Value = int | str | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldConversion:
     """The conversions of a field's values: from YAML, to YAML, from a spec's message, and into one."""
 
     read: Callable[[yaml.Node], Value]
@@ -110,10 +110,10 @@ def _put_plain(message: Any, name: str, value: Any) -> None:
         raise InvalidInput(f"{value} does not fit", field=name) from None
 
 
-INTEGER = Kind(read_integer, int, int, _put_plain)
-TEXT = Kind(read_text, str, str, _put_plain)
-TEXTS = Kind(_read_texts, list, tuple, lambda message, name, value: getattr(message, name).extend(value))
-DURATION = Kind(
+INTEGER = FieldConversion(read_integer, int, int, _put_plain)
+TEXT = FieldConversion(read_text, str, str, _put_plain)
+TEXTS = FieldConversion(_read_texts, list, tuple, lambda message, name, value: getattr(message, name).extend(value))
+DURATION = FieldConversion(
     _read_duration,
     lambda nanoseconds: format_duration(_duration(nanoseconds)),
     lambda duration: int(duration.ToNanoseconds()),
@@ -127,27 +127,27 @@ def _duration(nanoseconds: int) -> Duration:
     return result
 
 
-def enum_kind(enum: Any) -> Kind:
+def enum_kind(enum: Any) -> FieldConversion:
     """Return the kind of a wire enum's values, given by name or number."""
-    return Kind(_read_enum(enum), lambda value: enum.Name(value), int, _put_plain)
+    return FieldConversion(_read_enum(enum), lambda value: enum.Name(value), int, _put_plain)
 
 
 Fields = dict[str, Value]
 
 
-def get_fields(message: Any, kinds: Mapping[str, Kind]) -> Fields:
+def get_fields(message: Any, kinds: Mapping[str, FieldConversion]) -> Fields:
     """Return the message's fields that aren't zero."""
     values = {name: kind.get(getattr(message, name)) for name, kind in kinds.items()}
     return {name: value for name, value in values.items() if value}
 
 
-def put_fields(message: Any, kinds: Mapping[str, Kind], fields: Fields) -> None:
+def put_fields(message: Any, kinds: Mapping[str, FieldConversion], fields: Fields) -> None:
     for name, value in fields.items():
         if name in kinds:
             kinds[name].put(message, name, value)
 
 
-def write_fields(kinds: Mapping[str, Kind], fields: Fields) -> dict[str, object]:
+def write_fields(kinds: Mapping[str, FieldConversion], fields: Fields) -> dict[str, object]:
     return {name: kind.write(fields[name]) for name, kind in kinds.items() if name in fields}
 
 
@@ -187,12 +187,12 @@ def items_of(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value)
 
 
-def read_fields(node: yaml.Node | None, kinds: Mapping[str, Kind]) -> Fields:
+def read_fields(node: yaml.Node | None, kinds: Mapping[str, FieldConversion]) -> Fields:
     entries = {} if node is None else entries_of(node, kinds)
     return read_entries(entries, kinds)
 
 
-def read_entries(entries: Mapping[str, yaml.Node], kinds: Mapping[str, Kind]) -> Fields:
+def read_entries(entries: Mapping[str, yaml.Node], kinds: Mapping[str, FieldConversion]) -> Fields:
     values = {name: kind.read(entries[name]) for name, kind in kinds.items() if name in entries}
     return {name: value for name, value in values.items() if value}
 

@@ -13,18 +13,18 @@ from itertools import combinations
 from coranto.coordination.flow_network import Cost, FlowNetwork
 from coranto.coordination.layout import MemberId
 from coranto.coordination.planning import (
-    Add,
+    AddAssignment,
+    AllocationPlan,
     ItemChanges,
-    Move,
-    Plan,
+    MoveAssignment,
     PlanAssignment,
     PlanItem,
     PlanMember,
-    Remove,
+    RemoveAssignment,
     plan,
 )
 
-Planning = Callable[[Iterable[PlanItem], Iterable[PlanMember], Iterable[PlanAssignment]], Plan]
+Planning = Callable[[Iterable[PlanItem], Iterable[PlanMember], Iterable[PlanAssignment]], AllocationPlan]
 
 
 @dataclass(slots=True)
@@ -99,10 +99,10 @@ class AllocationWorld:
         """Return the number of items that each member is primary of."""
         return Counter(assignment.member for assignment in self if assignment.slot == 0)
 
-    def plan(self) -> Plan:
+    def plan(self) -> AllocationPlan:
         return self.planning(self.items.values(), self.members.values(), self)
 
-    def apply(self, changes: Plan, effort: Effort | None = None) -> None:
+    def apply(self, changes: AllocationPlan, effort: Effort | None = None) -> None:
         """Apply the planned changes. Raises AssertionError for a change that breaks a guarantee.
 
         That is: a needed consistent assignment is removed, a member is filled above its limit, a slot or a member is
@@ -128,7 +128,7 @@ class AllocationWorld:
         for change in item.changes:
             assert change.item == item.item
             match change:
-                case Add():
+                case AddAssignment():
                     assert change.slot > top, f"{change}: not above the item's other slots"
                     assert change.member not in holders, f"{change}: the member holds the item"
                     assert change.member in self.members, f"{change}: there is no such member"
@@ -136,11 +136,11 @@ class AllocationWorld:
                     after[change.member, change.slot] = PlanAssignment(item.item, change.member, change.slot, False)
                     effort.added += 1
                     synchronized = False
-                case Remove():
+                case RemoveAssignment():
                     del after[change.member, change.slot]
                     effort.removed += 1
                     synchronized = False
-                case Move():
+                case MoveAssignment():
                     old = after.pop((change.member, change.slot))
                     after[change.member, change.to_slot] = PlanAssignment(
                         item.item, change.member, change.to_slot, old.consistent

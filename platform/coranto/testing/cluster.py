@@ -26,7 +26,7 @@ from coranto.errors import ClusterError, InvalidInput
 from coranto.fragments.fragment import Fragment
 from coranto.labels import label_set, union
 from coranto.testing.in_process import BrokerPlace, find_broker
-from coranto.testing.machines import LAYOUT, SERVICES, Machine, World
+from coranto.testing.machines import LAYOUT, SERVICES, Machine, RunningCluster
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.connection import SimConnection
 from coranto.testing.sim.loop import SimLoop
@@ -82,7 +82,7 @@ class Cluster:
         self._grpc = grpc
         self._log_level = log_level
         self._exits = AsyncExitStack()
-        self._running: World | None = None
+        self._running: RunningCluster | None = None
 
     async def __aenter__(self) -> Cluster:
         if self._running is not None:
@@ -91,7 +91,7 @@ class Cluster:
         async with AsyncExitStack() as exits:
             exits.enter_context(_quiet(self._log_level))
             timeline, rng = exits.enter_context(_timeline())
-            world = self._running = World(timeline, rng, run_broker, list(self._places()), delay=self._delay)
+            world = self._running = RunningCluster(timeline, rng, run_broker, list(self._places()), delay=self._delay)
             exits.callback(self._ended)
             exits.push_async_callback(world.close)
             await asyncio.gather(*(self.start(number) for number in range(len(self._names))))
@@ -270,7 +270,7 @@ class Cluster:
     # -- Parts -----------------------------------------------------------------------------------------------------
 
     @property
-    def _world(self) -> World:
+    def _world(self) -> RunningCluster:
         if self._running is None:
             raise ClusterError("the cluster does not run; use it in `async with Cluster() as cluster:`")
         return self._running

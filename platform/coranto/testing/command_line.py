@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from coranto.cli import main
 from coranto.client.loop import LoopThread
-from coranto.testing.fake_broker import FakeBroker, Point
+from coranto.testing.fake_broker import CallPoint, FakeBroker
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """The result of a command: its exit code, standard output and standard error."""
 
     code: int
@@ -29,11 +29,11 @@ class CommandLine:
         self._captured = captured
         self._prefix = prefix
 
-    def __call__(self, *words: str, input: bytes = b"") -> Result:
+    def __call__(self, *words: str, input: bytes = b"") -> CommandResult:
         with patch("sys.stdin", TextIOWrapper(BytesIO(input))):
             code = main([*self._prefix, *words])
         captured = self._captured()
-        return Result(code, captured.out.decode(), captured.err.decode())
+        return CommandResult(code, captured.out.decode(), captured.err.decode())
 
 
 class RemoteBroker:
@@ -50,7 +50,7 @@ class RemoteBroker:
         """Commit content, as if a client had appended it."""
         self._loop.run(self.fake.write(name, content))
 
-    def reached(self, point: Point, times: int = 1) -> None:
+    def reached(self, point: CallPoint, times: int = 1) -> None:
         """Wait until `point` was reached `times` times since the start."""
         self._loop.run(self.fake.reached(point, times))
 

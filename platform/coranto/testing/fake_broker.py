@@ -1,8 +1,8 @@
 """A broker without a cluster: one process, journals in memory, and faults on request.
 
 It implements the protocol as a real broker does, so a client that works with it handles the protocol correctly.
-`FakeBroker.at` injects faults: the next time a call reaches a `Point`, the given `Action` happens there. A *cut* breaks
-the TCP connection itself, through a small proxy in front of the gRPC server.
+`FakeBroker.at` injects faults: the next time a call reaches a `CallPoint`, the given `Action` happens there. A *cut*
+breaks the TCP connection itself, through a small proxy in front of the gRPC server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FULL = pb.JournalSpec.Suspend.FULL
 _PROCESS = pb.ProcessSpec.ID(zone="local", suffix="fake-broker")
 
 
-class Point(enum.Enum):
+class CallPoint(enum.Enum):
     """The points of a call at which an action can happen."""
 
     LIST = "before a List is answered"
@@ -155,8 +155,8 @@ class FakeBroker(pb_grpc.JournalServicer):
         self.route: pb.Route | None = None
         """The Route that it reports for its journals, instead of one with only itself."""
         self._revision = 1
-        self._actions: defaultdict[Point, deque[Action | None]] = defaultdict(deque)
-        self._reached: Counter[Point] = Counter()
+        self._actions: defaultdict[CallPoint, deque[Action | None]] = defaultdict(deque)
+        self._reached: Counter[CallPoint] = Counter()
         self._progress = asyncio.Condition()
         self._written = asyncio.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -166,11 +166,11 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     # -- For tests -------------------------------------------------------------------------------------------------
 
-    def at(self, point: Point, *actions: Action | None) -> None:
+    def at(self, point: CallPoint, *actions: Action | None) -> None:
         """Apply these actions, in turn, to the next calls that reach `point`. None lets a call pass."""
         self._actions[point].extend(actions)
 
-    async def reached(self, point: Point, times: int = 1) -> None:
+    async def reached(self, point: CallPoint, times: int = 1) -> None:
         """Wait until `point` was reached `times` times since the start."""
         async with self._progress:
             await self._progress.wait_for(lambda: self._reached[point] >= times)
@@ -230,7 +230,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self, request: pb.ListRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ListResponse]:
         self._came("List", request)
-        status = await self._reach(Point.LIST, context)
+        status = await self._reach(CallPoint.LIST, context)
         if status is not None:
             yield pb.ListResponse(status=_status(status), header=self._header())
             return
@@ -246,7 +246,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             yield pb.ListResponse()
             while self._revision == revision:
                 await self._changed.wait()
-            if await self._reach(Point.SNAPSHOT, context) is not None:
+            if await self._reach(CallPoint.SNAPSHOT, context) is not None:
                 return
 
     def _snapshot(self, selector: pb.LabelSelector) -> Iterator[pb.ListResponse]:
@@ -276,7 +276,7 @@ class FakeBroker(pb_grpc.JournalServicer):
 
     async def Apply(self, request: pb.ApplyRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ApplyResponse:
         self._came("Apply", request)
-        status = await self._reach(Point.APPLY, context)
+        status = await self._reach(CallPoint.APPLY, context)
         if status is None and not all(map(self._expected, request.changes)):
             status = pb.ETCD_TRANSACTION_FAILED
         if status is None:
@@ -291,7 +291,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                     journal = FakeJournal(change.upsert, self._revision, self._revision)
                     self.journals[change.upsert.name] = journal
             self._tell_watchers()
-            status = await self._reach(Point.APPLIED, context)
+            status = await self._reach(CallPoint.APPLIED, context)
         return pb.ApplyResponse(status=_status(status), header=self._header())
 
     def _expected(self, change: pb.ApplyRequest.Change) -> bool:
@@ -302,7 +302,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self, request: pb.FragmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FragmentsResponse:
         self._came("ListFragments", request)
-        status = await self._reach(Point.FRAGMENTS, context)
+        status = await self._reach(CallPoint.FRAGMENTS, context)
         journal = self._journal(request.journal)
         if journal is None:
             status = pb.JOURNAL_NOT_FOUND
@@ -331,7 +331,7 @@ class FakeBroker(pb_grpc.JournalServicer):
     ) -> pb.AppendResponse:
         first = await anext(requests)
         self._came("Append", first)
-        status = await self._reach(Point.APPEND_BEGUN, context)
+        status = await self._reach(CallPoint.APPEND_BEGUN, context)
         journal = self._journal(first.journal)
         if status is None:
             status = self._refusal(journal, first)
@@ -348,12 +348,12 @@ class FakeBroker(pb_grpc.JournalServicer):
                 continue
             content += message.content
             self.content_sizes.append(len(message.content))
-            status = await self._reach(Point.APPEND_CONTENT, context)
+            status = await self._reach(CallPoint.APPEND_CONTENT, context)
             if status is not None:
                 return pb.AppendResponse(status=_status(status), header=self._header(), registers=journal.registers)
         if not committing:
             await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
-        await self._reach(Point.APPEND_HALF_CLOSED, context)
+        await self._reach(CallPoint.APPEND_HALF_CLOSED, context)
         async with self._written:
             begin = max(journal.head, journal.index_end)
             if begin > journal.head:
@@ -367,7 +367,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 changed = labels.subtract(journal.registers, first.subtract_registers)
                 journal.registers = labels.union(first.union_registers, changed)
             self._written.notify_all()
-        await self._reach(Point.APPEND_APPLIED, context)
+        await self._reach(CallPoint.APPEND_APPLIED, context)
         commit = Fragment(first.journal, begin, begin + len(content), sum_of(bytes(content)), Codec.NONE)
         response = pb.AppendResponse(header=self._header(), commit=commit.to_wire(), registers=journal.registers)
         self.tamper(response)
@@ -400,7 +400,7 @@ class FakeBroker(pb_grpc.JournalServicer):
     ) -> AsyncIterator[pb.ReadResponse]:
         self._came("Read", request)
         header: pb.Header | None = self._header()
-        status = await self._reach(Point.READ_BEGUN, context)
+        status = await self._reach(CallPoint.READ_BEGUN, context)
         journal = self._journal(request.journal)
         if journal is None:
             status = pb.JOURNAL_NOT_FOUND
@@ -418,7 +418,7 @@ class FakeBroker(pb_grpc.JournalServicer):
                 async with self._written:
                     while (found := journal.find(offset)) is None:
                         await self._written.wait()
-            if await self._reach(Point.READ_METADATA, context) is not None:
+            if await self._reach(CallPoint.READ_METADATA, context) is not None:
                 return
             if found is None:
                 yield pb.ReadResponse(
@@ -446,14 +446,14 @@ class FakeBroker(pb_grpc.JournalServicer):
             while offset < end:
                 size = max(1, min(self.chunk_bytes(), end - offset))
                 begin = offset - fragment.begin
-                if await self._reach(Point.READ_CONTENT, context) is not None:
+                if await self._reach(CallPoint.READ_CONTENT, context) is not None:
                     return
                 chunk = pb.ReadResponse(offset=offset, content=item.content[begin : begin + size])
                 self.tamper(chunk)
                 yield chunk
                 offset += size
             if offset == request.end_offset:
-                await self._reach(Point.READ_END, context)
+                await self._reach(CallPoint.READ_END, context)
                 return
 
     async def Replicate(
@@ -466,7 +466,7 @@ class FakeBroker(pb_grpc.JournalServicer):
         self, request: pb.FragmentStoreHealthRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FragmentStoreHealthResponse:
         self._came("FragmentStoreHealth", request)
-        status = await self._reach(Point.STORE_HEALTH, context)
+        status = await self._reach(CallPoint.STORE_HEALTH, context)
         problem = "" if status is None else f"asked for, of {request.fragment_store}"
         return pb.FragmentStoreHealthResponse(status=_status(status), header=self._header(), store_health_error=problem)
 
@@ -487,7 +487,7 @@ class FakeBroker(pb_grpc.JournalServicer):
             etcd=pb.Header.Etcd(cluster_id=1, member_id=2, revision=self._revision, raft_term=3),
         )
 
-    async def _reach(self, point: Point, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
+    async def _reach(self, point: CallPoint, context: grpc.aio.ServicerContext[Any, Any]) -> int | None:
         """Perform the action that is due at this point. Return the status to answer, if any; OK for `Break.END`."""
         async with self._progress:
             self._reached[point] += 1

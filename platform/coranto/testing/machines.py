@@ -36,7 +36,7 @@ _GIVE_UP_SECONDS = (0.05, 0.2)  # Range of the time after which an end gives up 
 _UNWIND_SECONDS = 30.0
 
 
-class World:
+class RunningCluster:
     """The parts of a running cluster. Use it on the cluster's event loop; `close` it in the end."""
 
     def __init__(
@@ -108,7 +108,7 @@ class _Life:
 class Machine:
     """A machine with a disk and, unless it is down, a broker."""
 
-    def __init__(self, world: World, place: BrokerPlace, run_broker: RunBroker, rng: random.Random) -> None:
+    def __init__(self, world: RunningCluster, place: BrokerPlace, run_broker: RunBroker, rng: random.Random) -> None:
         self.place = place
         self.endpoint = place.endpoint
         self.disk = SimDisk(world.timeline, rng, loses_power=False)

@@ -74,7 +74,7 @@ class VirtualClock:
             await asyncio.sleep(0)
 
 
-class Point(enum.Enum):
+class CutPoint(enum.Enum):
     """A message of an append with content at which the connection can be cut."""
 
     PARAMETERS = "the parameters"
@@ -102,7 +102,7 @@ class HeardAppend:
 class Wire:
     """The traffic between a cluster's clients and its brokers: observed, and cut on request."""
 
-    cuts: list[tuple[Point, Callable[[], None] | None]] = field(default_factory=list)
+    cuts: list[tuple[CutPoint, Callable[[], None] | None]] = field(default_factory=list)
     """The points of the next cuts of appends with content, in order, each with an action to run then (or None)."""
     appends: list[HeardAppend] = field(default_factory=list)
     messages: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ class Wire:
     _unanswered: set[Any] = field(default_factory=set)
     _live: dict[Any, HeardAppend] = field(default_factory=dict)
 
-    def cut(self, *points: Point, then: Callable[[], None] | None = None) -> None:
+    def cut(self, *points: CutPoint, then: Callable[[], None] | None = None) -> None:
         """Drop these messages of the next appends with content, one after the other, and break their connections."""
         self.cuts += [(point, then) for point in points]
 
@@ -135,7 +135,7 @@ class Wire:
             return False
         return True
 
-    def _point(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> Point | None:
+    def _point(self, call: Any, to_server: bool, message: tuple[Any, ...]) -> CutPoint | None:
         append = self._live.get(call)
         if append is None:
             append = self._live[call] = HeardAppend()
@@ -145,9 +145,9 @@ class Wire:
             if not append.has_content:
                 return None
             self._unanswered.discard(call)
-            return Point.ANSWER if message[0] == "message" else Point.STATUS
+            return CutPoint.ANSWER if message[0] == "message" else CutPoint.STATUS
         if message[0] == "end":
-            return Point.HALF_CLOSE if append.has_content else None
+            return CutPoint.HALF_CLOSE if append.has_content else None
         if message[0] != "message":
             return None
         request = pb.AppendRequest.FromString(message[1])
@@ -157,12 +157,12 @@ class Wire:
             if append.has_content:
                 self.rounds += not self._unanswered
                 self._unanswered.add(call)
-            return Point.PARAMETERS if append.has_content else None
+            return CutPoint.PARAMETERS if append.has_content else None
         if request.content:
             append.pieces += 1
-            return {1: Point.CONTENT, 2: Point.REST}.get(append.pieces)
+            return {1: CutPoint.CONTENT, 2: CutPoint.REST}.get(append.pieces)
         append.committing = True
-        return Point.COMMIT if append.has_content else None
+        return CutPoint.COMMIT if append.has_content else None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.rpc.content import COPIED_BYTES, Content, append_reader, replicate_reader
+from coranto_broker.rpc.content import COPIED_BYTES, ContentMessage, append_reader, replicate_reader
 
 READ_APPEND = append_reader(pb.AppendRequest.FromString)
 READ_REPLICATE = replicate_reader(pb.ReplicateRequest.FromString)
@@ -58,7 +58,7 @@ def test_every_message_means_what_it_means_to_protobuf(data: bytes) -> None:
                 read(data)
             continue
         found = read(data)
-        if isinstance(found, Content):
+        if isinstance(found, ContentMessage):
             found = kind(
                 content=bytes(found.content), **({"content_delta": found.content_delta} if found.content_delta else {})
             )
@@ -71,7 +71,7 @@ def test_what_protobuf_writes_of_content_is_read_without_it(size: int) -> None:
     content = content[:size]
     data = pb.AppendRequest(content=content).SerializeToString()
     found = READ_APPEND(data)
-    assert isinstance(found, Content)
+    assert isinstance(found, ContentMessage)
     assert (found.content, found.content_delta) == (content, 0)
     assert isinstance(found.content, memoryview) == (size >= COPIED_BYTES)
     if isinstance(found.content, memoryview):
@@ -79,13 +79,13 @@ def test_what_protobuf_writes_of_content_is_read_without_it(size: int) -> None:
     for delta in (0, 1, 1 << 40, 2**63 - 1):
         data = pb.ReplicateRequest(content=content, content_delta=delta).SerializeToString()
         replicated = READ_REPLICATE(data)
-        assert isinstance(replicated, Content)
+        assert isinstance(replicated, ContentMessage)
         assert (replicated.content, replicated.content_delta) == (content, delta)
 
 
 def test_the_commit_is_content_of_nothing_and_other_messages_are_left_to_protobuf() -> None:
     commit = READ_APPEND(pb.AppendRequest().SerializeToString())
-    assert isinstance(commit, Content)
+    assert isinstance(commit, ContentMessage)
     assert not commit.content
     for request in (
         pb.AppendRequest(journal="a/journal"),

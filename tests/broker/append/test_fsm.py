@@ -13,7 +13,7 @@ import pytest
 
 from coranto import labels
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import Compare, EtcdHeader, KeyValue, Target, TxnResult, absent
+from coranto.coordination.etcd import Compare, CompareTarget, EtcdHeader, KeyValue, TxnResult, absent
 from coranto.coordination.keyspace import Assignment, Item
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput, StoreError, TxnOutcomeUnknown, Unavailable
@@ -24,7 +24,7 @@ from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
 from coranto_broker.append.states import TERMINAL, TRANSITIONS, State
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
-from coranto_broker.recovery.in_sync_records import InSyncRecords, Reading, Stranded
+from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import LocalStream, Pipeline, ReplicationFailed
 from coranto_broker.replication.resolver import Resolution
@@ -32,7 +32,7 @@ from coranto_broker.replication.waiting_appends import Line, Whole
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
-from coranto_broker.spool.in_sync import Epoch, Record, Stamp
+from coranto_broker.spool.in_sync import Epoch, InSyncRecord, Stamp
 from coranto_broker.spool.spool import empty_at
 from coranto_broker.testing.running import FaultyDisk, ManualClock, eventually
 
@@ -132,10 +132,10 @@ class World:
 
     # -- Environment, resolver, coordinator and observer in one
 
-    async def verify(self, resolution: Resolution, spool: DurableSpool) -> Reading:
+    async def verify(self, resolution: Resolution, spool: DurableSpool) -> StoredRecord:
         return await self.in_sync.verify(JOURNAL, 1, spool.stamp, spool.end)
 
-    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: Reading) -> Pipeline:
+    def build_pipeline(self, resolution: Resolution, spool: DurableSpool, reading: StoredRecord) -> Pipeline:
         self.built += 1
         names = ["local#self", *(f"local#peer-{n}" for n in range(len(self.peers)))]
         return Pipeline(resolution.header, spool, [LocalStream(spool), *self.peers], names, reading=reading)
@@ -185,7 +185,7 @@ class World:
             return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
         for op in ops:
             if op.key == IN_SYNC:
-                kept = Compare(IN_SYNC, Target.MOD_REVISION, self.record.mod_revision) if self.record else None
+                kept = Compare(IN_SYNC, CompareTarget.MOD_REVISION, self.record.mod_revision) if self.record else None
                 if (kept or absent(IN_SYNC)) not in compares:
                     return TxnResult(False, EtcdHeader(1, 1, self.revision, 1))
                 self.record = KeyValue(op.key, op.value, mod_revision=self.revision)
@@ -1025,19 +1025,19 @@ async def test_a_group_is_bounded(replicated: World) -> None:
 # ---------------------------------------------------------------------------------------------- the in-sync record
 
 
-def record_of(world: World) -> Record:
+def record_of(world: World) -> InSyncRecord:
     assert world.record is not None
     return in_sync.decode(world.record.value)
 
 
-def keep(world: World, record: Record) -> None:
+def keep(world: World, record: InSyncRecord) -> None:
     world.record = KeyValue(IN_SYNC, in_sync.encode(record), mod_revision=1)
 
 
 async def test_a_pipeline_is_recorded_before_it_takes_content(world: World) -> None:
     world.peers, world.spec.replication = [Peer()], 2
     assert (await world.append(b"abc")).state is State.FINISHED
-    assert record_of(world) == Record(1, ("local#peer-0", "local#self"), (Epoch(10, 0),))
+    assert record_of(world) == InSyncRecord(1, ("local#peer-0", "local#self"), (Epoch(10, 0),))
     assert world.spool.stamp == Stamp(10, 10)
     await world.append(b"def")
     assert len(world.txns) == 1
@@ -1066,7 +1066,7 @@ async def test_a_record_that_changed_meanwhile_is_read_again(world: World) -> No
 async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(world: World) -> None:
     def lose_the_answer() -> None:
         world.on_txn = lambda: None
-        keep(world, Record(1, ("local#self",), (Epoch(10, 0),)))
+        keep(world, InSyncRecord(1, ("local#self",), (Epoch(10, 0),)))
         raise TxnOutcomeUnknown("lost")
 
     world.on_txn = lose_the_answer
@@ -1077,7 +1077,7 @@ async def test_a_transaction_of_unknown_outcome_is_looked_at_by_the_next_append(
 
 
 async def test_without_a_member_of_the_record_nothing_is_appended(world: World) -> None:
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     assert (await world.append()).status == pb.INDEX_HAS_GREATER_OFFSET, "nobody knows the head"
     assert (await world.append(b"abc", offset=12)).status == pb.INDEX_HAS_GREATER_OFFSET
@@ -1088,13 +1088,13 @@ async def test_without_a_member_of_the_record_nothing_is_appended(world: World) 
 
 
 async def test_a_member_with_an_empty_disk_is_struck_out(world: World) -> None:
-    keep(world, Record(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
+    keep(world, InSyncRecord(1, ("local#gone", "local#self"), (Epoch(5, 0),)))
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     assert record_of(world).members == ("local#gone",)
 
 
 async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_read_only(world: World) -> None:
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     world.spec.flags = pb.JournalSpec.O_RDONLY
     assert (await world.append()).state is State.FINISHED
     strict = await world.append(check_registers=labels.parse_selector(labels.HELD))
@@ -1103,12 +1103,12 @@ async def test_a_strict_check_wants_a_journal_that_was_not_lost_even_if_it_is_re
 
 
 async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: World) -> None:
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
     fsm = await world.append(offset=70)
     assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
     assert fsm.commit is not None
     assert (fsm.commit.begin, fsm.commit.end) == (70, 70)
-    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(10, 70),))
     assert (await world.append(b"abc")).commit == Fragment(JOURNAL, 70, 73, sum_of(b"abc"), Codec.NONE)
     assert await world.is_free()
 
@@ -1116,7 +1116,7 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
 async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it_is_brought_back(world: World) -> None:
     mine = labels.label_set(author="me")
     world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 0),)))
     for request in ({}, {"suspend": pb.AppendRequest.SUSPEND_KEEP}, {"suspend": pb.AppendRequest.SUSPEND_NOW}):
         assert (await world.append(**request)).status == pb.INDEX_HAS_GREATER_OFFSET
     assert world.spool.end == 0, "the registers at its offset are not known"
@@ -1128,10 +1128,10 @@ async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it
 
 async def test_the_loss_of_a_suspended_journal_is_confirmed_at_its_offset(world: World) -> None:
     world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 0),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 0),)))
     fsm = await world.append(offset=70, suspend=pb.AppendRequest.SUSPEND_KEEP)
     assert (fsm.state, fsm.status, fsm.error) == (State.FINISHED, pb.OK, None)
-    assert record_of(world) == Record(1, ("local#self",), (Epoch(5, 0), Epoch(10, 70)))
+    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(5, 0), Epoch(10, 70)))
     assert await world.is_free()
 
 
@@ -1140,15 +1140,15 @@ async def test_a_journal_that_was_closed_or_left_goes_on_with_its_registers(
     world: World, members: tuple[str, ...]
 ) -> None:
     mine = labels.label_set(author="me")
-    keep(world, in_sync.left(Record(1, (*members, "local#other")), "local#other", 70, mine))
+    keep(world, in_sync.left(InSyncRecord(1, (*members, "local#other")), "local#other", 70, mine))
     fsm = await world.append(b"abc")
     assert fsm.commit is not None
     assert (fsm.state, fsm.commit.begin, fsm.registers) == (State.FINISHED, 70, mine)
-    assert record_of(world) == Record(1, ("local#self",), (Epoch(10, 70),))
+    assert record_of(world) == InSyncRecord(1, ("local#self",), (Epoch(10, 70),))
 
 
 async def test_a_record_of_an_earlier_journal_of_the_name_does_not_count(world: World) -> None:
-    keep(world, Record(7, ("local#gone",), (Epoch(5, 70),)))
+    keep(world, InSyncRecord(7, ("local#gone",), (Epoch(5, 70),)))
     assert (await world.append(b"abc")).state is State.FINISHED
     assert record_of(world).create_revision == 1
 
@@ -1159,7 +1159,7 @@ async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: Wor
     assert pipeline is not None
     world.replica.spool.put(pipeline.close_send())
     world.replica.pipeline.put(None)
-    keep(world, Record(1, ("local#other",), (Epoch(10, 0), Epoch(15, 2))))
+    keep(world, InSyncRecord(1, ("local#other",), (Epoch(10, 0), Epoch(15, 2))))
     fsm = await world.append(b"def")
     assert isinstance(fsm.error, Stranded)
     assert (fsm.state, world.built, world.spool.end) == (State.ERROR, 1, 3)
@@ -1167,7 +1167,7 @@ async def test_a_spool_that_others_went_on_without_builds_no_pipeline(world: Wor
 
 
 async def test_a_pipeline_of_an_older_route_than_the_recorded_one_is_given_up(world: World) -> None:
-    keep(world, Record(1, ("local#self",), (Epoch(500, 0),)))
+    keep(world, InSyncRecord(1, ("local#self",), (Epoch(500, 0),)))
     world.spool.propose(world.spool.fragment, world.spool.registers, primary=True, revision=500)
     world.etcd_revision = 500
     assert isinstance((await world.append(b"abc")).error, ReplicationFailed)

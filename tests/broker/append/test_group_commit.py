@@ -20,7 +20,7 @@ from coranto_broker.fragments.known import Known
 from coranto_broker.ownership import Signal
 from coranto_broker.replication import waiting_appends
 from coranto_broker.replication.flow_control import FlowControl
-from coranto_broker.replication.waiting_appends import AppendRange, Line, Member, Refusal, Whole
+from coranto_broker.replication.waiting_appends import AppendRange, Line, Refusal, WaitingAppend, Whole
 from coranto_broker.spool.spool import CommittedState, ProposalEffect, Spool, new_sum
 
 J = "a/journal"
@@ -105,7 +105,7 @@ def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -
     line = Line()
     members = []
     for request, content in appends:
-        members.append(Member(request, Whole(content, 1), resolved))
+        members.append(WaitingAppend(request, Whole(content, 1), resolved))
         line.join(members[-1])
     for number, leader in enumerate(members):
         if number in answers:
@@ -210,7 +210,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
     for other in (Resolved(spec, Signal()), Resolved(changed, signal)):
         line = Line()
         for resolution in (leader, other, leader):
-            line.join(Member(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
+            line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
         course = Course(spec, spool.committed, Known(), NOW)
         assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
             AppendRange(0, 1, pb.LabelSet())
@@ -225,7 +225,7 @@ async def test_a_leader_waits_for_those_that_are_being_received(monkeypatch: pyt
     gathering = asyncio.create_task(line.gathered())
     await asyncio.sleep(0)
     line.came()
-    line.join(Member(pb.AppendRequest(journal=J), Whole(b"x", 1), Resolved(pb.JournalSpec(), Signal())))
+    line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), Resolved(pb.JournalSpec(), Signal())))
     line.came()
     await asyncio.wait_for(gathering, 60)
     assert line._passes == 0

@@ -16,7 +16,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.receiving import Ahead, Watchdog
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line
-from coranto_broker.rpc.content import Content
+from coranto_broker.rpc.content import ContentMessage
 from coranto_broker.rpc.deadlines import Rota
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 
@@ -86,7 +86,7 @@ async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
 def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() -> None:
     async def main(loop: SimLoop) -> None:
         ahead, line = Ahead(100), Line()
-        client = Client(Content(b"some"))
+        client = Client(ContentMessage(b"some"))
         inbox = ahead.open(client)
         waiting = asyncio.create_task(inbox.receive(pb.AppendRequest(), line, 1 << 20, SimClock(loop)))
         await client.silent.wait()
@@ -105,7 +105,7 @@ def test_a_client_that_falls_silent_is_cut_off_and_what_it_sent_is_replayed() ->
 
 async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
     ahead, line = Ahead(100), Line()
-    sent = [Content(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
+    sent = [ContentMessage(b"some"), pb.AppendRequest(content=b"more"), pb.AppendRequest(), pb.AppendRequest(offset=7)]
     inbox = ahead.open(Client(*sent, EOF))
     assert await inbox.receive(pb.AppendRequest(), line, 0, SystemClock()) is None  # Something follows the commit.
     assert [await inbox.read() for _ in sent] == sent
@@ -114,7 +114,7 @@ async def test_each_message_is_replayed_once_whatever_its_kind() -> None:
 
 async def test_a_small_append_is_whole() -> None:
     ahead, line = Ahead(100), Line()
-    inbox = ahead.open(Client(Content(b"some"), pb.AppendRequest(content=b"more"), Content(b""), EOF))
+    inbox = ahead.open(Client(ContentMessage(b"some"), pb.AppendRequest(content=b"more"), ContentMessage(b""), EOF))
     whole = await inbox.receive(pb.AppendRequest(), line, 0, SystemClock())
     assert whole is not None
     assert (whole.content, whole.chunks, line.coming) == (b"somemore", 2, 0)
@@ -124,7 +124,7 @@ async def test_a_client_is_not_charged_for_time_in_which_nobody_looked_at_it() -
     flow, clock = FlowControl(), SystemClock()
     flow.start(1 << 20, 0, clock.monotonic() - 3)  # As if the broker, or its machine, had stood still since.
     watchdog = Watchdog(flow, clock, due=asyncio.get_running_loop().time() - 2)
-    content = Content(b"some")
+    content = ContentMessage(b"some")
     assert await watchdog.read(Client(content)) is content
     watchdog.earn(4)
     assert await watchdog.read(Client(EOF)) is None
@@ -136,6 +136,6 @@ def test_a_client_that_comes_a_moment_before_the_look_at_it_is_charged() -> None
         flow.start(1 << 20, 0, clock.monotonic() - 3)
         watchdog = Watchdog(flow, clock, due=loop.time())
         with pytest.raises(AppendUnderflow):
-            await watchdog.read(Client(Content(b"late")))
+            await watchdog.read(Client(ContentMessage(b"late")))
 
     virtually(main)

@@ -13,7 +13,7 @@ from coranto.errors import CorruptSpool, Unavailable
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.index import JUMP_AGE_SECONDS, Entry, Found, FragmentIndex, find
+from coranto_broker.fragments.index import JUMP_AGE_SECONDS, FragmentIndex, IndexEntry, QueryResult, find
 from coranto_broker.handlers.fragments import select
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
@@ -29,8 +29,8 @@ def fragment(begin: int, end: int, mod_time: int = 0) -> Fragment:
     return Fragment("a/journal", begin, end, b"s" * 20, Codec.NONE, store, mod_time)
 
 
-def cover(*fragments: Fragment) -> CoverSet[Entry]:
-    return CoverSet(Entry(each) for each in fragments)
+def cover(*fragments: Fragment) -> CoverSet[IndexEntry]:
+    return CoverSet(IndexEntry(each) for each in fragments)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def local(folder: Path, begin: int, content: bytes = b"0123456789") -> Sealed:
     return Sealed(fragment(begin, begin + len(content)), NOW, pb.LabelSet(), files[0], files[1])
 
 
-async def waiting(index: FragmentIndex, offset: int) -> asyncio.Task[Found]:
+async def waiting(index: FragmentIndex, offset: int) -> asyncio.Task[QueryResult]:
     task = asyncio.create_task(index.query(offset, block=True))
     await asyncio.sleep(0)
     assert not task.done()
@@ -234,7 +234,7 @@ async def test_a_listing_does_not_hide_the_fragment_under_construction(index: Fr
     index.spool_commit(fragment(10, 15), sealed.content)
     index.refresh([fragment(0, 10, RECENT)], 0.0)
     assert [(entry.begin, entry.end) for entry in index.entries] == [(0, 10), (10, 15)]
-    assert (await index.query(12, block=False)).entry == Entry(fragment(10, 15), sealed.content)
+    assert (await index.query(12, block=False)).entry == IndexEntry(fragment(10, 15), sealed.content)
 
 
 def listed(begin: int, end: int, file_bytes: int) -> Fragment:

@@ -15,15 +15,15 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import (
     MAX_TXN_OPS,
     Compare,
+    CompareTarget,
     Coordinator,
     Delete,
     EtcdCoordinator,
     KeyValue,
     Put,
     Relation,
-    Target,
 )
-from coranto.coordination.keyspace import Entries, State
+from coranto.coordination.keyspace import Entries, KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.names import nests
 from coranto.testing.sim.clocks import SimClock
@@ -42,8 +42,8 @@ LAYOUT = Layout("/cluster")
 NAMES = st.lists(st.sampled_from(["aa", "bb", "bb-c", "cc"]), min_size=1, max_size=4).map("/".join)
 
 
-def state_of(kvs: list[KeyValue], etcd: SimEtcd) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
-    return State(etcd.header, Entries.load(kvs, lambda kv: None), LAYOUT, JournalEntities())
+def state_of(kvs: list[KeyValue], etcd: SimEtcd) -> KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+    return KeySpaceState(etcd.header, Entries.load(kvs, lambda kv: None), LAYOUT, JournalEntities())
 
 
 @settings(max_examples=150)
@@ -72,7 +72,7 @@ def test_a_transaction_creates_nothing_that_nests(
             assert pair[0] in created
             return
         etcd.txn([], [Put(LAYOUT.item_key(name), b"") for name in meanwhile - before], [])
-        own = [Compare(LAYOUT.item_key(name), Target.MOD_REVISION, 0) for name in created]
+        own = [Compare(LAYOUT.item_key(name), CompareTarget.MOD_REVISION, 0) for name in created]
         compares = with_guards(state, created, own)
         assert len(compares) <= MAX_TXN_OPS
         result = etcd.txn(compares, [Put(LAYOUT.item_key(name), b"") for name in created], [])
@@ -87,11 +87,11 @@ def test_a_transaction_creates_nothing_that_nests(
 
 async def conditions_on_whole_prefixes(coordinator: Coordinator, prefix: str) -> None:
     async def holds(key: str, operand: int) -> bool:
-        compare = Compare(prefix + key, Target.CREATE_REVISION, operand, prefix=True)
+        compare = Compare(prefix + key, CompareTarget.CREATE_REVISION, operand, prefix=True)
         return (await coordinator.txn([compare], [Put("elsewhere", b"")])).succeeded
 
     async def was_unchanged(key: str, revision: int) -> bool:
-        compare = Compare(prefix + key, Target.CREATE_REVISION, revision + 1, Relation.LESS, prefix=True)
+        compare = Compare(prefix + key, CompareTarget.CREATE_REVISION, revision + 1, Relation.LESS, prefix=True)
         return (await coordinator.txn([compare], [])).succeeded
 
     assert await holds("a/", 0)

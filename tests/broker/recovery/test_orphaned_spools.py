@@ -27,7 +27,7 @@ from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
 from coranto_broker.recovery.orphaned_spools import Leftovers
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
-from coranto_broker.spool.in_sync import Epoch, Record
+from coranto_broker.spool.in_sync import Epoch, InSyncRecord
 from coranto_broker.testing.running import eventually
 
 J = "test/journal"
@@ -46,7 +46,7 @@ class World:
         self.successor: tuple[pb.JournalSpec, int] | None = None
         self.route = [ME, OTHER]
         self.used: set[Path] = set()
-        self.record: Record | None = None
+        self.record: InSyncRecord | None = None
         self.revision = 100
         self.etcd_revision = 0  # The latest one of etcd, if it is ahead of the record's.
         self.disk = LocalDisk()
@@ -154,7 +154,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_the_spool_of_a_deleted_journal_is_set_aside(world: World) -> None:
     world.write(b"abc", 10)
     world.spec = None
-    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.record = InSyncRecord(7, (ME,), (Epoch(10, 0),))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists() and world.record is None)
     assert world.stored == []
@@ -184,7 +184,7 @@ async def test_the_spool_of_a_deleted_journal_goes_at_once_if_it_is_to(world: Wo
 async def test_the_spool_of_a_journal_that_etcd_forgot_waits_for_it(world: World) -> None:
     world.write(b"abc", 10)
     world.spec, world.successor = None, None
-    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),), carried=20)
+    world.record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),), carried=20)
     world.run()  # type: ignore[attr-defined]
     await world.looked(3)
     assert world.folder.path.exists()
@@ -203,7 +203,7 @@ async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is
     world.write(b"abc", 10)
     stores = pb.JournalSpec.Fragment(stores=["file:///frags/"])
     world.spec, world.successor = None, (pb.JournalSpec(name=J, fragment=stores), 50)
-    former = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)), carried=20)
+    former = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)), carried=20)
     world.record = former if carried else in_sync.closed(former, 50, 9, MINE)
     before = world.record
     world.run()  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ async def test_a_broker_that_left_the_route_stores_its_part_of_a_journal_that_is
 
 
 async def test_the_record_of_a_journal_that_goes_on_is_not_removed_with_a_former_one(world: World) -> None:
-    world.record = in_sync.closed(Record(7, (OTHER,), (Epoch(10, 0),), carried=20), 50, 9, MINE)
+    world.record = in_sync.closed(InSyncRecord(7, (OTHER,), (Epoch(10, 0),), carried=20), 50, 9, MINE)
     before = world.record
     assert before.formers == (7,)
     await world.records.remove(J, 7)
@@ -227,7 +227,7 @@ async def test_the_record_of_a_journal_that_goes_on_is_not_removed_with_a_former
 
 
 async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_its_rescue(world: World) -> None:
-    world.record = Record(50, (OTHER,), (Epoch(10, 0),), carried=60, formers=(7,))
+    world.record = InSyncRecord(50, (OTHER,), (Epoch(10, 0),), carried=60, formers=(7,))
     reading = await world.records.read(J, 7)
     assert reading.record is not None
     assert reading.record.foreign
@@ -236,7 +236,7 @@ async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_it
 
 async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
     real = orphaned_spools.take_up
 
     async def refuse(*_: object) -> None:
@@ -254,7 +254,7 @@ async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypa
 async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
     world.write(b"abc", 10)
     world.spec = None
-    world.record = record = Record(8, (ME,), (Epoch(10, 0),))
+    world.record = record = InSyncRecord(8, (ME,), (Epoch(10, 0),))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
     await world.looked(2)
@@ -263,7 +263,7 @@ async def test_the_record_of_a_journal_that_was_created_again_stays(world: World
 
 async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
     assert len(world.stored) == 1
@@ -271,7 +271,7 @@ async def test_what_everybody_has_is_stored_and_the_folder_goes(world: World) ->
 
 async def test_what_others_went_on_without_is_kept_aside(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 2)))
+    world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 2)))
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.disk.list(world.folder.path) == ["set-aside"])
     assert len(world.disk.list(world.folder.path / "set-aside")) == 2
@@ -280,7 +280,7 @@ async def test_what_others_went_on_without_is_kept_aside(world: World) -> None:
 
 async def test_a_journal_without_stores_is_left_alone(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.record = InSyncRecord(7, (ME,), (Epoch(10, 0),))
     world.route = [OTHER]
     assert world.spec is not None
     del world.spec.fragment.stores[:]
@@ -294,18 +294,18 @@ async def test_a_journal_without_stores_is_left_alone(world: World) -> None:
 
 async def test_a_journal_that_has_lost_its_members_is_rescued(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),))
     world.route = ["local#new"]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
-    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert world.record == InSyncRecord(7, (), (Epoch(10, 0),), end=3, registers=MINE)
     assert len(world.stored) == 1
 
 
 @pytest.mark.parametrize("route", [[], [OTHER, "local#new"]])
 async def test_a_journal_with_a_member_or_without_any_broker_needs_no_rescue(world: World, route: list[str]) -> None:
     world.write(b"abc", 10)
-    world.record = record = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.record = record = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),))
     world.route = route
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.persister.pending)
@@ -318,16 +318,16 @@ async def test_the_only_member_brings_its_journal_back_at_once(world: World, mon
     monkeypatch.setattr(orphaned_spools, "PAUSE_SECONDS", 60.0)
     monkeypatch.setattr(orphaned_spools, "SOON_SECONDS", 0.005)
     world.write(b"abc", 10)
-    world.record = Record(7, (ME,), (Epoch(10, 0),))
+    world.record = InSyncRecord(7, (ME,), (Epoch(10, 0),))
     world.route = ["local#new"]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: not world.folder.path.exists())
-    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert world.record == InSyncRecord(7, (), (Epoch(10, 0),), end=3, registers=MINE)
     assert len(world.stored) == 1
 
 
 async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.record = before = Record(7, (ME, OTHER), (Epoch(10, 0),))
+    world.record = before = InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),))
     world.revision = 200
     stamp = in_sync.Stamp(10, 10)
     real = world.get
@@ -346,7 +346,7 @@ async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: p
     assert await world.records.leave(J, 8, stamp, 3, MINE) is None, "that is another journal"
     world.record, reads = before, 0
     assert await world.records.leave(J, 7, stamp, 3, MINE) == world.record
-    assert world.record == Record(7, (), (Epoch(10, 0),), end=3, registers=MINE)
+    assert world.record == InSyncRecord(7, (), (Epoch(10, 0),), end=3, registers=MINE)
     assert await world.records.leave(J, 7, stamp, 3, MINE) is None
     monkeypatch.undo()
     closed_at = world.revision
@@ -359,7 +359,7 @@ async def test_a_record_is_left_only_as_it_was_read(world: World, monkeypatch: p
 
 async def test_a_journal_that_a_member_has_left_needs_no_rescue(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = before = in_sync.left(Record(7, (ME, OTHER), (Epoch(10, 0),)), OTHER, 1, MINE)
+    world.record = before = in_sync.left(InSyncRecord(7, (ME, OTHER), (Epoch(10, 0),)), OTHER, 1, MINE)
     world.route = ["local#new"]
     world.run()  # type: ignore[attr-defined]
     await eventually(lambda: world.persister.pending)
@@ -371,7 +371,7 @@ async def test_a_journal_that_a_member_has_left_needs_no_rescue(world: World) ->
 
 async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
     world.write(b"abc", 10)
-    world.record = Record(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
+    world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
     world.used.add(world.folder.path)
     world.run()  # type: ignore[attr-defined]
     await world.looked(3)

@@ -14,7 +14,7 @@ from coranto.effects import LocalDisk
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import set_aside
-from coranto_broker.recovery.set_aside import Kept
+from coranto_broker.recovery.set_aside import SetAsideFragment
 from coranto_broker.server.cli import app
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
@@ -27,7 +27,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 runner = CliRunner()
 
 
-def damaged(data_dir: Path, *pieces: bytes, damage: Callable[[bytes], bytes], log: bool = True) -> Kept:
+def damaged(data_dir: Path, *pieces: bytes, damage: Callable[[bytes], bytes], log: bool = True) -> SetAsideFragment:
     """A spool of these commits, whose content was damaged and recovered since."""
     folder = SpoolFolder(folder_of(data_dir / "spools", J, 7), J, 7, LocalDisk(), ManualClock())
     spool = DurableSpool(folder, Observer(), Fsync.NEVER)

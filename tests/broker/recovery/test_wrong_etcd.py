@@ -19,7 +19,7 @@ from coranto.errors import MemberInUse, WrongCluster
 from coranto.labels import label_set
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.recovery import orphaned_spools, residence
-from coranto_broker.recovery.identity import Use, encode
+from coranto_broker.recovery.identity import DirectoryUse, encode
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.process import BrokerChild
@@ -216,7 +216,9 @@ async def test_brokers_that_did_not_speak_are_named(
     await child.expire()
     other = MemberId("elsewhere", "broker-1")
     async with EtcdCoordinator(broker_settings.etcd) as coordinator:
-        await coordinator.txn([], [Put(Layout(broker_settings.etcd_prefix).use_key(other), encode(Use("word")))])
+        await coordinator.txn(
+            [], [Put(Layout(broker_settings.etcd_prefix).use_key(other), encode(DirectoryUse("word")))]
+        )
     assert (await asyncio.to_thread(run, broker_settings, "adopt")).returncode == 0
     early = await asyncio.to_thread(run, broker_settings, "finish-adoption")
     assert (early.returncode, early.stderr.startswith("elsewhere#broker-1 did not say")) == (1, True)
@@ -254,7 +256,7 @@ async def test_a_broker_ends_whose_name_another_process_uses(
         serving = asyncio.create_task(process.serve_until(asyncio.Event()))
         key = Layout(broker_settings.etcd_prefix).use_key(process.broker.member)
         async with EtcdCoordinator(broker_settings.etcd) as coordinator:
-            await coordinator.txn([], [Put(key, encode(Use("another")))])
+            await coordinator.txn([], [Put(key, encode(DirectoryUse("another")))])
         async with asyncio.timeout(60):
             assert await serving == 1
 

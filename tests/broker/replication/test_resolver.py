@@ -10,7 +10,7 @@ import pytest
 
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdHeader, KeyValue
-from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
+from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
@@ -59,7 +59,7 @@ class Cluster:
     @property
     def state(self) -> JournalState:
         entries = Entries.load(self.kvs.values(), decode)
-        return State(self.header, entries, LAYOUT, ENTITIES)
+        return KeySpaceState(self.header, entries, LAYOUT, ENTITIES)
 
     @property
     def header(self) -> EtcdHeader:

@@ -28,7 +28,7 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
         assert not loop.unnoticed()
 
 
-def record_of(cluster: Cluster, journal: str) -> in_sync.Record:
+def record_of(cluster: Cluster, journal: str) -> in_sync.InSyncRecord:
     return in_sync.decode(cluster._world.etcd.kvs[LAYOUT.in_sync_key(journal)].value)
 
 

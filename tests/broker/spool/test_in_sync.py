@@ -19,8 +19,8 @@ from coranto_broker.spool.in_sync import (
     MAX_EPOCHS,
     UNSTAMPED,
     Epoch,
+    InSyncRecord,
     Judgement,
-    Record,
     Stamp,
     Takeover,
     is_complete,
@@ -30,7 +30,7 @@ from coranto_broker.spool.in_sync import (
 )
 
 A, B, C, D = "zone#a", "zone#b", "zone#c", "zone#d"
-RECORD = Record(1, (A, B), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150)))
+RECORD = InSyncRecord(1, (A, B), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150)))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_old_epochs_are_forgotten_and_what_is_older_is_not_trusted() -> None:
     assert judge(record, Stamp(14, 14), 500, A) is Judgement.FINAL
 
 
-ALONE = Record(1, (A,), (Epoch(10, 0), Epoch(30, 150)))
+ALONE = InSyncRecord(1, (A,), (Epoch(10, 0), Epoch(30, 150)))
 LEFT = in_sync.left(RECORD, B, 170, labels.label_set(author="me"))
 
 
@@ -174,7 +174,7 @@ LEFT = in_sync.left(RECORD, B, 170, labels.label_set(author="me"))
     ],
 )
 def test_only_a_member_that_has_all_leaves_a_record(
-    record: Record | None, stamp: Stamp, end: int, expected: bool
+    record: InSyncRecord | None, stamp: Stamp, end: int, expected: bool
 ) -> None:
     assert may_leave(record, stamp, end, A) is expected
 
@@ -190,7 +190,7 @@ def test_where_a_member_has_left_others_go_on_unless_the_rest_has_more() -> None
     assert judge(LEFT, Stamp(20, 20), 151, A) is Judgement.DIVERGED
     assert in_sync.without(LEFT, A).closed, "nobody else has more"
     assert in_sync.left(LEFT, A, 170, labels.label_set()).closed
-    assert in_sync.recorded(LEFT, 1, 40, [C, D], 170) == Record(
+    assert in_sync.recorded(LEFT, 1, 40, [C, D], 170) == InSyncRecord(
         1, (C, D), (Epoch(10, 0), Epoch(20, 100), Epoch(30, 150), Epoch(40, 170))
     )
 
@@ -218,7 +218,7 @@ def test_a_claim_is_nothing_without_what_it_was_about() -> None:
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=1000), min_size=1, max_size=10)
 numbers = st.integers(0, 2**60)
 records = st.builds(
-    Record,
+    InSyncRecord,
     numbers,
     st.lists(texts, max_size=4).map(tuple),
     st.lists(st.builds(Epoch, numbers, numbers), max_size=4).map(tuple),
@@ -233,7 +233,7 @@ records = st.builds(
     st.none()
     | st.tuples(numbers, st.dictionaries(st.sampled_from(("author", "owner")), st.sampled_from(("ada", "bob")))),
 )
-def test_records_are_kept_as_they_are(record: Record, ending: tuple[int, dict[str, str]] | None) -> None:
+def test_records_are_kept_as_they_are(record: InSyncRecord, ending: tuple[int, dict[str, str]] | None) -> None:
     if ending is not None:
         change = in_sync.left if record.members else in_sync.claimed
         record = change(record, record.members[0] if record.members else A, ending[0], labels.label_set(**ending[1]))
@@ -296,10 +296,10 @@ class World:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.spools = {name: Spool() for name in NAMES}
-        self.record: Record | None = None
+        self.record: InSyncRecord | None = None
         self.acknowledged: list[int] = []
         self.stored: dict[int, int] = {}
-        self.claims: dict[str, Record] = {}
+        self.claims: dict[str, InSyncRecord] = {}
         self.given_up: set[str] = set()
         """Those that take no content any more."""
         self.is_lost = False
@@ -309,7 +309,7 @@ class World:
         self.revision = 10
         self.next_byte = 0
 
-    def write(self, record: Record) -> None:
+    def write(self, record: InSyncRecord) -> None:
         self.revision += 1
         self.record = replace(record, written=self.revision)
 
@@ -473,13 +473,13 @@ def test_the_model_notices_when_a_rule_is_left_out(monkeypatch: pytest.MonkeyPat
 
     real = in_sync.recorded
 
-    def only_the_last_epoch(*given: Any) -> Record:
+    def only_the_last_epoch(*given: Any) -> InSyncRecord:
         return replace(real(*given), epochs=(Epoch(given[2], given[4]),))
 
-    def struck(record: Record, member: str) -> Record:
+    def struck(record: InSyncRecord, member: str) -> InSyncRecord:
         return replace(record, members=tuple(each for each in record.members if each != member), written=0)
 
-    def all_is_final_with_the_last(record: Record | None, stamp: Stamp, end: int, me: str) -> Judgement:
+    def all_is_final_with_the_last(record: InSyncRecord | None, stamp: Stamp, end: int, me: str) -> Judgement:
         return judge(replace(record, left=False, end=None) if record and record.left else record, stamp, end, me)
 
     module = globals()

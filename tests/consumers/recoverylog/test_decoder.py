@@ -8,14 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.messages.fixed_frame import MAGIC, encode_frame
-from coranto_consumers.recoverylog.decoder import MAX_PAYLOAD_BYTES, Data, Event, Found, Garbage, LogDecoder
-from coranto_consumers.recoverylog.operations import Author, Create, Fnode, Operation, Write
+from coranto_consumers.recoverylog.decoder import (
+    MAX_PAYLOAD_BYTES,
+    DecodedOperation,
+    Event,
+    LogDecoder,
+    SkippedContent,
+    WrittenData,
+)
+from coranto_consumers.recoverylog.operations import Author, Create, Fnode, RecordedOperation, Write
 
 LOG = "a/log"
 
 
 def frame(seq_no: int, change: Create | Write | None = None) -> bytes:
-    return encode_frame(Operation(seq_no, 0, Author(7), change).to_payload())
+    return encode_frame(RecordedOperation(seq_no, 0, Author(7), change).to_payload())
 
 
 def write(seq_no: int, content: bytes) -> bytes:
@@ -28,7 +35,7 @@ def decode(pieces: list[bytes], accepted: set[int], offset: int = 0) -> tuple[li
     for piece in pieces:
         for event in decoder.feed(piece):
             events.append(event)
-            if isinstance(event, Found) and event.op.seq_no in accepted:
+            if isinstance(event, DecodedOperation) and event.op.seq_no in accepted:
                 decoder.accept()
     return events, decoder
 
@@ -37,9 +44,9 @@ def summary(events: list[Event]) -> list[object]:
     """Sequence numbers, data put together, and the total of garbage."""
     found: list[object] = []
     for event in events:
-        if isinstance(event, Found):
+        if isinstance(event, DecodedOperation):
             found.append(event.op.seq_no)
-        elif isinstance(event, Data):
+        elif isinstance(event, WrittenData):
             if found and isinstance(found[-1], bytes):
                 found[-1] += event.content
             else:
@@ -62,7 +69,7 @@ def test_however_content_is_cut_the_operations_are_the_same(cuts: list[int]) -> 
 
 def test_operations_know_where_they_are() -> None:
     events, _ = decode([CONTENT], accepted=set(), offset=1000)
-    spans = [(event.op.begin, event.op.end) for event in events if isinstance(event, Found)]
+    spans = [(event.op.begin, event.op.end) for event in events if isinstance(event, DecodedOperation)]
     assert spans[0][0] == 1000
     assert spans[-1][1] == 1000 + len(CONTENT)
     assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(spans))
@@ -80,8 +87,8 @@ def test_what_is_incomplete_is_awaited() -> None:
 def test_garbage_is_passed_over() -> None:
     events, decoder = decode([b"garbage" + frame(1) + b"\x66\x33" + frame(2)], accepted={1, 2})
     assert summary(events) == [1, 2]
-    garbage = [event for event in events if isinstance(event, Garbage)]
-    assert garbage == [Garbage(0, 7), Garbage(7 + len(frame(1)), 9 + len(frame(1)))]
+    garbage = [event for event in events if isinstance(event, SkippedContent)]
+    assert garbage == [SkippedContent(0, 7), SkippedContent(7 + len(frame(1)), 9 + len(frame(1)))]
     assert decoder.is_between
 
 
@@ -105,7 +112,7 @@ def test_a_restart_drops_what_is_incomplete() -> None:
     _, decoder = decode([frame(1)[:9]], accepted=set())
     decoder.restart(500)
     assert decoder.is_between
-    assert [type(event) for event in decoder.feed(frame(2))] == [Found]
+    assert [type(event) for event in decoder.feed(frame(2))] == [DecodedOperation]
     assert decoder.position == 500 + len(frame(2))
 
 
@@ -114,4 +121,4 @@ def test_no_bytes_at_all_can_break_it(noise: bytes, data: st.DataObject) -> None
     cut = data.draw(st.integers(0, len(noise)))
     events, decoder = decode([noise[:cut], noise[cut:]], accepted={1})
     assert decoder.fed == len(noise)
-    assert all(isinstance(event, (Found, Data, Garbage)) for event in events)
+    assert all(isinstance(event, (DecodedOperation, WrittenData, SkippedContent)) for event in events)

@@ -10,12 +10,12 @@ import pytest
 from coranto.client import JournalClient
 from coranto.errors import AppendOutcomeUnknown, CorruptData, Fenced
 from coranto.messages.fixed_frame import encode_frame
-from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Author, MemoryAuthority, fence_of
 from coranto_consumers.recoverylog.directory import RecordedDirectory
-from coranto_consumers.recoverylog.lineage import Chain
-from coranto_consumers.recoverylog.operations import Operation, author_of
+from coranto_consumers.recoverylog.lineage import HistoryPosition
+from coranto_consumers.recoverylog.operations import RecordedOperation, author_of
 
 if TYPE_CHECKING:
     from .conftest import Owners
@@ -113,7 +113,7 @@ async def test_a_stale_author_is_kept_out_where_all_of_its_successor_was_lost(
 
 
 def handoff_of(author: Author, seq_no: int, checksum: int) -> bytes:
-    return encode_frame(Operation(seq_no, checksum, author).to_payload())
+    return encode_frame(RecordedOperation(seq_no, checksum, author).to_payload())
 
 
 async def test_a_late_handoff_takes_the_log_from_nobody(
@@ -277,7 +277,7 @@ async def test_the_fence_is_put_back_over_broken_connections(
     owner = await owners.take_over(authority=authority)
     await commit(owner, "a")
     lose_brokers(journal)
-    broker.at(Point.APPEND_APPLIED, Break.CUT, None, Break.CUT)
+    broker.at(CallPoint.APPEND_APPLIED, Break.CUT, None, Break.CUT)
     await commit(owner, "b")
     await commit(owner, "c")
     assert set((await owners.peek()).fsm.paths) == {"/a", "/b", "/c"}
@@ -336,7 +336,7 @@ async def test_an_append_whose_answer_is_lost_is_looked_for_when_another_took_ov
 
 
 def test_a_chain_goes_on_over_payloads() -> None:
-    assert Chain(1, 0).after(b"123456789") == Chain(2, 0xE3069283)
+    assert HistoryPosition(1, 0).after(b"123456789") == HistoryPosition(2, 0xE3069283)
 
 
 async def test_two_authors_at_once_never_both_commit(

@@ -12,7 +12,7 @@ from coranto_consumers.recoverylog.operations import (
     Create,
     Fnode,
     Link,
-    Operation,
+    RecordedOperation,
     SetProperty,
     Unlink,
     Write,
@@ -34,7 +34,7 @@ class Machine:
         self, change: Change | None, author: int = 100, seq_no: int = 0, checksum: int | None = None
     ) -> ApplyResult:
         """By default an operation that is in its place."""
-        op = Operation(
+        op = RecordedOperation(
             seq_no or self.fsm.next_seq_no,
             self.fsm.next_checksum if checksum is None else checksum,
             Author(author),

@@ -26,8 +26,8 @@ from coranto_consumers.recoverylog import (
     Author,
     Hints,
     MemoryAuthority,
-    Operation,
     Player,
+    RecordedOperation,
     Recorder,
     Recovery,
 )
@@ -262,8 +262,8 @@ GARBAGE = (
     b"\x66\x33\x93",
     b"\x66\x33\x93\x36\xff\xff\xff\xff",
     encode_frame(b"\xff"),
-    encode_frame(Operation(5, 5, Author(5), Create("/evil")).to_payload()),
-    b"!" + encode_frame(Operation(5, 5, Author(5), Write(Fnode(1), 0, 1 << 30)).to_payload()),
+    encode_frame(RecordedOperation(5, 5, Author(5), Create("/evil")).to_payload()),
+    b"!" + encode_frame(RecordedOperation(5, 5, Author(5), Write(Fnode(1), 0, 1 << 30)).to_payload()),
 )
 
 

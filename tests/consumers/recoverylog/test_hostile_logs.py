@@ -19,9 +19,9 @@ from coranto.client import JournalClient
 from coranto.errors import CorruptData
 from coranto.messages.fixed_frame import MAGIC, encode_frame
 from coranto.testing.fake_broker import FakeBroker
-from coranto_consumers.recoverylog import Author, Hints, Operation, Player
+from coranto_consumers.recoverylog import Author, Hints, Player, RecordedOperation
 from coranto_consumers.recoverylog.fnode_files import MAX_OPEN
-from coranto_consumers.recoverylog.lineage import Chain
+from coranto_consumers.recoverylog.lineage import HistoryPosition
 from coranto_consumers.recoverylog.operations import Change, Create, Fnode, Link, SetProperty, Write
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ LOG = "recovery/logs/one"
 FORGER = Author(0xBAD)
 
 
-def forged(*changes: Change, chain: Chain = Chain(1, 0)) -> bytes:
+def forged(*changes: Change, chain: HistoryPosition = HistoryPosition(1, 0)) -> bytes:
     """A history from its beginning on, as anybody who may append can write one."""
     content = []
     for change in changes:
-        payload = Operation(chain.seq_no, chain.checksum, FORGER, change).to_payload()
+        payload = RecordedOperation(chain.seq_no, chain.checksum, FORGER, change).to_payload()
         content.append(encode_frame(payload) + (b"x" * change.length if isinstance(change, Write) else b""))
         chain = chain.after(payload)
     return b"".join(content)

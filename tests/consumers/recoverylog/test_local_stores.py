@@ -22,14 +22,14 @@ from coranto.testing.memory_journals import MemoryJournals
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.recoverylog import Hints, MemoryAuthority, Player, Recorder, Recovery, new_author
 from coranto_consumers.stores.base import Store
-from coranto_consumers.stores.contract import SHARD, StoreContract, Subject, checkpoint, commit
+from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
 from coranto_consumers.stores.json_file import JsonFileStore, checkpoint_from_json, checkpoint_to_json
 from coranto_consumers.stores.sqlite_file import DATABASE_FILE, WAL_FILE, SqliteStore
 
 LOG = "recovery/log"
 
 
-class LogSubject(Subject):
+class LogSubject(StoreSubject):
     """A store in a recovery log: opening it takes the log over."""
 
     def __init__(self, folder: Path) -> None:

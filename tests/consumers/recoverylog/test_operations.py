@@ -10,7 +10,7 @@ from coranto_consumers.recoverylog.operations import (
     Create,
     Fnode,
     Link,
-    Operation,
+    RecordedOperation,
     SetProperty,
     Unlink,
     Write,
@@ -65,15 +65,17 @@ def test_authors_are_random_and_never_zero() -> None:
     ],
 )
 def test_operations_have_the_bytes_of_gazette(change: Change | None, payload: str) -> None:
-    op = Operation(3, 0x01020304, Author(0x0A0B0C0D), change, "a/log", 100, 120)
+    op = RecordedOperation(3, 0x01020304, Author(0x0A0B0C0D), change, "a/log", 100, 120)
     encoded = bytes.fromhex("0803" + "1504030201" + "1d0d0c0b0a" + payload)
     assert op.to_payload() == encoded
     end = 120 + (change.length if isinstance(change, Write) else 0)
-    decoded = Operation.from_payload(encoded, "a/log", 100, 120)
+    decoded = RecordedOperation.from_payload(encoded, "a/log", 100, 120)
     assert (decoded.change, decoded.seq_no, decoded.checksum, decoded.end) == (change, 3, 0x01020304, end)
 
 
-@pytest.mark.parametrize("payload", [b"\xff\xff", Operation(1, 0, Author(1), Write(Fnode(1), -1, 1)).to_payload()])
+@pytest.mark.parametrize(
+    "payload", [b"\xff\xff", RecordedOperation(1, 0, Author(1), Write(Fnode(1), -1, 1)).to_payload()]
+)
 def test_what_is_no_operation_is_refused(payload: bytes) -> None:
     with pytest.raises(InvalidInput):
-        Operation.from_payload(payload, "a/log", 0, 10)
+        RecordedOperation.from_payload(payload, "a/log", 0, 10)

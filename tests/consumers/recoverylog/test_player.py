@@ -15,15 +15,15 @@ from coranto.client import JournalClient
 from coranto.client.values import AppendResult
 from coranto.errors import CorruptData, Fenced, InvalidInput, JournalNotFound
 from coranto.messages.fixed_frame import encode_frame
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from coranto_consumers.recoverylog import (
     Author,
     Hints,
     LiveFnode,
     MemoryAuthority,
-    Operation,
     Ownership,
     Player,
+    RecordedOperation,
     Recorder,
     Segment,
     fence_of,
@@ -31,7 +31,7 @@ from coranto_consumers.recoverylog import (
 )
 from coranto_consumers.recoverylog.directory import RecordedDirectory
 from coranto_consumers.recoverylog.fnode_files import STAGING
-from coranto_consumers.recoverylog.lineage import Chain
+from coranto_consumers.recoverylog.lineage import HistoryPosition
 from coranto_consumers.recoverylog.operations import Create, Fnode, Write
 
 if TYPE_CHECKING:
@@ -155,12 +155,12 @@ async def test_connections_that_break_are_survived(
     first = await owners.take_over()
     put(first, "a", b"x" * 200_000)
     await first.recorder.barrier()
-    broker.at(Point.APPEND_APPLIED, Break.CUT)
-    broker.at(Point.READ_CONTENT, None, Break.CUT, None, Break.CUT)
+    broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
+    broker.at(CallPoint.READ_CONTENT, None, Break.CUT, None, Break.CUT)
     async with Player(client, Hints(LOG), owners.new_folder()) as standby:
         await standby.tailing()
         broker.cut()
-        broker.at(Point.APPEND_APPLIED, Break.CUT)
+        broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
         recovery = await standby.hand_off(new_author())
     assert content_of(recovery.directory) == {"a": b"x" * 200_000}
     # The handoff is there twice, and its repetition is out of place.
@@ -241,7 +241,7 @@ async def test_garbage_between_appends_is_passed_over(
     put(first, "b", b"two")
     await first.recorder.barrier()
     # What looks like an operation that a large write follows.
-    claim = Operation(999, 0, Author(1), Write(Fnode(2), 0, 1 << 40)).to_payload()
+    claim = RecordedOperation(999, 0, Author(1), Write(Fnode(2), 0, 1 << 40)).to_payload()
     await broker.write(LOG, b"x" + encode_frame(claim))
     second = await owners.take_over()
     put(second, "c", b"three")
@@ -315,19 +315,19 @@ async def test_a_file_that_hints_name_must_be_created(broker: FakeBroker, owners
     author, log = Author(7), b""
     checksum = 0
     for change in (Create("/a"), None):
-        op = Operation(1 if change else 2, checksum, author, change)
+        op = RecordedOperation(1 if change else 2, checksum, author, change)
         log += encode_frame(op.to_payload())
-        checksum = Chain(1, checksum).after(op.to_payload()).checksum
+        checksum = HistoryPosition(1, checksum).after(op.to_payload()).checksum
     await broker.write(LOG, log)
     live = LiveFnode(Fnode(1), (Segment(author, 1, 0, 0, 2, 0, LOG),))
-    ghost = LiveFnode(Fnode(2), (Segment(author, 2, 0, Chain(1, 0).after(b"").checksum, 2, 0, LOG),))
+    ghost = LiveFnode(Fnode(2), (Segment(author, 2, 0, HistoryPosition(1, 0).after(b"").checksum, 2, 0, LOG),))
     assert (await owners.peek(Hints(LOG, (live,)))).fsm.live_fnodes == [1]
     with pytest.raises(CorruptData, match="not met"):
         await owners.peek(Hints(LOG, (live, ghost)))
 
 
 async def test_a_path_outside_of_the_folder_is_refused(broker: FakeBroker, owners: Owners, tmp_path: Path) -> None:
-    op = Operation(1, 0, Author(7), Create("/../../evil"))
+    op = RecordedOperation(1, 0, Author(7), Create("/../../evil"))
     await broker.write(LOG, encode_frame(op.to_payload()))
     with pytest.raises(CorruptData, match="not below the folder"):
         await owners.peek()
@@ -335,9 +335,9 @@ async def test_a_path_outside_of_the_folder_is_refused(broker: FakeBroker, owner
 
 
 async def test_a_log_that_ends_within_a_write_is_an_error(broker: FakeBroker, owners: Owners) -> None:
-    first = Operation(1, 0, Author(7), Create("/a")).to_payload()
-    checksum = Chain(1, 0).after(first).checksum
-    torn = Operation(2, checksum, Author(7), Write(Fnode(1), 0, 100)).to_payload()
+    first = RecordedOperation(1, 0, Author(7), Create("/a")).to_payload()
+    checksum = HistoryPosition(1, 0).after(first).checksum
+    torn = RecordedOperation(2, checksum, Author(7), Write(Fnode(1), 0, 100)).to_payload()
     await broker.write(LOG, encode_frame(first) + encode_frame(torn) + b"only this")
     with pytest.raises(CorruptData, match="in the midst of a write"):
         await owners.peek()
@@ -352,7 +352,7 @@ async def test_logs_of_gazette_are_played(broker: FakeBroker, owners: Owners, co
         ("080415{crc}1d070000003206080112022f61", b""),
         ("080515{crc}1d0700000042070a022f70120176", b""),
     ]
-    chain, log = Chain(1, 0), b""
+    chain, log = HistoryPosition(1, 0), b""
     for text, data in payloads:
         payload = bytes.fromhex(text.format(crc=chain.checksum.to_bytes(4, "little").hex()))
         log += b"\x66\x33\x93\x36" + len(payload).to_bytes(4, "little") + payload + data
@@ -425,7 +425,7 @@ async def test_a_log_that_lost_its_last_takeover_is_not_played(
     del journal.spool[kept:]
     with pytest.raises(CorruptData, match="content is lost"):
         await owners.recover(hints, authority=authority)
-    await broker.write(LOG, b"z" * 500 + encode_frame(Operation(1, 0, Author(9)).to_payload()))
+    await broker.write(LOG, b"z" * 500 + encode_frame(RecordedOperation(1, 0, Author(9)).to_payload()))
     with pytest.raises(CorruptData, match="something else now"):
         await owners.recover(hints, authority=authority)
     # Without the authority's word, playing takes what is there.

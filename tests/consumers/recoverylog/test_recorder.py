@@ -12,9 +12,9 @@ import pytest
 
 from coranto.client import JournalClient
 from coranto.errors import CorantoError, InvalidInput, Unavailable
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from coranto_consumers.recoverylog import Author, Hints, Recorder, Recovery, fence_of
-from coranto_consumers.recoverylog.decoder import Data, Found, LogDecoder
+from coranto_consumers.recoverylog.decoder import DecodedOperation, LogDecoder, WrittenData
 from coranto_consumers.recoverylog.operations import Create, Link, SetProperty, Unlink, Write
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def parse(content: bytes, log: str = LOG) -> list[object]:
     decoder = LogDecoder(log, 0)
     found: list[object] = []
     for event in decoder.feed(content):
-        if isinstance(event, Found):
+        if isinstance(event, DecodedOperation):
             decoder.accept()
             found.append(event.op.change)
-        elif isinstance(event, Data):
+        elif isinstance(event, WrittenData):
             found.append(event.content)
     assert decoder.is_between
     return found
@@ -229,7 +229,7 @@ async def test_a_failure_of_what_it_waits_for_is_the_end(broker: FakeBroker, own
 
 async def test_closing_cancels_barriers(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     directory.create("a").close()
     waiting = directory.recorder.barrier()
     await asyncio.sleep(0.01)
@@ -242,10 +242,10 @@ async def test_closing_cancels_barriers(broker: FakeBroker, owners: Owners) -> N
 
 
 @pytest.mark.parametrize(
-    "point", [Point.APPEND_BEGUN, Point.APPEND_CONTENT, Point.APPEND_HALF_CLOSED, Point.APPEND_APPLIED]
+    "point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT, CallPoint.APPEND_HALF_CLOSED, CallPoint.APPEND_APPLIED]
 )
 async def test_broken_connections_are_survived(
-    point: Point, broker: FakeBroker, owners: Owners, content_of: ContentOf
+    point: CallPoint, broker: FakeBroker, owners: Owners, content_of: ContentOf
 ) -> None:
     directory = await owners.take_over()
     broker.at(point, Break.CUT, Break.CUT)
@@ -261,7 +261,7 @@ async def test_broken_connections_are_survived(
 
 async def test_an_error_that_will_not_go_away_is_the_end(broker: FakeBroker, owners: Owners) -> None:
     directory = await owners.take_over()
-    broker.at(Point.APPEND_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
+    broker.at(CallPoint.APPEND_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
     directory.create("a").close()
     with pytest.raises(CorantoError, match="asked for"):
         await directory.recorder.barrier()

@@ -16,7 +16,15 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, select
 from coranto.client import JournalClient
 from coranto.cluster import EtcdServer
 from coranto.labels import CONTENT_TYPE, JSON_LINES, label_selector, label_set
-from coranto.messages import Clock, Envelope, JsonLines, Sequencer, TransactionBuilder, iter_messages, new_producer_id
+from coranto.messages import (
+    Envelope,
+    JsonLines,
+    ProducerClock,
+    Sequencer,
+    TransactionBuilder,
+    iter_messages,
+    new_producer_id,
+)
 from coranto.messages import read_committed as committed_of
 from coranto.testing.fake_broker import FakeBroker
 from coranto.wire import consumer_pb2 as pc
@@ -25,7 +33,7 @@ from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import ConsumerProcess
 from coranto_consumers.runtime.publishing import ShardPublisher
 from coranto_consumers.runtime.resolver import ShardState
-from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
 
@@ -48,7 +56,7 @@ class Journals:
 
     def __init__(self, fake: FakeBroker) -> None:
         self.fake = fake
-        self._clock = Clock(time.time_ns)
+        self._clock = ProducerClock(time.time_ns)
 
     def create(self, *names: str) -> None:
         for name in names:
@@ -160,7 +168,7 @@ class Consumer:
     """Processes of one consumer in this process, and calls of their service."""
 
     def __init__(self, etcd: str, client: JournalClient) -> None:
-        self.settings = ConsumerSettings(
+        self.settings = ConsumerProcessSettings(
             etcd=etcd, etcd_prefix=f"/test/consumer-{next(_numbers)}", lease_seconds=60, exit_seconds=60
         )
         self.client = client
@@ -173,7 +181,7 @@ class Consumer:
 
     async def start(self, app: Application[Any], id: str = "process-a", **settings: Any) -> ConsumerProcess:
         made = ConsumerProcess(
-            ConsumerSettings(**{**self.settings.model_dump(), "id": id, **settings}), app, self.client
+            ConsumerProcessSettings(**{**self.settings.model_dump(), "id": id, **settings}), app, self.client
         )
         return await self._exits.enter_async_context(made)
 

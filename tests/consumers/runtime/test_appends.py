@@ -10,7 +10,7 @@ import pytest
 
 from coranto.client import AppendResult
 from coranto.errors import JournalNotFound, PermissionDenied
-from coranto.messages import Clock, Flags, JsonLines, iter_messages, new_producer_id
+from coranto.messages import Flags, JsonLines, ProducerClock, iter_messages, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.runtime.appends import OrderedAppends
 from coranto_consumers.runtime.publishing import ShardPublisher
@@ -123,7 +123,7 @@ async def test_closing_drops_what_is_pending(brokers):
 
 
 def test_what_is_published_is_acknowledged_once_per_journal_and_transaction():
-    publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), Clock(lambda: 1_700_000_000_000_000_000))
+    publisher = ShardPublisher(new_producer_id(lambda n: bytes(n)), ProducerClock(lambda: 1_700_000_000_000_000_000))
     publisher.publish("a/journal", {"n": 1})
     publisher.publish("b/journal", {"n": 2})
     publisher.publish("a/journal", {"n": 3})

@@ -18,13 +18,13 @@ from coranto.client import ClientConfig, JournalClient, SyncJournalClient
 from coranto.cluster import EmbeddedCluster
 from coranto.errors import InvalidInput
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
-from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, TransactionBuilder, new_producer_id
 from coranto.testing.command_line import CommandLine
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.cli.loading import load_application
 from coranto_consumers.runtime.client import ShardClient
 from coranto_consumers.runtime.process import ConsumerProcess
-from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.sync_client import SyncShardClient
 
 pytestmark = pytest.mark.integration
@@ -219,10 +219,10 @@ async def test_recovery_logs_are_recovered_and_pruned(cluster, environment, monk
     monkeypatch.syspath_prepend(environment["PWD"])
     monkeypatch.setenv("CORANTO_DATA", environment["CORANTO_DATA"])
     info = cluster.info
-    settings = ConsumerSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a", lease_seconds=60)
+    settings = ConsumerProcessSettings(etcd=info.etcd, etcd_prefix="/test/local", id="local-a", lease_seconds=60)
     async with JournalClient(info.endpoint, file_root=info.file_root) as client:
         await client.apply([pb.ApplyRequest.Change(upsert=log)])
-        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
         builder.outside("numbers/part-000", {"n": 123_456})
         ((_, content),) = builder.take_batches(1 << 20)
         head = (await client.append("numbers/part-000", content)).end

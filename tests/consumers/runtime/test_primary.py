@@ -16,9 +16,9 @@ from coranto.effects import SystemClock
 from coranto.errors import CorruptMessage, Fenced, JournalNotFound, NotAllowed
 from coranto.messages import (
     Checkpoint,
-    Clock,
     Envelope,
     JsonLines,
+    ProducerClock,
     ProducerState,
     Source,
     TransactionBuilder,
@@ -449,7 +449,7 @@ async def test_a_shard_that_fails_acknowledges_what_it_had_committed(journals, s
 async def test_a_producer_ahead_loses_no_message_of_others(journals, client, sums):
     """A transaction over a checkpoint, and an append that is repeated; the shard starts anew in between."""
     day = 25 * 3600 * 10**9
-    ahead = TransactionBuilder(new_producer_id(os.urandom), Clock(lambda: time.time_ns() + day), JsonLines())
+    ahead = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(lambda: time.time_ns() + day), JsonLines())
     right, repeating = journals.producer(), journals.producer()
     repeating.outside("in/one", {"key": "b", "n": 10})
     ((_, repeated),) = repeating.take_batches(1 << 20)

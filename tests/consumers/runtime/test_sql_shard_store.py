@@ -11,14 +11,14 @@ from sqlalchemy import Column, Connection, Integer, MetaData, Table, select, tex
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coranto.errors import Fenced, InvalidInput, SqlStoreError
-from coranto_consumers.stores.contract import SHARD, StoreContract, Subject, checkpoint, commit
+from coranto_consumers.stores.contract import SHARD, StoreContract, StoreSubject, checkpoint, commit
 from coranto_consumers.stores.sql import SqlStore
 from coranto_consumers.stores.sql_shard import SqlShardStore
 
 NUMBERS = Table("numbers", MetaData(), Column("n", Integer, primary_key=True))
 
 
-class SqlSubject(Subject):
+class SqlSubject(StoreSubject):
     def __init__(self, url: str) -> None:
         self.url = url
 

@@ -10,8 +10,8 @@ from coranto.errors import InvalidInput
 from coranto_consumers.runtime.transaction import (
     EmptyTransactionDeferred,
     Limits,
+    NextStep,
     Prior,
-    Step,
     Transactions,
 )
 
@@ -23,26 +23,26 @@ def started(limits: Limits = Limits()) -> Transactions:
     return transactions
 
 
-def step(transactions: Transactions, now: float, *, ready: bool = False, pending: bool = False) -> Step:
+def step(transactions: Transactions, now: float, *, ready: bool = False, pending: bool = False) -> NextStep:
     return transactions.next_step(now, ready=ready, pending=pending)
 
 
 def test_restored_acknowledgements_are_written_before_the_first_commit():
     transactions = Transactions(Limits(0, 1))
 
-    assert step(transactions, 0, ready=True) is Step.CONSUME
+    assert step(transactions, 0, ready=True) is NextStep.CONSUME
     transactions.consumed(0, 10)
-    assert step(transactions, 0.5) is Step.WAIT
+    assert step(transactions, 0.5) is NextStep.WAIT
     with pytest.raises(InvalidInput, match="prior ACKNOWLEDGING"):
         transactions.start_commit(0.5)
     transactions.acknowledged(0.6)
-    assert step(transactions, 0.6) is Step.COMMIT
+    assert step(transactions, 0.6) is NextStep.COMMIT
 
 
 def test_an_idle_shard_waits_for_messages_and_nothing_else():
     transactions = started()
 
-    assert step(transactions, 100) is Step.WAIT
+    assert step(transactions, 100) is NextStep.WAIT
     assert transactions.reads(100)
     assert transactions.deadline(100) is None
 
@@ -51,27 +51,27 @@ def test_the_first_pause_of_input_ends_a_transaction():
     transactions = started(Limits(0, 10))
     transactions.consumed(1, 10)
 
-    assert step(transactions, 1, ready=True) is Step.CONSUME
-    assert step(transactions, 1) is Step.COMMIT
+    assert step(transactions, 1, ready=True) is NextStep.CONSUME
+    assert step(transactions, 1) is NextStep.COMMIT
 
 
 def test_a_pause_before_the_minimum_does_not():
     transactions = started(Limits(5, 10))
     transactions.consumed(1, 10)
 
-    assert step(transactions, 2) is Step.WAIT
+    assert step(transactions, 2) is NextStep.WAIT
     assert transactions.deadline(2) == 6
-    assert step(transactions, 5, ready=True) is Step.CONSUME
-    assert step(transactions, 6) is Step.COMMIT
+    assert step(transactions, 5, ready=True) is NextStep.CONSUME
+    assert step(transactions, 6) is NextStep.COMMIT
 
 
 def test_input_without_a_pause_is_consumed_up_to_the_maximum():
     transactions = started(Limits(0, 10))
     transactions.consumed(1, 10)
 
-    assert step(transactions, 10.9, ready=True) is Step.CONSUME
+    assert step(transactions, 10.9, ready=True) is NextStep.CONSUME
     assert transactions.deadline(10.9) == 11
-    assert step(transactions, 11, ready=True) is Step.COMMIT
+    assert step(transactions, 11, ready=True) is NextStep.COMMIT
     assert not transactions.reads(11)
 
 
@@ -80,21 +80,21 @@ def test_a_minimum_above_the_maximum_is_cut():
     transactions.consumed(1, 10)
 
     assert transactions.deadline(1) == 11
-    assert step(transactions, 10.9) is Step.WAIT
-    assert step(transactions, 11) is Step.COMMIT
+    assert step(transactions, 10.9) is NextStep.WAIT
+    assert step(transactions, 11) is NextStep.COMMIT
 
 
 def test_pending_messages_hold_a_transaction_open_up_to_the_maximum():
     transactions = started(Limits(0, 10))
     transactions.consumed(1, 10)
 
-    assert step(transactions, 2, pending=True) is Step.WAIT
+    assert step(transactions, 2, pending=True) is NextStep.WAIT
     assert transactions.deadline(2) == 11
-    assert step(transactions, 3) is Step.COMMIT
-    assert step(transactions, 11, pending=True) is Step.COMMIT
+    assert step(transactions, 3) is NextStep.COMMIT
+    assert step(transactions, 11, pending=True) is NextStep.COMMIT
 
     transactions.limits = Limits(0, 10, wait_for_acks=False)
-    assert step(transactions, 2, pending=True) is Step.COMMIT
+    assert step(transactions, 2, pending=True) is NextStep.COMMIT
 
 
 def test_the_next_transaction_consumes_while_the_prior_one_commits_and_commits_when_that_is_done():
@@ -103,13 +103,13 @@ def test_the_next_transaction_consumes_while_the_prior_one_commits_and_commits_w
     transactions.start_commit(1)
 
     assert not transactions.is_open
-    assert step(transactions, 2, ready=True) is Step.CONSUME
+    assert step(transactions, 2, ready=True) is NextStep.CONSUME
     transactions.consumed(2, 20)
-    assert step(transactions, 3) is Step.WAIT
+    assert step(transactions, 3) is NextStep.WAIT
     transactions.committed(4)
-    assert step(transactions, 4) is Step.WAIT
+    assert step(transactions, 4) is NextStep.WAIT
     transactions.acknowledged(5)
-    assert step(transactions, 5) is Step.COMMIT
+    assert step(transactions, 5) is NextStep.COMMIT
     assert (transactions.completing.began, transactions.completing.committed) == (1, 4)
     assert (transactions.current.messages, transactions.current.bytes) == (1, 20)
 
@@ -120,11 +120,11 @@ def test_a_transaction_whose_time_is_over_stalls_until_the_prior_one_is_done():
     transactions.start_commit(0)
     transactions.consumed(1, 1)
 
-    assert step(transactions, 5, ready=True) is Step.WAIT
+    assert step(transactions, 5, ready=True) is NextStep.WAIT
     assert transactions.deadline(5) is None
     transactions.committed(6)
     transactions.acknowledged(6)
-    assert step(transactions, 6, ready=True) is Step.COMMIT
+    assert step(transactions, 6, ready=True) is NextStep.COMMIT
     transactions.start_commit(6)
     assert (transactions.completing.stalled, transactions.completing.commit_began) == (5, 6)
 
@@ -134,12 +134,12 @@ def test_a_deferred_message_ends_the_transaction_at_once():
     transactions.consumed(1, 10)
     transactions.deferred()
 
-    assert step(transactions, 1, ready=True, pending=True) is Step.COMMIT
+    assert step(transactions, 1, ready=True, pending=True) is NextStep.COMMIT
     transactions.start_commit(1)
     assert transactions.reads(1)
     transactions.committed(1)
     transactions.acknowledged(1)
-    assert step(transactions, 1, ready=True) is Step.CONSUME
+    assert step(transactions, 1, ready=True) is NextStep.CONSUME
 
 
 def test_the_first_message_cannot_be_deferred():
@@ -152,12 +152,12 @@ def test_at_the_end_of_input_what_there_is_commits_and_then_all_ends():
     transactions.consumed(1, 10)
     transactions.ended()
 
-    assert step(transactions, 1, pending=True) is Step.COMMIT
+    assert step(transactions, 1, pending=True) is NextStep.COMMIT
     transactions.start_commit(1)
-    assert step(transactions, 1) is Step.WAIT
+    assert step(transactions, 1) is NextStep.WAIT
     transactions.committed(2)
     transactions.acknowledged(2)
-    assert step(transactions, 2) is Step.END
+    assert step(transactions, 2) is NextStep.END
 
 
 def test_stages_follow_one_another_in_order():
@@ -198,19 +198,19 @@ def test_whatever_happens_messages_commit_in_order_and_once(minimum, maximum, hi
             if commits:
                 completed.append(commits[-1])
         found = step(transactions, now, ready=ready, pending=pending)
-        if found is Step.CONSUME:
+        if found is NextStep.CONSUME:
             if event == 9 and transactions.is_open:
                 transactions.deferred()
             else:
                 transactions.consumed(now, 1)
                 consumed += 1
-        elif found is Step.COMMIT:
+        elif found is NextStep.COMMIT:
             assert transactions.prior is Prior.DONE
             assert transactions.is_open
             transactions.start_commit(now)
             commits.append(consumed)
         else:
-            assert found is Step.WAIT
+            assert found is NextStep.WAIT
             # There is always something to wait for.
             assert (
                 transactions.reads(now)

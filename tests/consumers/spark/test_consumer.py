@@ -17,7 +17,7 @@ from coranto.errors import CorruptData, CorruptMessage, Fenced, InvalidInput, No
 from coranto.messages.framing import JsonLines, iter_messages
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto.messages.uuids import Clock, new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.wire import protocol_pb2 as pb
 from coranto_consumers.spark import (
     Add,
@@ -81,7 +81,7 @@ class World:
         broker.create(*SOURCES, *ALERTS)
 
     def publisher(self) -> SyncPublisher:
-        producer, clock = new_producer_id(os.urandom), Clock(time.time_ns)
+        producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
         return SyncPublisher(self.broker.write, producer=producer, clock=clock, framing=JsonLines())
 
     def rows(self, count: int) -> list[dict]:
@@ -341,7 +341,7 @@ def test_a_journal_made_read_only_costs_no_other_its_acknowledgements(spark, wor
 def test_a_producer_ahead_loses_no_message_of_others(spark, world, sqlite_url):
     """A transaction stays open over many of the consumer's, and an append is repeated, beside a clock a day ahead."""
     day = 25 * 3600 * 10**9
-    clock = Clock(lambda: time.time_ns() + day)
+    clock = ProducerClock(lambda: time.time_ns() + day)
     ahead = SyncPublisher(world.broker.write, producer=new_producer_id(os.urandom), clock=clock, framing=JsonLines())
     slow, repeating = world.publisher(), world.publisher()
     first = world.rows(12)

@@ -8,13 +8,13 @@ from coranto.client import ClientConfig
 from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import BearerToken, Keys
-from coranto_consumers.spark.options import Isolation, ReadOptions, client_options
+from coranto_consumers.spark.options import Isolation, SourceOptions, client_options
 
 ENDPOINT = {"endpoint": "127.0.0.1:1"}
 
 
 def test_defaults():
-    options = ReadOptions.parse({**ENDPOINT, "subscribe": "a/one, b/two,a/one"})
+    options = SourceOptions.parse({**ENDPOINT, "subscribe": "a/one, b/two,a/one"})
 
     assert options.client.endpoint == "127.0.0.1:1"
     assert options.client.file_root is None
@@ -26,7 +26,7 @@ def test_defaults():
 
 
 def test_keys_are_in_any_case():
-    options = ReadOptions.parse(
+    options = SourceOptions.parse(
         {
             "ENDPOINT": "b:1",
             "fileroot": "/srv/root",
@@ -64,14 +64,14 @@ def test_a_client_is_configured_alike_on_both_sides(config, monkeypatch):
     for name in ("AUTH_KEYS", "AUTH_TOKEN", "TLS_CA", "TLS_CERT", "TLS_KEY", "ZONE"):
         monkeypatch.delenv(f"CORANTO_{name}", raising=False)
 
-    assert ReadOptions.parse({**client_options(config), "selector": "x"}).client == config
+    assert SourceOptions.parse({**client_options(config), "selector": "x"}).client == config
 
 
 def test_a_client_is_configured_by_the_environment_where_options_say_nothing(monkeypatch):
     monkeypatch.setenv("CORANTO_AUTH_KEYS", KEYS)
 
-    assert ReadOptions.parse({**ENDPOINT, "selector": "x"}).client.auth == Keys.parse(KEYS)
-    given = ReadOptions.parse({**ENDPOINT, "selector": "x", "authToken": "a.b.c"})
+    assert SourceOptions.parse({**ENDPOINT, "selector": "x"}).client.auth == Keys.parse(KEYS)
+    given = SourceOptions.parse({**ENDPOINT, "selector": "x", "authToken": "a.b.c"})
     assert given.client.auth == BearerToken.parse("a.b.c")
 
 
@@ -103,5 +103,5 @@ def test_a_client_is_configured_by_the_environment_where_options_say_nothing(mon
 )
 def test_what_cannot_be_read_is_said(options, problem):
     with pytest.raises(InvalidInput) as caught:
-        ReadOptions.parse(options)
+        SourceOptions.parse(options)
     assert problem in str(caught.value)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
-from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
+from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices, plan_transaction, split
 
 offsets = st.integers(0, 10_000)
 journals = st.dictionaries(
@@ -90,9 +90,9 @@ def test_little_is_not_worth_splitting():
 def test_a_plan_survives_being_an_option_and_numbers_its_ranges_in_order():
     ranges = [Range("j/b", 3, 500, 600), Range("j/a", 0, 100, 100)]
     slices = plan_slices(ranges, max_bytes=200, max_slices=9)
-    plan = Plan(tuple(slices), 7, {"j/a": {"010203040506": 5}})
+    plan = ReadPlan(tuple(slices), 7, {"j/a": {"010203040506": 5}})
 
-    assert Plan.loads(plan.dumps()) == plan
+    assert ReadPlan.loads(plan.dumps()) == plan
     assert list(plan.numbers.values()) == list(range(7, 7 + len(plan.numbers)))
     assert list(plan.numbers) == sorted(plan.numbers)
 
@@ -100,7 +100,7 @@ def test_a_plan_survives_being_an_option_and_numbers_its_ranges_in_order():
 @pytest.mark.parametrize("text", ["", "{}x", "{}", '{"slices": [[{"journal": "j"}]], "first_number": 0}', "[1]"])
 def test_a_broken_plan_is_refused(text):
     with pytest.raises(InvalidInput, match="slices"):
-        Plan.loads(text)
+        ReadPlan.loads(text)
 
 
 def test_sizes_must_be_positive():

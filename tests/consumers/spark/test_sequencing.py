@@ -15,7 +15,7 @@ from coranto.messages.pruning import Pruning
 from coranto.messages.sequencer import Sequencer
 from coranto.messages.sequencer import read_committed as read_message_by_message
 from coranto.messages.uuids import Flags, ProducerId, clock_from_ns, format_uuid
-from coranto_consumers.spark.ranges import Plan, Range, plan_slices, plan_transaction, split
+from coranto_consumers.spark.ranges import Range, ReadPlan, plan_slices, plan_transaction, split
 from coranto_consumers.spark.reading import read_blocks, read_lines
 from coranto_consumers.spark.scanning import SUMMARY_PIECE, RangeSummary, read_committed, read_sequenced
 from coranto_consumers.spark.sequencing import read_end, sequence, windows_of
@@ -89,7 +89,7 @@ def expected(journal: str, content: bytes) -> list[int]:
     return [envelope.begin for envelope in read_message_by_message(envelopes, sequencer, replay)]
 
 
-def run(memory: Memory, plan: Plan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
+def run(memory: Memory, plan: ReadPlan) -> tuple[dict[Range, RangeSummary], list[tuple[str, int, int, int]]]:
     """Read a plan as tasks do: summaries, and rows as (journal, offset, piece, clock)."""
     summaries, rows = {}, []
     for slice_ in plan.slices:
@@ -117,7 +117,7 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
     """One transaction as the consumer runs it: the next sources, and what it delivers."""
     planned = plan_transaction({j: (sources[j].read_through, heads[j]) for j in sources}, max_bytes)
     slices = plan_slices(planned, max_bytes=max_bytes, max_slices=max_slices)
-    plan = Plan(tuple(slices))
+    plan = ReadPlan(tuple(slices))
     summaries, rows = run(memory, plan)
     results = []
     for journal, source in sources.items():
@@ -127,7 +127,7 @@ def transaction(memory: Memory, sources: dict[str, Source], heads: dict[str, int
             whole, producers = result.replay
             begins = {journal: {producer.hex(): state.begin for producer, state in producers.items()}}
             number = 1000 + 100 * len(results)
-            replay = Plan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
+            replay = ReadPlan((tuple(split(whole, max(1, max_bytes // 2))),), number, begins)
             replayed, more = run(memory, replay)
             rows += more
             result = sequence(journal, source, parts, replayed, producers, pruning=Pruning(NOW))

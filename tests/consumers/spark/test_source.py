@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from coranto.errors import CorruptMessage, InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.messages.publisher import SyncPublisher, TransactionBuilder
-from coranto.messages.uuids import Clock, Flags, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, new_producer_id
 from coranto_consumers.spark import new_session
 from coranto_consumers.spark.source import JournalDataSource
 
@@ -31,7 +31,7 @@ def topic(broker):
         sent[journal].append(content)
 
     def publisher() -> SyncPublisher:
-        producer, clock = new_producer_id(os.urandom), Clock(time.time_ns)
+        producer, clock = new_producer_id(os.urandom), ProducerClock(time.time_ns)
         return SyncPublisher(append, producer=producer, clock=clock, framing=JsonLines())
 
     first, second = publisher(), publisher()
@@ -188,7 +188,7 @@ def test_corrupt_content_is_named_by_journal_and_offset(broker):
 
 def test_text_that_is_not_utf8_can_be_read_as_bytes_only(spark, broker):
     broker.create(ONE)
-    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    builder = TransactionBuilder(new_producer_id(os.urandom), ProducerClock(time.time_ns), JsonLines())
     builder.outside(ONE, {"text": "x"})
     broker.write(ONE, builder.take(ONE, 1000).replace(b'"x"', b'"\xff"'))
 

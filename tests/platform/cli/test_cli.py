@@ -15,7 +15,7 @@ import typer
 
 from coranto.cli.plugins import add_plugins
 from coranto.labels import label_set
-from coranto.messages.uuids import Clock, Flags, ProducerId, build_uuid
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, build_uuid
 from coranto.specs.journal_tree import parse_tree
 from coranto.testing.command_line import CommandLine, RemoteBroker
 
@@ -214,7 +214,7 @@ def test_blocking_reads_end_at_their_end(run: CommandLine, remote: RemoteBroker)
 
 def test_committed_messages_only_and_once(run: CommandLine, remote: RemoteBroker) -> None:
     remote.fake.create("a/journal")
-    clock = Clock(lambda: 1_700_000_000_000_000_000)
+    clock = ProducerClock(lambda: 1_700_000_000_000_000_000)
     producer = ProducerId(b"\x01produ")
 
     def message(number: int, flags: Flags) -> bytes:

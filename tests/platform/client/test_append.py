@@ -31,7 +31,7 @@ from coranto.errors import (
 from coranto.fragments.fragment import ZERO_SUM, sum_to_wire
 from coranto.labels import label_selector, label_set
 from coranto.testing.clocks import HurriedClock
-from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
@@ -120,7 +120,7 @@ async def test_an_ended_appender_says_so(client: JournalClient, journal: FakeJou
 
 
 async def test_cancelling_a_write_rolls_back(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     append = client.appender(NAME)
     with pytest.raises(TimeoutError):
         await _write_for(0.2, append, bytes(1 << 20))
@@ -133,9 +133,9 @@ async def test_cancelling_a_write_rolls_back(client: JournalClient, broker: Fake
 async def test_cancelling_a_commit_is_a_cancellation(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_HALF_CLOSED, Break.HANG)
+    broker.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
     append = asyncio.create_task(client.append(NAME, b"content", retry_unknown=True))
-    await broker.reached(Point.APPEND_HALF_CLOSED)
+    await broker.reached(CallPoint.APPEND_HALF_CLOSED)
     append.cancel()
     with pytest.raises(asyncio.CancelledError):
         await append
@@ -150,9 +150,9 @@ STATUSES = [status for status in pb.Status.values() if status != pb.OK]
 
 
 @pytest.mark.parametrize("status", STATUSES, ids=pb.Status.Name)
-@pytest.mark.parametrize("point", [Point.APPEND_BEGUN, Point.APPEND_CONTENT], ids=lambda point: point.name)
+@pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT], ids=lambda point: point.name)
 async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: pb.Status.ValueType, point: Point
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: pb.Status.ValueType, point: CallPoint
 ) -> None:
     broker.at(point, status)
     with pytest.raises(type(status_error(status, ""))) as caught:
@@ -167,7 +167,7 @@ async def test_every_status_is_an_error_of_its_own_and_applies_nothing(
 async def test_a_status_of_a_newer_broker_is_an_error(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, 99)
+    broker.at(CallPoint.APPEND_BEGUN, 99)
     with pytest.raises(StatusError, match="99"):
         await client.append(NAME, b"content")
     assert journal.content == b""
@@ -176,7 +176,7 @@ async def test_a_status_of_a_newer_broker_is_an_error(
 async def test_a_refusal_in_the_middle_of_streaming_is_seen_by_the_writer(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_CONTENT, None, pb.NOT_ALLOWED)
+    broker.at(CallPoint.APPEND_CONTENT, None, pb.NOT_ALLOWED)
     append = client.appender(NAME)
     with pytest.raises(NotAllowed):
         await _write_for(120, append, bytes(1 << 18))
@@ -210,7 +210,7 @@ async def test_to_connect_may_take_more_than_a_moment(
 async def test_a_connection_that_breaks_before_the_commit_applies_nothing(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_CONTENT, Break.CUT)
+    broker.at(CallPoint.APPEND_CONTENT, Break.CUT)
     append = client.appender(NAME)
     with pytest.raises(Unavailable) as caught:
         await _write_for(120, append, bytes(1000))
@@ -228,7 +228,7 @@ UNKNOWN = [Break.CUT, *(code for code in grpc.StatusCode if code not in _KNOWN)]
 async def test_an_answer_that_is_lost_after_the_commit_leaves_the_outcome_unknown(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, action: Break | grpc.StatusCode, applied: bool
 ) -> None:
-    broker.at(Point.APPEND_APPLIED if applied else Point.APPEND_HALF_CLOSED, action)
+    broker.at(CallPoint.APPEND_APPLIED if applied else CallPoint.APPEND_HALF_CLOSED, action)
     with pytest.raises(AppendOutcomeUnknown, match="append again if readers discard duplicates") as caught:
         await client.append(NAME, b"content")
     assert caught.value.outcome is Outcome.UNKNOWN
@@ -237,9 +237,9 @@ async def test_an_answer_that_is_lost_after_the_commit_leaves_the_outcome_unknow
 
 
 @pytest.mark.parametrize("code", TURNED_AWAY, ids=lambda code: code.name)
-@pytest.mark.parametrize("point", [Point.APPEND_BEGUN, Point.APPEND_HALF_CLOSED], ids=lambda point: point.name)
+@pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_HALF_CLOSED], ids=lambda point: point.name)
 async def test_a_call_that_is_turned_away_was_not_applied(
-    client: JournalClient, broker: FakeBroker, journal: FakeJournal, code: grpc.StatusCode, point: Point
+    client: JournalClient, broker: FakeBroker, journal: FakeJournal, code: grpc.StatusCode, point: CallPoint
 ) -> None:
     broker.at(point, code)
     with pytest.raises(RpcFailed, match=code.name) as caught:
@@ -253,12 +253,12 @@ async def test_a_call_that_is_turned_away_was_not_applied(
 async def test_what_was_rolled_back_since_it_came_too_slowly_is_appended_again(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
+    broker.at(CallPoint.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
     with pytest.raises(Unavailable, match="ABORTED") as caught:
         await client.append(NAME, b"content", patience=0)
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert journal.content == b""
-    broker.at(Point.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
+    broker.at(CallPoint.APPEND_HALF_CLOSED, grpc.StatusCode.ABORTED)
     await client.append(NAME, b"content")
     assert journal.content == b"content"
 
@@ -266,9 +266,9 @@ async def test_what_was_rolled_back_since_it_came_too_slowly_is_appended_again(
 async def test_closing_the_client_fails_a_commit_whose_outcome_is_then_unknown(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_HALF_CLOSED, Break.HANG)
+    broker.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
     append = asyncio.create_task(client.append(NAME, b"content"))
-    await broker.reached(Point.APPEND_HALF_CLOSED)
+    await broker.reached(CallPoint.APPEND_HALF_CLOSED)
     await client.close()
     with pytest.raises(AppendOutcomeUnknown):
         await append
@@ -368,7 +368,7 @@ async def test_content_is_appended_again_while_brokers_cannot_serve(
     clock: HurriedClock,
     status: pb.Status.ValueType,
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, *[status] * 7)
+    broker.at(CallPoint.APPEND_BEGUN, *[status] * 7)
     await client.append(NAME, [b"con", b"tent"])
     assert journal.content == b"content"
     assert broker.count("Append") == 8
@@ -378,7 +378,7 @@ async def test_content_is_appended_again_while_brokers_cannot_serve(
 async def test_patience_runs_out(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * 10)
+    broker.at(CallPoint.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * 10)
     with pytest.raises(NoPrimaryBroker):
         await client.append(NAME, b"content", patience=2)
     assert clock.slept <= 2
@@ -407,8 +407,8 @@ async def test_other_refusals_are_not_repeated(client: JournalClient, broker: Fa
 async def test_an_unknown_outcome_is_repeated_only_on_request(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_APPLIED, Break.CUT)
-    broker.at(Point.APPEND_HALF_CLOSED, None, grpc.StatusCode.UNAVAILABLE)
+    broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
+    broker.at(CallPoint.APPEND_HALF_CLOSED, None, grpc.StatusCode.UNAVAILABLE)
     result = await client.append(NAME, b"once or twice;", retry_unknown=True)
     assert broker.count("Append") == 3
     assert journal.content == b"once or twice;once or twice;"
@@ -418,7 +418,7 @@ async def test_an_unknown_outcome_is_repeated_only_on_request(
 async def test_an_iterable_is_not_asked_again_for_what_it_gave(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    broker.at(CallPoint.APPEND_CONTENT, pb.INSUFFICIENT_JOURNAL_BROKERS)
     with pytest.raises(InsufficientBrokers):
         await client.append(NAME, _pieces(b"a", b"b"), retry_unknown=True)
     assert (journal.content, broker.count("Append")) == (b"", 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coranto.client import AppendService, JournalClient
 from coranto.errors import InvalidInput, NotAllowed, WrongAppendOffset
 from coranto.testing.clocks import HurriedClock
-from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Action, Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
@@ -34,10 +34,10 @@ async def test_small_appends_go_together_and_each_learns_where_it_is(
 async def test_what_comes_during_an_append_goes_with_the_next(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = AppendService(client)
     first = await service.append(NAME, b"first,")
-    await broker.reached(Point.APPEND_BEGUN)
+    await broker.reached(CallPoint.APPEND_BEGUN)
     later = [await service.append(NAME, b"later,") for _ in range(10)]
     broker.cut()
     await asyncio.gather(first, *later)
@@ -56,10 +56,10 @@ async def test_batches_are_bounded(client: JournalClient, broker: FakeBroker, jo
 async def test_journals_do_not_wait_for_each_other(client: JournalClient, broker: FakeBroker) -> None:
     broker.create("slow/journal")
     broker.create("fast/journal")
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = AppendService(client)
     slow = await service.append("slow/journal", b"slow")
-    await broker.reached(Point.APPEND_BEGUN)
+    await broker.reached(CallPoint.APPEND_BEGUN)
     await (await service.append("fast/journal", b"fast"))
     assert not slow.done()
     await service.cancel()
@@ -68,10 +68,10 @@ async def test_journals_do_not_wait_for_each_other(client: JournalClient, broker
 
 
 async def test_too_much_waits_in_turn(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = AppendService(client, pending_bytes=10)
     await service.append(NAME, b"12345678")
-    await broker.reached(Point.APPEND_BEGUN)
+    await broker.reached(CallPoint.APPEND_BEGUN)
     waiting = [asyncio.create_task(service.append(NAME, piece)) for piece in (b"abc", b"d", b"a very large piece")]
     done, _ = await asyncio.wait(waiting, timeout=0.05)
     assert not done, "the small piece does not overtake the one that waits before it"
@@ -87,12 +87,12 @@ async def test_too_much_waits_in_turn(client: JournalClient, broker: FakeBroker,
 async def test_unknown_outcomes_are_repeated_unless_declined(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_APPLIED, Break.CUT)
+    broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
     async with AppendService(client) as service:
         placed = await service.append(NAME, b"twice,")
     assert journal.content == b"twice,twice,"
     assert (await placed).begin == 6
-    broker.at(Point.APPEND_APPLIED, Break.CUT)
+    broker.at(CallPoint.APPEND_APPLIED, Break.CUT)
     service = AppendService(client, retry_unknown=False)
     once = await service.append(NAME, b"once,")
     with pytest.raises(Exception, match="answer to its commit"):
@@ -103,7 +103,7 @@ async def test_unknown_outcomes_are_repeated_unless_declined(
 async def test_a_failure_stops_the_journal_until_it_is_reset(client: JournalClient, broker: FakeBroker) -> None:
     broker.create(NAME)
     broker.create("other/journal")
-    broker.at(Point.APPEND_CONTENT, pb.NOT_ALLOWED)
+    broker.at(CallPoint.APPEND_CONTENT, pb.NOT_ALLOWED)
     service = AppendService(client, batch_bytes=1)
     placed = [await service.append(NAME, b"x") for _ in range(3)]
     for future in placed:
@@ -124,7 +124,7 @@ async def test_a_failure_stops_the_journal_until_it_is_reset(client: JournalClie
 async def test_leaving_with_an_exception_drops_what_is_pending(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, Break.HANG)
+    broker.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = AppendService(client)
     with pytest.raises(WrongAppendOffset):
         await _append_and_fail(service, broker)
@@ -135,7 +135,7 @@ async def test_leaving_with_an_exception_drops_what_is_pending(
 async def _append_and_fail(service: AppendService, broker: FakeBroker) -> None:
     async with service:
         await service.append(NAME, b"content")
-        await broker.reached(Point.APPEND_BEGUN)
+        await broker.reached(CallPoint.APPEND_BEGUN)
         raise WrongAppendOffset("a failure of the caller's own")
 
 
@@ -167,8 +167,8 @@ async def test_every_piece_is_where_its_future_says_and_in_order(
     async with FakeBroker() as broker, JournalClient(broker.endpoint, clock=HurriedClock()) as client:
         for name in "ab":
             broker.create(f"{name}/journal")
-        broker.at(Point.APPEND_BEGUN, *before)
-        broker.at(Point.APPEND_APPLIED, *after)
+        broker.at(CallPoint.APPEND_BEGUN, *before)
+        broker.at(CallPoint.APPEND_APPLIED, *after)
         async with AppendService(client, batch_bytes=batch_bytes, pending_bytes=pending_bytes) as service:
             placed = []
             for number, (name, length) in enumerate(pieces):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coranto.client.config import ClientConfig, Target, parse_endpoint
+from coranto.client.config import ChannelTarget, ClientConfig, parse_endpoint
 from coranto.client.retry import Retry, backoff
 from coranto.errors import InvalidInput
 from coranto.security.tls import ClientTls
@@ -16,15 +16,15 @@ from coranto.security.tls import ClientTls
 @pytest.mark.parametrize(
     ("endpoint", "target"),
     [
-        ("127.0.0.1:8080", Target("127.0.0.1:8080", False)),
-        ("http://broker-0.example:8080", Target("broker-0.example:8080", False)),
-        ("http://broker/", Target("broker:80", False)),
-        ("https://broker", Target("broker:443", True)),
-        ("[::1]:8080", Target("[::1]:8080", False)),
-        ("unix:///run/coranto.sock", Target("unix:/run/coranto.sock", False)),
+        ("127.0.0.1:8080", ChannelTarget("127.0.0.1:8080", False)),
+        ("http://broker-0.example:8080", ChannelTarget("broker-0.example:8080", False)),
+        ("http://broker/", ChannelTarget("broker:80", False)),
+        ("https://broker", ChannelTarget("broker:443", True)),
+        ("[::1]:8080", ChannelTarget("[::1]:8080", False)),
+        ("unix:///run/coranto.sock", ChannelTarget("unix:/run/coranto.sock", False)),
     ],
 )
-def test_endpoints(endpoint: str, target: Target) -> None:
+def test_endpoints(endpoint: str, target: ChannelTarget) -> None:
     assert parse_endpoint(endpoint) == target
 
 

@@ -23,7 +23,7 @@ from coranto.errors import (
 )
 from coranto.labels import label_set
 from coranto.testing.clocks import HurriedClock
-from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -54,18 +54,18 @@ async def test_a_selector_is_checked_before_it_is_sent(client: JournalClient, br
 
 
 async def test_a_listing_is_tried_again(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
-    broker.at(Point.LIST, Break.CUT, grpc.StatusCode.UNAVAILABLE, pb.NO_JOURNAL_PRIMARY_BROKER)
+    broker.at(CallPoint.LIST, Break.CUT, grpc.StatusCode.UNAVAILABLE, pb.NO_JOURNAL_PRIMARY_BROKER)
     assert (await client.list()).names == ("test/journal",)
     assert broker.count("List") == 4
-    broker.at(Point.LIST, pb.NOT_ALLOWED)
+    broker.at(CallPoint.LIST, pb.NOT_ALLOWED)
     with pytest.raises(NotAllowed):
         await client.list()
 
 
 async def test_closing_the_client_ends_its_calls(client: JournalClient, broker: FakeBroker) -> None:
-    broker.at(Point.LIST, Break.HANG)
+    broker.at(CallPoint.LIST, Break.HANG)
     listing = asyncio.create_task(client.list())
-    await broker.reached(Point.LIST)
+    await broker.reached(CallPoint.LIST)
     await client.close()
     with pytest.raises(CorantoError, match="was closed"):
         await listing
@@ -100,20 +100,20 @@ async def test_changes_that_no_broker_accepts_are_not_sent(client: JournalClient
     assert broker.calls == []
 
 
-@pytest.mark.parametrize("point", [Point.APPLY, Point.APPLIED], ids=lambda point: point.name)
+@pytest.mark.parametrize("point", [CallPoint.APPLY, CallPoint.APPLIED], ids=lambda point: point.name)
 async def test_a_lost_answer_to_an_apply_leaves_its_outcome_unknown(
-    client: JournalClient, broker: FakeBroker, point: Point
+    client: JournalClient, broker: FakeBroker, point: CallPoint
 ) -> None:
     broker.at(point, Break.CUT)
     with pytest.raises(ApplyOutcomeUnknown, match="List the journals") as caught:
         await client.apply([change("a/journal")])
     assert caught.value.outcome is Outcome.UNKNOWN
     assert broker.count("Apply") == 1
-    assert ("a/journal" in broker.journals) == (point is Point.APPLIED)
+    assert ("a/journal" in broker.journals) == (point is CallPoint.APPLIED)
 
 
 async def test_an_apply_that_is_turned_away(client: JournalClient, broker: FakeBroker) -> None:
-    broker.at(Point.APPLY, grpc.StatusCode.UNAUTHENTICATED)
+    broker.at(CallPoint.APPLY, grpc.StatusCode.UNAUTHENTICATED)
     with pytest.raises(RpcFailed, match=r"UNAUTHENTICATED.*CORANTO_AUTH_TOKEN"):
         await client.apply([change("a/journal")])
 
@@ -137,7 +137,7 @@ async def test_fragments_of_all_pages(
     await broker.write("test/journal", b"persisted")
     journal.roll(tmp_path)
     await broker.write("test/journal", b"spool")
-    broker.at(Point.FRAGMENTS, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    broker.at(CallPoint.FRAGMENTS, pb.INSUFFICIENT_JOURNAL_BROKERS)
     found = await client.fragments("test/journal", signature_seconds=60)
     assert broker.count("ListFragments") == 4
     assert [item.fragment.begin for item in found] == [*range(1002), 1010]

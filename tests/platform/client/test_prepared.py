@@ -10,7 +10,7 @@ from coranto.client import JournalClient
 from coranto.client.prepared import PreparedAppend
 from coranto.errors import CorantoError, CorruptData, RegisterMismatch
 from coranto.labels import label_selector, label_set
-from coranto.testing.fake_broker import FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
@@ -40,7 +40,7 @@ async def test_what_was_begun_is_committed_by_the_same_call(
 async def test_a_call_that_was_begun_and_is_refused_for_now_is_repeated(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, times: int
 ) -> None:
-    broker.at(Point.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * times)
+    broker.at(CallPoint.APPEND_BEGUN, *[pb.NO_JOURNAL_PRIMARY_BROKER] * times)
     append = prepare(client)
     append.begin()
     assert (await append.commit(b"content")).end == 7

@@ -30,7 +30,7 @@ from coranto.errors import (
 )
 from coranto.fragments.fragment import Codec
 from coranto.testing.clocks import HurriedClock
-from coranto.testing.fake_broker import Action, Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Action, Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
@@ -106,7 +106,7 @@ async def test_the_write_head(client: JournalClient, broker: FakeBroker, journal
     assert await client.head(NAME) == 0
     await broker.write(NAME, b"0123")
     assert await client.head(NAME) == 4
-    broker.at(Point.READ_BEGUN, Break.CUT, pb.INSUFFICIENT_JOURNAL_BROKERS)
+    broker.at(CallPoint.READ_BEGUN, Break.CUT, pb.INSUFFICIENT_JOURNAL_BROKERS)
     assert await client.head(NAME) == 4
     with pytest.raises(JournalNotFound):
         await client.head("no/such/journal")
@@ -119,7 +119,7 @@ async def test_a_blocking_read_delivers_what_is_written_later(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
-    await broker.reached(Point.READ_BEGUN)
+    await broker.reached(CallPoint.READ_BEGUN)
     await broker.write(NAME, b"012")
     await broker.write(NAME, b"345")
     assert joined(await reading) == b"012345"
@@ -129,7 +129,7 @@ async def test_a_blocking_read_ends_at_its_end_offset(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     reading = asyncio.create_task(gather(client.read(NAME, block=True, end_offset=4)))
-    await broker.reached(Point.READ_BEGUN)
+    await broker.reached(CallPoint.READ_BEGUN)
     await broker.write(NAME, b"012345")
     assert joined(await reading) == b"0123"
 
@@ -139,7 +139,7 @@ async def test_a_blocking_read_sits_out_a_restart(
 ) -> None:
     reading = asyncio.create_task(gather(client.read(NAME, block=True), limit=6))
     await broker.write(NAME, b"012")
-    await broker.reached(Point.READ_CONTENT)
+    await broker.reached(CallPoint.READ_CONTENT)
     await broker.refuse()
     await broker.write(NAME, b"345")
     await clock.has_slept.wait()
@@ -151,9 +151,9 @@ async def test_a_tail_does_not_skip_what_is_written_while_it_reconnects(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal
 ) -> None:
     await broker.write(NAME, b"old")
-    broker.at(Point.READ_BEGUN, None, Break.CUT)
+    broker.at(CallPoint.READ_BEGUN, None, Break.CUT)
     reading = asyncio.create_task(gather(client.read(NAME, -1, block=True), limit=3))
-    await broker.reached(Point.READ_BEGUN, times=2)
+    await broker.reached(CallPoint.READ_BEGUN, times=2)
     await broker.write(NAME, b"new")
     assert joined(await reading, 3) == b"new"
 
@@ -162,7 +162,7 @@ async def test_leaving_a_read_ends_its_call(client: JournalClient, broker: FakeB
     await broker.write(NAME, bytes(1 << 20))
     assert len(await gather(client.read(NAME, block=True), limit=1)) == 1
     reading = asyncio.create_task(gather(client.read(NAME, 1 << 20, block=True)))
-    await broker.reached(Point.READ_BEGUN)
+    await broker.reached(CallPoint.READ_BEGUN)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -198,14 +198,14 @@ async def test_content_that_is_gone(
 async def test_lasting_refusals_are_raised_at_once(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, status: int, error: type[Exception]
 ) -> None:
-    broker.at(Point.READ_BEGUN, status)
+    broker.at(CallPoint.READ_BEGUN, status)
     with pytest.raises(error):
         await gather(client.read(NAME, block=True))
     assert broker.count("Read") == 1
 
 
 async def test_a_call_that_is_turned_away(client: JournalClient, broker: FakeBroker, journal: FakeJournal) -> None:
-    broker.at(Point.READ_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
+    broker.at(CallPoint.READ_BEGUN, grpc.StatusCode.PERMISSION_DENIED)
     with pytest.raises(RpcFailed, match="PERMISSION_DENIED"):
         await gather(client.read(NAME, block=True))
 
@@ -215,14 +215,14 @@ async def test_a_journal_that_is_not_there_is_asked_for_a_few_times(client: Jour
         await gather(client.read(NAME, block=True))
     assert broker.count("Read") == 4
     broker.create(NAME)
-    broker.at(Point.READ_BEGUN, pb.JOURNAL_NOT_FOUND, pb.JOURNAL_NOT_FOUND)
+    broker.at(CallPoint.READ_BEGUN, pb.JOURNAL_NOT_FOUND, pb.JOURNAL_NOT_FOUND)
     assert await gather(client.read(NAME)) == []
 
 
 async def test_patience_runs_out_without_block(
     client: JournalClient, broker: FakeBroker, journal: FakeJournal, clock: HurriedClock
 ) -> None:
-    broker.at(Point.READ_BEGUN, *[pb.INSUFFICIENT_JOURNAL_BROKERS] * 50)
+    broker.at(CallPoint.READ_BEGUN, *[pb.INSUFFICIENT_JOURNAL_BROKERS] * 50)
     with pytest.raises(InsufficientBrokers):
         await gather(client.read(NAME))
     assert 50 < clock.slept <= 60
@@ -235,7 +235,7 @@ async def test_progress_renews_patience(broker: FakeBroker, journal: FakeJournal
     await broker.write(NAME, bytes(20))
     broker.chunk_bytes = lambda: 1
     for _ in range(20):
-        broker.at(Point.READ_CONTENT, None, grpc.StatusCode.UNAVAILABLE)
+        broker.at(CallPoint.READ_CONTENT, None, grpc.StatusCode.UNAVAILABLE)
     async with JournalClient(broker.endpoint, patience=0.2, clock=clock) as client:
         assert joined(await gather(client.read(NAME))) == bytes(20)
 
@@ -357,7 +357,7 @@ async def test_damage_in_the_store_is_found_before_anything_is_delivered(
     # A broker may still have it.
     assert joined(await gather(direct.read(NAME))) == b"0123456789" * 100
     # Where none does, that is no reason to wait.
-    broker.at(Point.READ_BEGUN, None, *[grpc.StatusCode.DATA_LOSS] * 10)
+    broker.at(CallPoint.READ_BEGUN, None, *[grpc.StatusCode.DATA_LOSS] * 10)
     chunks: list[Chunk] = []
     with pytest.raises(CorruptFragment):
         chunks = await gather(direct.read(NAME, block=True))
@@ -440,9 +440,9 @@ async def test_every_byte_once_whatever_happens(tmp_path_factory: pytest.TempPat
                 journal.stored[-1].url = "file:///gone"
         sizes = itertools.cycle(history.chunk_sizes)
         broker.chunk_bytes = lambda: next(sizes)
-        broker.at(Point.READ_BEGUN, *history.begun)
-        broker.at(Point.READ_METADATA, *history.metadata)
-        broker.at(Point.READ_CONTENT, *history.content)
+        broker.at(CallPoint.READ_BEGUN, *history.begun)
+        broker.at(CallPoint.READ_METADATA, *history.metadata)
+        broker.at(CallPoint.READ_CONTENT, *history.content)
         begin, end = sorted(min(bound, len(content)) for bound in history.range)
         block = history.block and end > begin
         file_root = root if history.direct else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coranto.client.read_progress import Event, Located, ReadProgress
+from coranto.client.read_progress import Located, ReadProgress, ReadStatus
 from coranto.client.values import Chunk
 from coranto.errors import CorruptData, CorruptFragment, JournalNotFound, OffsetJump
 from coranto.fragments.fragment import Codec, Fragment, sum_of
@@ -52,9 +52,9 @@ def test_content_follows_metadata() -> None:
 def test_the_head_and_a_hold_up_are_told_apart() -> None:
     progress = ReadProgress(NAME, 4)
     not_yet = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, header=HEADER, offset=4, write_head=4)
-    assert progress.accept(not_yet) is Event.AT_HEAD
+    assert progress.accept(not_yet) is ReadStatus.AT_HEAD
     not_yet.write_head = 9
-    assert progress.accept(not_yet) is Event.NOT_YET
+    assert progress.accept(not_yet) is ReadStatus.NOT_YET
     assert progress.write_head == 9
 
 

@@ -18,7 +18,7 @@ from coranto.errors import EtcdTransactionFailed, NotPrimaryBroker, Unavailable
 from coranto.security.tokens import Keys
 from coranto.testing.clocks import HurriedClock
 from coranto.testing.command_line import RemoteBroker
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 
 KEYS = Keys.parse("c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U=")
@@ -274,7 +274,7 @@ async def test_a_change_of_primary_is_followed(brokers: Sequence[FakeBroker]) ->
 async def test_a_refusal_that_knows_nothing_later_leads_back_to_the_endpoint(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
-        brokers[1].at(Point.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
+        brokers[1].at(CallPoint.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
         await client.append(JOURNAL, b"y")
     assert [broker.calls for broker in brokers] == [["Append", "Append"], ["Append"], []]
 
@@ -375,16 +375,16 @@ async def test_with_all_seeds_down(brokers: Sequence[FakeBroker]) -> None:
 async def test_an_append_whose_answer_is_lost_at_the_primary(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client:
         await client.append(JOURNAL, b"x")
-        brokers[1].at(Point.APPEND_APPLIED, Break.CUT)
+        brokers[1].at(CallPoint.APPEND_APPLIED, Break.CUT)
         await client.append(JOURNAL, b"y", retry_unknown=True)
-        brokers[1].at(Point.APPEND_BEGUN, *[pb.NOT_JOURNAL_PRIMARY_BROKER] * 3)
+        brokers[1].at(CallPoint.APPEND_BEGUN, *[pb.NOT_JOURNAL_PRIMARY_BROKER] * 3)
         await client.append(JOURNAL, b"z")
     assert brokers[1].journals[JOURNAL].content.startswith(b"y")
 
 
 async def test_an_explicit_append_tells_a_refusal(brokers: Sequence[FakeBroker]) -> None:
     async with client_of(brokers[0]) as client, client.appender(JOURNAL) as append:
-        brokers[0].at(Point.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
+        brokers[0].at(CallPoint.APPEND_BEGUN, pb.NOT_JOURNAL_PRIMARY_BROKER)
         with pytest.raises(NotPrimaryBroker):
             await append.commit()
 

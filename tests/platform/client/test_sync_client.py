@@ -25,7 +25,7 @@ from coranto.errors import (
     OffsetNotYetAvailable,
     Unavailable,
 )
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 
 NAME = "test/journal"
@@ -51,7 +51,7 @@ class Broker:
     def write(self, content: bytes) -> None:
         self.loop.run(self.fake.write(NAME, content))
 
-    def reached(self, point: Point, times: int = 1) -> None:
+    def reached(self, point: CallPoint, times: int = 1) -> None:
         self.loop.run(self.fake.reached(point, times))
 
     def cut(self) -> None:
@@ -133,7 +133,7 @@ def test_a_read_that_is_left_early_ends(sync: SyncJournalClient, remote: Broker)
     chunks.close()  # type: ignore[attr-defined]
 
     def write_later() -> None:
-        remote.reached(Point.READ_BEGUN, times=3)
+        remote.reached(CallPoint.READ_BEGUN, times=3)
         remote.write(b"later")
 
     # The first read, the tail's look at the write head, and the tail.
@@ -147,10 +147,10 @@ def test_a_read_that_is_left_early_ends(sync: SyncJournalClient, remote: Broker)
 
 def test_a_timeout_bounds_each_call(remote: Broker) -> None:
     with SyncJournalClient(remote.endpoint, timeout=0.1) as client:
-        remote.fake.at(Point.LIST, Break.HANG)
+        remote.fake.at(CallPoint.LIST, Break.HANG)
         with pytest.raises(Unavailable, match=r"0\.1 s"):
             client.list()
-        remote.fake.at(Point.APPEND_HALF_CLOSED, Break.HANG)
+        remote.fake.at(CallPoint.APPEND_HALF_CLOSED, Break.HANG)
         with pytest.raises(AppendOutcomeUnknown, match=r"0\.1 s"):
             client.append(NAME, b"content")
         with pytest.raises(Unavailable, match=r"nothing came within 0\.1 s"):
@@ -173,10 +173,10 @@ def test_an_interruption_rolls_the_call_back(sync: SyncJournalClient, remote: Br
     main = threading.get_ident()
 
     def interrupt() -> None:
-        remote.reached(Point.APPEND_BEGUN)
+        remote.reached(CallPoint.APPEND_BEGUN)
         signal.pthread_kill(main, signal.SIGINT)
 
-    remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
+    remote.fake.at(CallPoint.APPEND_BEGUN, Break.HANG)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
@@ -231,10 +231,10 @@ def test_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
 
 
 def test_the_append_service_blocks_while_too_much_is_pending(sync: SyncJournalClient, remote: Broker) -> None:
-    remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
+    remote.fake.at(CallPoint.APPEND_BEGUN, Break.HANG)
     service = sync.append_service(pending_bytes=10)
     first = service.append(NAME, b"12345678")
-    remote.reached(Point.APPEND_BEGUN)
+    remote.reached(CallPoint.APPEND_BEGUN)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(service.append, NAME, b"9abcdef")
         with pytest.raises(TimeoutError):
@@ -247,7 +247,7 @@ def test_the_append_service_blocks_while_too_much_is_pending(sync: SyncJournalCl
 
 
 def test_failures_of_the_append_service(sync: SyncJournalClient, remote: Broker) -> None:
-    remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
+    remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)
     service = sync.append_service()
     with pytest.raises(NotAllowed):
         service.append(NAME, b"content").result(timeout=60)
@@ -256,7 +256,7 @@ def test_failures_of_the_append_service(sync: SyncJournalClient, remote: Broker)
     service.reset(NAME)
     service.append(NAME, b"content").result(timeout=60)
     service.flush()
-    remote.fake.at(Point.APPEND_BEGUN, Break.HANG)
+    remote.fake.at(CallPoint.APPEND_BEGUN, Break.HANG)
     dropped: list[Future[Appended]] = []
     with pytest.raises(ZeroDivisionError):
         _append_and_fail(service, dropped)

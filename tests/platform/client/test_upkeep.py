@@ -14,7 +14,7 @@ from coranto.errors import (
     StoreUnhealthy,
     WrongAppendOffset,
 )
-from coranto.testing.fake_broker import Break, FakeBroker, FakeJournal, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker, FakeJournal
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -50,13 +50,13 @@ async def test_the_health_of_a_store(client: JournalClient, broker: FakeBroker) 
     assert broker.requests[-1] == pb.FragmentStoreHealthRequest(
         fragment_store="s3://bucket/path/", check_delete=True, check_delete_prefix="probe/"
     )
-    broker.at(Point.STORE_HEALTH, pb.FRAGMENT_STORE_UNHEALTHY)
+    broker.at(CallPoint.STORE_HEALTH, pb.FRAGMENT_STORE_UNHEALTHY)
     with pytest.raises(StoreUnhealthy, match="asked for, of s3://bucket/path/") as caught:
         await client.store_health("s3://bucket/path/")
     assert caught.value.detail == "asked for, of s3://bucket/path/"
-    broker.at(Point.STORE_HEALTH, Break.CUT, grpc.StatusCode.UNAVAILABLE)
+    broker.at(CallPoint.STORE_HEALTH, Break.CUT, grpc.StatusCode.UNAVAILABLE)
     await client.store_health("s3://bucket/path/")
-    broker.at(Point.STORE_HEALTH, grpc.StatusCode.INVALID_ARGUMENT)
+    broker.at(CallPoint.STORE_HEALTH, grpc.StatusCode.INVALID_ARGUMENT)
     with pytest.raises(RpcFailed):
         await client.store_health("s3://bucket/path/")
     with pytest.raises(InvalidInput):

@@ -13,7 +13,7 @@ from coranto.client import JournalClient, Listing, SyncJournalClient
 from coranto.client.watch import SnapshotBuilder
 from coranto.errors import CorruptData, InvalidInput, NotAllowed, Unavailable
 from coranto.labels import label_set
-from coranto.testing.fake_broker import Break, FakeBroker, Point
+from coranto.testing.fake_broker import Break, CallPoint, FakeBroker
 from coranto.wire import protocol_pb2 as pb
 
 
@@ -44,7 +44,7 @@ async def test_a_watch_goes_on_where_it_was(
     broker.create("a/journal")
     async with contextlib.aclosing(client.watch()) as snapshots:
         assert await names(snapshots) == ("a/journal",)
-        broker.at(Point.SNAPSHOT, failure)
+        broker.at(CallPoint.SNAPSHOT, failure)
         broker.create("b/journal")
         assert await names(snapshots) == ("a/journal", "b/journal")
     assert [request.HasField("watch_resume") for request in broker.requests] == [False, True]
@@ -55,11 +55,11 @@ async def test_a_change_elsewhere_is_not_told_after_resuming(client: JournalClie
     broker.create("a/journal")
     async with contextlib.aclosing(client.watch("name:prefix=a/")) as snapshots:
         assert await names(snapshots) == ("a/journal",)
-        broker.at(Point.SNAPSHOT, Break.CUT)
+        broker.at(CallPoint.SNAPSHOT, Break.CUT)
         broker.create("b/journal")
         waiting = asyncio.ensure_future(names(snapshots))
         async with asyncio.timeout(120):
-            await broker.reached(Point.LIST, 2)
+            await broker.reached(CallPoint.LIST, 2)
         broker.create("a/other")
         assert await waiting == ("a/journal", "a/other")
 
@@ -72,7 +72,7 @@ async def test_patience_is_for_the_first_snapshot(broker: FakeBroker) -> None:
 
 
 async def test_refusals_end_a_watch(client: JournalClient, broker: FakeBroker) -> None:
-    broker.at(Point.LIST, pb.NOT_ALLOWED)
+    broker.at(CallPoint.LIST, pb.NOT_ALLOWED)
     with pytest.raises(NotAllowed):
         await names(client.watch())
     with pytest.raises(InvalidInput):

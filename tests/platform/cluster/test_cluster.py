@@ -17,7 +17,7 @@ from coranto.cluster import EmbeddedCluster, EtcdServer, locate
 from coranto.cluster.info import process_start
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import EtcdCoordinator, Put
-from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import Layout
 from coranto.errors import ClusterError, DirectoryInUse, InvalidInput
 from coranto.wire import protocol_pb2 as pb
@@ -59,7 +59,7 @@ def listing(endpoint: str) -> pb.ListResponse:
     return response
 
 
-async def key_space(cluster: EmbeddedCluster) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+async def key_space(cluster: EmbeddedCluster) -> KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
     async with EtcdCoordinator(cluster.info.etcd) as coordinator:
         keyspace = KeySpace(coordinator, Layout(cluster.info.etcd_prefix), JournalEntities())
         state = await keyspace.start()

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from coranto.coordination.layout import MemberId
-from coranto.coordination.planning import Add, Move, PlanAssignment, PlanItem, PlanMember, Planner, Remove
+from coranto.coordination.planning import (
+    AddAssignment,
+    MoveAssignment,
+    PlanAssignment,
+    PlanItem,
+    PlanMember,
+    Planner,
+    RemoveAssignment,
+)
 from coranto.testing.allocation import AllocationWorld
 
 
@@ -368,8 +376,8 @@ def test_assignments_without_a_member_go_at_once_and_another_takes_over() -> Non
     gone = member_id("fdead")
     world = cluster({"item-1": 1, "item-2": 1}, {"a": 2}, {"item-1": "fdead a", "item-2": "fdead"})
     first, second = world.plan().items
-    assert first.changes == (Remove("item-1", gone, 0), Move("item-1", member_id("a"), 1, 0))
-    assert set(second.changes) == {Remove("item-2", gone, 0), Add("item-2", member_id("a"), 1)}
+    assert first.changes == (RemoveAssignment("item-1", gone, 0), MoveAssignment("item-1", member_id("a"), 1, 0))
+    assert set(second.changes) == {RemoveAssignment("item-2", gone, 0), AddAssignment("item-2", member_id("a"), 1)}
     world.settle()
     assert where(world) == {"item-1": "a", "item-2": "a"}
 

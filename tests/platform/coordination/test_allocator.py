@@ -13,14 +13,14 @@ import pytest
 from coranto.coordination.allocator import AllocatorLoop, may_drain, plan_state, transactions
 from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import MAX_TXN_OPS, Delete, EtcdCoordinator, Put, unmodified
-from coranto.coordination.keyspace import KeySpace, State
+from coranto.coordination.keyspace import KeySpace, KeySpaceState
 from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession, open_session
 from coranto.wire import protocol_pb2 as pb
 
 pytestmark = pytest.mark.integration
 
-Journals = State[pb.JournalSpec, pb.BrokerSpec, pb.Route]
+Journals = KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 Mirror = KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]
 WAIT_SECONDS = 120
 
@@ -221,7 +221,7 @@ async def test_a_deposed_leader_changes_nothing(coordinator: EtcdCoordinator, la
         state = await zombie.keyspace.wait_until(settled(5, 1), WAIT_SECONDS)
     assert state.leader is not None
     leading = unmodified(state.leader.kv)
-    stale = State(state.header, state.entries, layout, JournalEntities(max_replication=0))
+    stale = KeySpaceState(state.header, state.entries, layout, JournalEntities(max_replication=0))
     changes = list(transactions(stale, plan_state(stale), leading))
     assert changes, "it would give up every journal"
     before = await coordinator.range(layout.root)

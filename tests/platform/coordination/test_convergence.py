@@ -7,15 +7,15 @@ from dataclasses import replace
 from coranto.coordination.convergence import Convergence
 from coranto.coordination.layout import MemberId
 from coranto.coordination.planning import (
-    Add,
+    AddAssignment,
     Change,
     ItemChanges,
-    Move,
+    MoveAssignment,
     PlanAssignment,
     PlanItem,
     PlanMember,
     Planner,
-    Remove,
+    RemoveAssignment,
 )
 from coranto.testing.allocation import AllocationWorld
 
@@ -52,17 +52,24 @@ def steps(
 
 def test_a_new_item_gets_all_its_members_at_once_and_the_least_burdened_as_primary() -> None:
     others = assigned("x", (A, 0, True), (B, 1, True)) + assigned("y", (A, 0, True)) + assigned("z", (B, 0, True))
-    assert steps(3, [], {A, B, C}, others=others) == (Add("item", C, 0), Add("item", B, 1), Add("item", A, 2))
+    assert steps(3, [], {A, B, C}, others=others) == (
+        AddAssignment("item", C, 0),
+        AddAssignment("item", B, 1),
+        AddAssignment("item", A, 2),
+    )
     # In proportion to limits.
-    assert steps(2, [], {A, B}, others=others, limits=(90, 9, 9, 9)) == (Add("item", A, 0), Add("item", B, 1))
+    assert steps(2, [], {A, B}, others=others, limits=(90, 9, 9, 9)) == (
+        AddAssignment("item", A, 0),
+        AddAssignment("item", B, 1),
+    )
 
 
 def test_a_move_adds_waits_removes_and_promotes() -> None:
     before = assigned("item", (A, 0, True))
-    assert steps(1, before, {B}) == (Add("item", B, 1),)
+    assert steps(1, before, {B}) == (AddAssignment("item", B, 1),)
     assert steps(1, assigned("item", (A, 0, False), (B, 1, False)), {B}) == ()
     after = assigned("item", (A, 0, True), (B, 1, True))
-    assert steps(1, after, {B}) == (Remove("item", A, 0), Move("item", B, 1, 0))
+    assert steps(1, after, {B}) == (RemoveAssignment("item", A, 0), MoveAssignment("item", B, 1, 0))
 
 
 def test_nothing_is_removed_while_too_few_would_stay_consistent() -> None:
@@ -71,45 +78,47 @@ def test_nothing_is_removed_while_too_few_would_stay_consistent() -> None:
     # Nor what is inconsistent, while the item has not what it needs.
     assert steps(3, assigned("item", (A, 0, True), (B, 1, True), (C, 2, False), (D, 3, False)), {A, B, D}) == ()
     # Inconsistent ones go when the others suffice.
-    assert steps(2, current, {A, B}) == (Remove("item", C, 2),)
+    assert steps(2, current, {A, B}) == (RemoveAssignment("item", C, 2),)
 
 
 def test_the_most_loaded_members_are_relieved_first() -> None:
     current = assigned("item", (A, 0, True), (B, 1, True), (C, 2, True), (D, 3, True))
     others = assigned("x", (B, 0, True)) + assigned("y", (B, 0, True), (A, 1, True))
     # Only one may go: three replicas are asked for, though the placement holds two, as when one has no place.
-    assert steps(3, current, {C, D}, others=others) == (Remove("item", B, 1),)
-    assert steps(3, current, {C, D}, others=others, limits=(2, 9, 9, 9))[0] == Remove("item", A, 0)
+    assert steps(3, current, {C, D}, others=others) == (RemoveAssignment("item", B, 1),)
+    assert steps(3, current, {C, D}, others=others, limits=(2, 9, 9, 9))[0] == RemoveAssignment("item", A, 0)
     # A member that may hold nothing comes before all.
-    assert steps(3, current, {B, C}, others=others, limits=(9, 9, 9, 0)) == (Remove("item", D, 3),)
+    assert steps(3, current, {B, C}, others=others, limits=(9, 9, 9, 0)) == (RemoveAssignment("item", D, 3),)
 
 
 def test_members_that_are_gone_and_second_slots_go_whatever_is_consistent() -> None:
     assert steps(2, assigned("item", (GONE, 0, True), (A, 1, False)), {A, B}) == (
-        Add("item", B, 2),
-        Remove("item", GONE, 0),
-        Move("item", A, 1, 0),
+        AddAssignment("item", B, 2),
+        RemoveAssignment("item", GONE, 0),
+        MoveAssignment("item", A, 1, 0),
     )
-    assert steps(2, assigned("item", (A, 0, False), (A, 1, False), (B, 2, False)), {A, B}) == (Remove("item", A, 1),)
+    assert steps(2, assigned("item", (A, 0, False), (A, 1, False), (B, 2, False)), {A, B}) == (
+        RemoveAssignment("item", A, 1),
+    )
 
 
 def test_a_lost_primary_is_replaced_by_a_consistent_replica_of_few_primaries() -> None:
     lagging, current = (A, 1, False), (B, 2, True)
-    assert steps(2, assigned("item", lagging, current), {A, B}) == (Move("item", B, 2, 0),)
+    assert steps(2, assigned("item", lagging, current), {A, B}) == (MoveAssignment("item", B, 2, 0),)
     others = assigned("x", (B, 0, True))
     both = assigned("item", (B, 1, True), (C, 2, True))
-    assert steps(2, both, {B, C}, others=others) == (Move("item", C, 2, 0),)
-    assert steps(2, both, {B, C}) == (Move("item", B, 1, 0),)
+    assert steps(2, both, {B, C}, others=others) == (MoveAssignment("item", C, 2, 0),)
+    assert steps(2, both, {B, C}) == (MoveAssignment("item", B, 1, 0),)
     # There is no better one.
-    assert steps(2, assigned("item", lagging), {A, B}) == (Add("item", B, 2), Move("item", A, 1, 0))
+    assert steps(2, assigned("item", lagging), {A, B}) == (AddAssignment("item", B, 2), MoveAssignment("item", A, 1, 0))
 
 
 def test_slots_are_packed_one_at_a_time_and_only_when_nothing_else_happens() -> None:
     gaps = assigned("item", (A, 0, True), (B, 2, True), (C, 5, True))
-    assert steps(3, gaps, {A, B, C}) == (Move("item", B, 2, 1),)
-    assert steps(4, gaps, {A, B, C, D}) == (Add("item", D, 6),)
+    assert steps(3, gaps, {A, B, C}) == (MoveAssignment("item", B, 2, 1),)
+    assert steps(4, gaps, {A, B, C, D}) == (AddAssignment("item", D, 6),)
     two_primaries = assigned("item", (A, 0, True), (B, 0, True), (C, 2, True))
-    assert steps(3, two_primaries, {A, B, C}) == (Move("item", B, 0, 1),)
+    assert steps(3, two_primaries, {A, B, C}) == (MoveAssignment("item", B, 0, 1),)
 
 
 def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
@@ -130,10 +139,10 @@ def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
     world.planning = planning  # type: ignore[assignment]
     world.settle()
     assert taken == [
-        [Add("y", C, 1)],
-        [Remove("y", B, 0), Move("y", C, 1, 0)],
-        [Add("x", B, 1)],
-        [Remove("x", A, 0), Move("x", B, 1, 0)],
+        [AddAssignment("y", C, 1)],
+        [RemoveAssignment("y", B, 0), MoveAssignment("y", C, 1, 0)],
+        [AddAssignment("x", B, 1)],
+        [RemoveAssignment("x", A, 0), MoveAssignment("x", B, 1, 0)],
         [],
     ]
 
@@ -144,7 +153,7 @@ def test_full_members_that_wait_for_one_another_are_helped_by_a_third() -> None:
     placement = [[1], [0]]  # They shall change places.
     current = {"x": assigned("x", (A, 0, True)), "y": assigned("y", (B, 0, True))}
     found = Convergence(members, [1, 1, 1]).steps(items, current, placement)
-    assert found == [ItemChanges("x", (Add("x", C, 1),))]
+    assert found == [ItemChanges("x", (AddAssignment("x", C, 1),))]
     # First of all they wait for items that are not consistent: whatever moves may be about to make room.
     lagging = {"x": assigned("x", (A, 0, False)), "y": assigned("y", (B, 0, True))}
     assert Convergence(members, [1, 1, 1]).steps(items, lagging, placement) == []
@@ -153,7 +162,7 @@ def test_full_members_that_wait_for_one_another_are_helped_by_a_third() -> None:
     current["x"] = assigned("x", (A, 0, True), (C, 1, True))
     # The place that somebody waits for becomes free first, not the one that the detour took.
     found = Convergence(members, [1, 1, 1]).steps(items, current, placement)
-    assert found[0] == ItemChanges("x", (Remove("x", A, 0), Move("x", C, 1, 0)))
+    assert found[0] == ItemChanges("x", (RemoveAssignment("x", A, 0), MoveAssignment("x", C, 1, 0)))
     # Without a third they stay as they are.
     full = {"x": assigned("x", (A, 0, True)), "y": assigned("y", (B, 0, True))}
     assert Convergence(members[:2], [1, 1]).steps(items, full, placement) == []

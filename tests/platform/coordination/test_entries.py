@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdHeader, Event, KeyValue
-from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
+from coranto.coordination.etcd import EtcdHeader, KeyValue, WatchEvent
+from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, Layout, MemberId
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
@@ -22,7 +22,7 @@ def decode(kv: KeyValue) -> object | None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[list[Event]]:
+def histories(draw: st.DrawFn) -> list[list[WatchEvent]]:
     """Batches of events as etcd gives them: revisions grow, and a batch holds whole revisions."""
     revision = draw(st.integers(1, 5))
     batches = []
@@ -32,14 +32,14 @@ def histories(draw: st.DrawFn) -> list[list[Event]]:
             revision += draw(st.integers(1, 3))
             for key in draw(st.sets(st.sampled_from(KEYS), max_size=4)):
                 value = draw(st.binary(max_size=3))
-                events.append(Event(KeyValue(key, value, mod_revision=revision), deleted=draw(st.booleans())))
+                events.append(WatchEvent(KeyValue(key, value, mod_revision=revision), deleted=draw(st.booleans())))
         batches.append(events)
     return batches
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.binary(max_size=3)), histories())
 @settings(max_examples=300)
-def test_merging_is_what_a_dict_would_do(start: dict[str, bytes], batches: list[list[Event]]) -> None:
+def test_merging_is_what_a_dict_would_do(start: dict[str, bytes], batches: list[list[WatchEvent]]) -> None:
     model = {key: KeyValue(key, value, mod_revision=1) for key, value in start.items()}
     entries = Entries.load(model.values(), decode)
     for batch in batches:
@@ -63,7 +63,7 @@ def test_merging_is_what_a_dict_would_do(start: dict[str, bytes], batches: list[
 
 
 @given(histories())
-def test_merging_again_what_was_merged_changes_nothing(batches: list[list[Event]]) -> None:
+def test_merging_again_what_was_merged_changes_nothing(batches: list[list[WatchEvent]]) -> None:
     entries = Entries.load([], decode)
     for batch in batches:
         entries = entries.merge(batch, decode)
@@ -91,7 +91,7 @@ def broker(member: MemberId) -> pb.BrokerSpec:
     return pb.BrokerSpec(process_spec=pb.ProcessSpec(id=id, endpoint=f"http://{member.suffix}:80"), journal_limit=10)
 
 
-def state_of(values: dict[str, bytes]) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+def state_of(values: dict[str, bytes]) -> KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
     def decoded(kv: KeyValue) -> object:
         key = LAYOUT.decode(kv.key)
         if isinstance(key, AssignmentKey):
@@ -101,7 +101,7 @@ def state_of(values: dict[str, bytes]) -> State[pb.JournalSpec, pb.BrokerSpec, p
         return Member(key.member, ENTITIES.decode_member(key.member, kv.value), kv)
 
     kvs = [KeyValue(key, value, create_revision=9 - i) for i, (key, value) in enumerate(values.items())]
-    return State(EtcdHeader(1, 2, 30, 4), Entries.load(kvs, decoded), LAYOUT, ENTITIES)
+    return KeySpaceState(EtcdHeader(1, 2, 30, 4), Entries.load(kvs, decoded), LAYOUT, ENTITIES)
 
 
 def test_a_state_knows_items_members_assignments_and_routes() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from coranto.coordination.allocator import StatePlanner, plan_state
 from coranto.coordination.entities import JournalEntities
-from coranto.coordination.etcd import EtcdHeader, Event, KeyValue
-from coranto.coordination.keyspace import Assignment, Entries, Item, Member, State
+from coranto.coordination.etcd import EtcdHeader, KeyValue, WatchEvent
+from coranto.coordination.keyspace import Assignment, Entries, Item, KeySpaceState, Member
 from coranto.coordination.layout import AssignmentKey, ItemKey, Layout, MemberId, MemberKey
-from coranto.coordination.planning import Add, ItemChanges, Move, Remove
+from coranto.coordination.planning import AddAssignment, ItemChanges, MoveAssignment, RemoveAssignment
 from coranto.wire import protocol_pb2 as pb
 
 LAYOUT = Layout("/c")
@@ -48,7 +48,7 @@ class Cluster:
     def put(self, key: str, value: bytes) -> None:
         self.revision += 1
         kv = KeyValue(key, value, create_revision=self.revision, mod_revision=self.revision)
-        self.entries = self.entries.merge([Event(kv, deleted=False)], self._decode)
+        self.entries = self.entries.merge([WatchEvent(kv, deleted=False)], self._decode)
 
     def put_journal(self, name: str, replication: int = 1) -> None:
         spec = pb.JournalSpec(name=name, replication=replication)
@@ -72,8 +72,8 @@ class Cluster:
             self.put(LAYOUT.assignment_key(item, member, slot), route.SerializeToString() if consistent else b"")
 
     @property
-    def state(self) -> State[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
-        return State(EtcdHeader(1, 1, self.revision, 1), self.entries, LAYOUT, self.entities)
+    def state(self) -> KeySpaceState[pb.JournalSpec, pb.BrokerSpec, pb.Route]:
+        return KeySpaceState(EtcdHeader(1, 1, self.revision, 1), self.entries, LAYOUT, self.entities)
 
 
 def test_only_items_with_new_assignments_are_asked_whether_they_are_consistent() -> None:
@@ -115,8 +115,11 @@ def test_items_and_members_that_do_not_decode_are_left_alone() -> None:
     changes = plan_state(cluster.state)
     # A member whose spec does not decode keeps what it has until another has it; nothing is removed from it meanwhile.
     assert changes.items == (
-        ItemChanges("j/gone", (Remove("j/gone", ONE, 0),), orphaned=True),
-        ItemChanges("j/two", (Add("j/two", ONE, 1),)),
+        ItemChanges("j/gone", (RemoveAssignment("j/gone", ONE, 0),), orphaned=True),
+        ItemChanges("j/two", (AddAssignment("j/two", ONE, 1),)),
     )
     cluster.assign("j/two", TWO, ONE)
-    assert plan_state(cluster.state).items[1].changes == (Remove("j/two", TWO, 0), Move("j/two", ONE, 1, 0))
+    assert plan_state(cluster.state).items[1].changes == (
+        RemoveAssignment("j/two", TWO, 0),
+        MoveAssignment("j/two", ONE, 1, 0),
+    )

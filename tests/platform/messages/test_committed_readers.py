@@ -18,7 +18,7 @@ from coranto.messages.checkpoints import Source
 from coranto.messages.framing import Envelope, JsonLines, JsonObject
 from coranto.messages.publisher import Publisher, SyncPublisher
 from coranto.messages.sequencer import QueueOutcome, Sequencer
-from coranto.messages.uuids import Clock, Flags, build_uuid, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, build_uuid, new_producer_id
 from coranto.testing.command_line import RemoteBroker
 from coranto.testing.fake_broker import FakeBroker
 
@@ -39,7 +39,7 @@ async def client(broker: FakeBroker) -> AsyncIterator[JournalClient]:
         yield client
 
 
-def publisher(client: JournalClient, clock: Clock) -> Publisher[JsonObject]:
+def publisher(client: JournalClient, clock: ProducerClock) -> Publisher[JsonObject]:
     return Publisher(client.append, producer=new_producer_id(os.urandom), clock=clock, framing=LINES)
 
 
@@ -48,7 +48,7 @@ def texts(messages: list[Envelope[JsonObject]]) -> list[str]:
 
 
 async def test_a_reader_follows_transactions_as_they_are_acknowledged(client: JournalClient) -> None:
-    clock = Clock(lambda: 0)
+    clock = ProducerClock(lambda: 0)
     alone, in_transactions = publisher(client, clock), publisher(client, clock)
     reader = async_committed_reader(client, JOURNAL, LINES, block=True, ring_size=3)
 
@@ -82,7 +82,7 @@ async def test_a_reader_follows_transactions_as_they_are_acknowledged(client: Jo
 
 
 async def test_what_is_published_stands_in_the_journal_byte_for_byte(client: JournalClient, broker: FakeBroker) -> None:
-    clock = Clock(lambda: 0)
+    clock = ProducerClock(lambda: 0)
     one = publisher(client, clock)
     await one.publish(JOURNAL, {"text": "hello"})
     await one.add("b/journal", {"text": "pending"})
@@ -99,7 +99,7 @@ async def test_what_is_published_stands_in_the_journal_byte_for_byte(client: Jou
 async def test_messages_to_be_replayed_that_are_gone_are_an_error(
     client: JournalClient, broker: FakeBroker, tmp_path: Path
 ) -> None:
-    one = publisher(client, Clock(lambda: 0))
+    one = publisher(client, ProducerClock(lambda: 0))
     for text in ("a", "b", "c"):
         await one.add(JOURNAL, {"text": text})
         await one.flush()
@@ -117,7 +117,9 @@ async def test_messages_to_be_replayed_that_are_gone_are_an_error(
 def test_the_blocking_reader_goes_on_from_its_source(remote: RemoteBroker) -> None:
     remote.fake.create(JOURNAL)
     with SyncJournalClient(remote.fake.endpoint) as client:
-        one = SyncPublisher(client.append, producer=new_producer_id(os.urandom), clock=Clock(lambda: 0), framing=LINES)
+        one = SyncPublisher(
+            client.append, producer=new_producer_id(os.urandom), clock=ProducerClock(lambda: 0), framing=LINES
+        )
         reader = committed_reader(client, JOURNAL, LINES)
         assert list(reader) == []
         source = reader.source()
@@ -140,7 +142,7 @@ def test_the_blocking_reader_goes_on_from_its_source(remote: RemoteBroker) -> No
 
 async def test_a_sequencer_of_two_journals_is_fed_by_hand(client: JournalClient, broker: FakeBroker) -> None:
     broker.create("b/journal")
-    one = publisher(client, Clock(lambda: 0))
+    one = publisher(client, ProducerClock(lambda: 0))
     for journal in (JOURNAL, "b/journal"):
         await one.add(journal, {"text": journal})
     await one.commit()

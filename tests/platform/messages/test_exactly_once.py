@@ -15,7 +15,7 @@ from coranto.messages.framing import Envelope, JsonLines, JsonObject, iter_messa
 from coranto.messages.publisher import SyncPublisher
 from coranto.messages.reading import ReadCommitted
 from coranto.messages.sequencer import QueueOutcome, ReplayRange, Sequencer, read_committed
-from coranto.messages.uuids import Clock, ProducerId
+from coranto.messages.uuids import ProducerClock, ProducerId
 
 LINES = JsonLines()
 JOURNALS = ("a", "b")
@@ -57,7 +57,7 @@ class Application:
         self.publisher: SyncPublisher[JsonObject] = SyncPublisher(
             journals.append,
             producer=ProducerId(bytes([1, 0, 0, 0, 0, number])),
-            clock=Clock(lambda: self.wall),
+            clock=ProducerClock(lambda: self.wall),
             framing=LINES,
             max_batch_bytes=max_batch_bytes,
         )

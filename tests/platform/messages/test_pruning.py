@@ -23,7 +23,7 @@ from coranto.messages.pruning import DEFAULT_PRUNE_DISTANCE, Pruning
 from coranto.messages.reading import ReadCommitted
 from coranto.messages.sequencer import ReplayRange, Sequencer, read_committed
 from coranto.messages.skew import SkewedClock, SkewWatch, skewed_clocks
-from coranto.messages.uuids import Clock, Flags, ProducerId, clock_from_ns
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, clock_from_ns
 
 LINES = JsonLines()
 HOUR = 3600
@@ -98,7 +98,7 @@ class Writer:
     is_open: bool = False
 
     def __post_init__(self) -> None:
-        self.clock = Clock(lambda: int(self.wall * 10**9))
+        self.clock = ProducerClock(lambda: int(self.wall * 10**9))
         self.block: list[tuple[ProducerId, int, int]] = []
 
     def write(self, write: Write) -> list[tuple[ProducerId, int, int]]:

@@ -15,14 +15,14 @@ from coranto.errors import InvalidInput, Unavailable
 from coranto.messages.framing import JsonLines, JsonObject, iter_messages
 from coranto.messages.mapping import ModuloMapping, by_key
 from coranto.messages.publisher import Phase, Publisher, SyncPublisher, TransactionBuilder
-from coranto.messages.uuids import Clock, Flags, ProducerId
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 LINES = JsonLines()
 
 
-def make_clock() -> Clock:
-    return Clock(lambda: 1_700_000_000_000_000_000)
+def make_clock() -> ProducerClock:
+    return ProducerClock(lambda: 1_700_000_000_000_000_000)
 
 
 def make_builder() -> TransactionBuilder[JsonObject]:

@@ -24,7 +24,7 @@ from coranto.messages.models import ModelRows, Models, TypedLines
 from coranto.messages.payloads import OwnPayload, ProtobufJson, ProtobufPayload
 from coranto.messages.publisher import TransactionBuilder
 from coranto.messages.sequencer import Sequencer, read_committed
-from coranto.messages.uuids import Clock, Flags, ProducerId, UuidParts, build_uuid, parse_uuid
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, UuidParts, build_uuid, parse_uuid
 from coranto.wire import consumer_pb2
 from coranto.wire import protocol_pb2 as pb
 
@@ -163,7 +163,7 @@ def without_uuid(message: Any) -> Any:
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_takes_part_in_transactions(name: str) -> None:
     framing, messages = TYPES[name]
-    builder = TransactionBuilder(A, Clock(lambda: 0), framing)
+    builder = TransactionBuilder(A, ProducerClock(lambda: 0), framing)
     content = b""
     for message in messages[:2]:
         builder.add("j", message)
@@ -320,7 +320,7 @@ OPTED_OUT: list[tuple[Framing[Any], Any]] = [
 def test_types_without_uuid_fall_back_to_at_least_once(framing: Framing[Any], message: Any) -> None:
     """Each append is delivered, repeated ones too; there is nothing to acknowledge and nothing can be rolled back."""
     assert framing.acknowledgement(UUID_2) == b""
-    builder = TransactionBuilder(A, Clock(lambda: 0), framing)
+    builder = TransactionBuilder(A, ProducerClock(lambda: 0), framing)
     builder.add("j", message)
     content = builder.take("j", 1 << 20)
     assert builder.ack_intents() == {}

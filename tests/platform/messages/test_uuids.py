@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coranto.errors import InvalidInput
 from coranto.messages import uuids
-from coranto.messages.uuids import Clock, Flags, ProducerId
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId
 
 PRODUCER = ProducerId(bytes.fromhex("010203040506"))
 VECTOR = "83fc2f81-cc5f-11e9-8002-010203040506"
@@ -85,7 +85,7 @@ def test_producer_ids_carry_the_multicast_bit() -> None:
 
 def test_a_clock_ticks_by_a_microsecond_and_never_goes_back() -> None:
     wall = [12_000_000_300]
-    clock = Clock(lambda: wall[0])
+    clock = ProducerClock(lambda: wall[0])
     first = clock.tick()
     assert first == uuids.clock_from_ns(12_000_000_300) + 160
     assert uuids.clock_to_ns(first) == 12_000_001_300
@@ -103,7 +103,7 @@ def test_a_clock_ticks_by_a_microsecond_and_never_goes_back() -> None:
 @given(st.lists(st.integers(0, 2**62), min_size=1))
 def test_ticks_increase_whatever_the_wall_clock_does(readings: list[int]) -> None:
     times = iter(readings)
-    clock = Clock(lambda: next(times))
+    clock = ProducerClock(lambda: next(times))
     ticks = [clock.tick() for _ in readings]
     assert all(after > before for before, after in pairwise(ticks))
     assert all(tick > uuids.clock_from_ns(wall) for tick, wall in zip(ticks, readings, strict=True))
@@ -111,7 +111,7 @@ def test_ticks_increase_whatever_the_wall_clock_does(readings: list[int]) -> Non
 
 @given(st.integers(0, 1 << 62), st.integers(1, 20))
 def test_several_ticks_at_once_are_as_one_upon_the_other(wall: int, count: int) -> None:
-    one, other = Clock(lambda: wall), Clock(lambda: wall)
+    one, other = ProducerClock(lambda: wall), ProducerClock(lambda: wall)
     ticks = [one.tick() for _ in range(count)]
     assert other.ticks(count) == ticks[0]
     assert other.last == ticks[-1] == ticks[0] + (count - 1) * uuids.CLOCK_TICK

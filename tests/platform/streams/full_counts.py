@@ -23,7 +23,7 @@ from coranto.client.connection import Connection
 from coranto.effects import Clock
 from coranto.messages.uuids import Flags
 from coranto.security.call_tokens import CallTokens
-from coranto.streams.model.registers import Entry, Registers, enter
+from coranto.streams.model.registers import Registers, WriterEntry, enter
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.units import CommitResult
 from coranto.testing.stream_world import STREAM, StreamWorld, stream_world
@@ -215,7 +215,7 @@ async def come_and_go(writers: int, *, most: int = 16) -> list[int]:
         registers = Registers.of((await world.client.append(journal, b"")).registers)
         marks = {writers // 20, *(writers * tenth // 10 for tenth in range(1, 11))}
         for number in range(1, writers + 1):
-            entry = Entry(number, 1, 1 << 60, 1 << 30, 1_800_000_000 + number).encode()
+            entry = WriterEntry(number, 1, 1 << 60, 1 << 30, 1_800_000_000 + number).encode()
             label = f"coranto.dev/writer-{number:012x}"
             rest = enter(registers, label, entry, nonce=f"{number:x}.1", max_writers=most)
             result = await world.client.append(

@@ -32,12 +32,12 @@ from coranto.streams.writer.stream_writer import MAX_TRANSACTION_BYTES, StreamWr
 from coranto.streams.writer.transactions import Transaction, TransactionState
 from coranto.streams.writer.units import CommitResult
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, stream_world
+from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, stream_world
 
 from .full_counts import cut_bytes, read_back, reading_everywhere
 
 JOURNAL = segment_journal(STREAM, 0)
-CUTS = [point for point in Point if point is not Point.REST]
+CUTS = [point for point in CutPoint if point is not CutPoint.REST]
 """Where an append with one message of content can be cut."""
 SIZES = [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES]
 """Bytes of content (the last one: with all framing) at which the guarantees are to be the same (T12)."""
@@ -102,8 +102,8 @@ async def sized(writer: StreamWriter[Any], size: int, number: int) -> list[bytes
 async def test_t01_and_t12_all_or_nothing_wherever_the_connection_breaks(world: StreamWorld, size: int) -> None:
     given = []
     async with StreamWriter(world.client, STREAM, format=BytesEvents()) as writer:
-        cuts = CUTS if size <= 1 << 16 else [Point.REST, Point.CONTENT, Point.COMMIT, Point.ANSWER]
-        for number, cut in enumerate(cuts if size < MAX_TRANSACTION_BYTES else [Point.REST, Point.ANSWER]):
+        cuts = CUTS if size <= 1 << 16 else [CutPoint.REST, CutPoint.CONTENT, CutPoint.COMMIT, CutPoint.ANSWER]
+        for number, cut in enumerate(cuts if size < MAX_TRANSACTION_BYTES else [CutPoint.REST, CutPoint.ANSWER]):
             events = await sized(writer, size, number)
             world.wire.cut(cut)
             result = await write(writer, "key", *events)
@@ -134,7 +134,7 @@ async def test_t01_a_writer_that_goes_away_within_a_commit_leaves_all_or_nothing
     assert all([event["part"] for event in events] == [0, 1, 2] for events in found)
     numbers_found = [events[0]["n"] for events in found]
     assert len(set(numbers_found)) == len(numbers_found)
-    applied = {CUTS.index(Point.ANSWER), CUTS.index(Point.STATUS)}
+    applied = {CUTS.index(CutPoint.ANSWER), CUTS.index(CutPoint.STATUS)}
     assert set(numbers_found) >= applied
 
 
@@ -198,7 +198,7 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
                 with pytest.raises(CorantoError):
                     await client.read_all(JOURNAL, head, head + 1)
                 assert not [mark for mark in marks for place in places() if mark in place]
-                world.wire.cut(Point.HALF_CLOSE)
+                world.wire.cut(CutPoint.HALF_CLOSE)
                 txn.write({"mark": "marked-cut"})
         await client.append(JOURNAL, b'{"end":true}\n')
         async with asyncio.timeout(120):
@@ -208,8 +208,8 @@ async def test_t03_nothing_of_an_open_or_aborted_transaction_is_anywhere() -> No
         assert not [place for place in places() if b"marked-aborted" in place]
 
 
-@pytest.mark.parametrize("cut", [Point.PARAMETERS, Point.CONTENT, Point.COMMIT])
-async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(cut: Point) -> None:
+@pytest.mark.parametrize("cut", [CutPoint.PARAMETERS, CutPoint.CONTENT, CutPoint.COMMIT])
+async def test_t03_a_commit_that_broke_before_it_was_applied_leaves_nothing_anywhere(cut: CutPoint) -> None:
     async with stream_world(3, replication=3, log_level="critical") as world:
         writer = StreamWriter[Any](world.client, STREAM, patience=5)
         await writer.open()
@@ -432,7 +432,7 @@ async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: Strea
             txn.write(b"")
             overhead = txn.size if size == MAX_TRANSACTION_BYTES else 0
         before = await world.client.head(JOURNAL)
-        world.wire.cut(Point.ANSWER)
+        world.wire.cut(CutPoint.ANSWER)
         cut = await write(writer, "key", bytes(size - overhead))
         appends = len(world.wire.contents)
         plain = await write(writer, "key", bytes(size - overhead))
@@ -447,7 +447,7 @@ async def test_t10_and_t12_a_lost_answer_is_made_up_for_at_any_size(world: Strea
 async def test_t10_what_was_not_applied_is_sent_again(world: StreamWorld) -> None:
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
-        world.wire.cut(Point.COMMIT, Point.HALF_CLOSE, Point.ANSWER)
+        world.wire.cut(CutPoint.COMMIT, CutPoint.HALF_CLOSE, CutPoint.ANSWER)
         await write(writer, "key", {"n": 1})
         await write(writer, "key", {"n": 2})
     assert numbers(transactions_of(await world.messages())) == [[0], [1], [2]]
@@ -457,7 +457,7 @@ async def test_t10_what_was_not_applied_is_sent_again(world: StreamWorld) -> Non
 
 
 @pytest.mark.parametrize("cut", CUTS)
-async def test_t11_a_restarted_process_goes_on_where_the_stream_stands(world: StreamWorld, cut: Point) -> None:
+async def test_t11_a_restarted_process_goes_on_where_the_stream_stands(world: StreamWorld, cut: CutPoint) -> None:
     writer = StreamWriter(world.client, STREAM, writer_id="importer")
     await writer.open()
     original = [await write(writer, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(3)]
@@ -470,7 +470,7 @@ async def test_t11_a_restarted_process_goes_on_where_the_stream_stands(world: St
     async with StreamWriter(world.client, STREAM, writer_id="importer") as again:
         applied = await again.last_sequence("key")
         # A broken connection may look like the end of the client's messages to the broker.
-        possible = {Point.ANSWER: (3,), Point.STATUS: (3,), Point.HALF_CLOSE: (2, 3)}
+        possible = {CutPoint.ANSWER: (3,), CutPoint.STATUS: (3,), CutPoint.HALF_CLOSE: (2, 3)}
         assert applied in possible.get(cut, (2,))
         results = [await write(again, "key", {"n": n}, {"n": -n}, sequence=n) for n in range(4)]
         assert [result.deduplicated for result in results] == [n <= applied for n in range(4)]
@@ -513,7 +513,7 @@ async def test_t11_after_a_merge_each_key_goes_on_where_its_own_segment_stood() 
         writer = StreamWriter(world.client, STREAM, writer_id="importer", patience=0.01)
         await writer.open()
         await write(writer, low, {"n": 4}, sequence=4)
-        world.wire.cut(Point.COMMIT)
+        world.wire.cut(CutPoint.COMMIT)
         with pytest.raises(CorantoError):
             await write(writer, low, {"n": 5}, sequence=5)
         await write(writer, high, {"n": 6}, sequence=6)
@@ -614,8 +614,8 @@ def test_t13_a_transaction_whose_journal_moves_is_committed_once(gracefully: boo
         loop.run_until_complete(main())
 
 
-@pytest.mark.parametrize("cut", [Point.COMMIT, Point.ANSWER])
-async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: StreamWorld, cut: Point) -> None:
+@pytest.mark.parametrize("cut", [CutPoint.COMMIT, CutPoint.ANSWER])
+async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: StreamWorld, cut: CutPoint) -> None:
     """The connection breaks at the commit, and when it is there again the segment is sealed."""
     async with StreamWriter(world.client, STREAM) as writer:
         await write(writer, "key", {"n": 0})
@@ -633,7 +633,7 @@ async def test_t13_a_commit_in_doubt_is_settled_by_the_sealed_segment(world: Str
         await type(world.streams)(admin).scale(STREAM, [Split(0)])
         world.cluster.heal()
         result, position = await done, await later
-    assert (result.segment == 0) is (cut is Point.ANSWER)
+    assert (result.segment == 0) is (cut is CutPoint.ANSWER)
     assert position.segment != 0
     whole = numbers(transactions_of([*await world.messages(0), *await world.messages(position.segment)]))
     assert whole == [[0], [1, 2]]

@@ -42,18 +42,17 @@ from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.scaling import Split
 from coranto.streams.model.events import BytesEvents
 from coranto.streams.model.keys import KeyRange
-from coranto.streams.model.registers import Entry, Fence, Registers, enter
+from coranto.streams.model.registers import Fence, Registers, WriterEntry, enter
 from coranto.streams.model.stream import Segment, segment_journal, spec_of
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.multi_key.writer import MultiKeyWriter
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.streams.writer.transactions import TransactionState
 from coranto.streams.writer.units import CommitResult
-from coranto.testing.fake_broker import FakeBroker
-from coranto.testing.fake_broker import Point as BrokerPoint
+from coranto.testing.fake_broker import CallPoint, FakeBroker
 from coranto.testing.sim.disk import SimDisk
 from coranto.testing.sim.loop import simulated
-from coranto.testing.stream_world import STREAM, Point, StreamWorld, VirtualClock, lose_records, stream_world
+from coranto.testing.stream_world import STREAM, CutPoint, StreamWorld, VirtualClock, lose_records, stream_world
 from coranto.wire import protocol_pb2 as pb
 
 from .full_counts import come_and_go
@@ -140,7 +139,7 @@ async def test_t17_what_is_not_settled_by_the_deadline_is_unknown_or_was_not_app
         world.cluster.cut("client", 0)
         cut.set()
 
-    world.wire.cut(Point.ANSWER, then=down)
+    world.wire.cut(CutPoint.ANSWER, then=down)
     sent, waiting = writer.write_events("key", [{"n": 1}]), writer.write_events("key", [{"n": 2}])
     await cut.wait()
     await writer.close(deadline=0.05)
@@ -190,7 +189,7 @@ async def test_t18_behind_something_that_failed_nothing_is_appended(world: Strea
     writer = StreamWriter(world.client, STREAM, in_flight=2, batch_bytes=1, patience=0.01)
     await writer.open()
     await writer.write_event("key", {"n": 0})
-    world.wire.cut(Point.COMMIT, then=lambda: world.cluster.cut("client", 0))
+    world.wire.cut(CutPoint.COMMIT, then=lambda: world.cluster.cut("client", 0))
     given = [writer.write_event("key", {"n": number}) for number in (1, 2, 3, 4)]
     outcomes = await asyncio.gather(*given, return_exceptions=True)
     world.cluster.heal()
@@ -337,7 +336,7 @@ def test_t22_the_registers_are_as_large_after_many_writers_as_after_few() -> Non
     decoded = Registers.of(registers)
     for number in range(3000):
         label = f"coranto.dev/writer-{number:012x}"
-        value = Entry(number, 1, 1 << 60, 1 << 30, 1_700_000_000 + number).encode()
+        value = WriterEntry(number, 1, 1 << 60, 1 << 30, 1_700_000_000 + number).encode()
         conditions = enter(decoded, label, value, nonce=f"{number:x}.1", max_writers=most)
         if conditions.subtract is not None:
             registers = labels.subtract(registers, conditions.subtract)
@@ -423,7 +422,7 @@ async def test_t22_an_expired_writer_in_doubt_is_told_that_the_outcome_is_unknow
                 world.cluster.cut("client", 0)
                 broken.set()
 
-            world.wire.cut(Point.ANSWER, then=down)
+            world.wire.cut(CutPoint.ANSWER, then=down)
             commit = writer.write_events("key", [{"n": 1}])
             await broken.wait()
             for number in (2, 3):
@@ -476,8 +475,8 @@ def test_t23_pipelined_transactions_stay_in_order_at_five_times_the_throughput()
     assert rates[16] >= 10 * rates[1]
 
 
-@pytest.mark.parametrize("cut", [point for point in Point if point is not Point.REST])
-async def test_t23_one_that_fails_in_the_pipeline_is_sent_again_in_its_place(world: StreamWorld, cut: Point) -> None:
+@pytest.mark.parametrize("cut", [point for point in CutPoint if point is not CutPoint.REST])
+async def test_t23_one_that_fails_in_the_pipeline_is_sent_again_in_its_place(world: StreamWorld, cut: CutPoint) -> None:
     async with StreamWriter(world.client, STREAM, in_flight=8, batch_bytes=1) as writer:
         await write(writer, "key", {"n": 0})
         begun = asyncio.gather(*(writer.write_events("key", [{"n": n}]) for n in range(1, 5)))
@@ -500,8 +499,8 @@ async def one_segment_on_a_fake_broker() -> AsyncIterator[FakeBroker]:
         yield broker
 
 
-@pytest.mark.parametrize("point", [BrokerPoint.APPEND_BEGUN, BrokerPoint.APPEND_CONTENT])
-async def test_t24_a_token_that_expires_before_the_commit_is_told_and_nothing_is_applied(point: BrokerPoint) -> None:
+@pytest.mark.parametrize("point", [CallPoint.APPEND_BEGUN, CallPoint.APPEND_CONTENT])
+async def test_t24_a_token_that_expires_before_the_commit_is_told_and_nothing_is_applied(point: CallPoint) -> None:
     async with one_segment_on_a_fake_broker() as broker:
         token = BearerToken.parse("expires")
         async with (
@@ -533,8 +532,8 @@ async def test_t24_a_token_that_expires_within_an_append_leaves_all_or_nothing(r
         ):
             await write(writer, "key", {"n": 0})
             before = broker.journals[JOURNAL].content
-            broker.at(BrokerPoint.APPEND_CONTENT, grpc.StatusCode.DEADLINE_EXCEEDED)
-            broker.at(BrokerPoint.APPEND_BEGUN, None, *([] if renewed else [grpc.StatusCode.UNAUTHENTICATED]))
+            broker.at(CallPoint.APPEND_CONTENT, grpc.StatusCode.DEADLINE_EXCEEDED)
+            broker.at(CallPoint.APPEND_BEGUN, None, *([] if renewed else [grpc.StatusCode.UNAUTHENTICATED]))
             if renewed:
                 await write(writer, "key", {"n": 1}, {"n": 1})
             else:
@@ -568,7 +567,7 @@ async def test_t25_a_cancelled_transaction_is_aborted_and_a_cancelled_commit_goe
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         applied = asyncio.Event()
-        world.wire.cut(Point.ANSWER, then=applied.set)
+        world.wire.cut(CutPoint.ANSWER, then=applied.set)
         async with writer.transaction("key") as txn:
             txn.write({"n": 1})
             commit = asyncio.create_task(txn.commit())
@@ -633,7 +632,7 @@ async def count_all_ends(world: StreamWorld, virtual_clock: VirtualClock) -> Non
             await write(writer, "key", sequence=1)
             result = await write(writer, "key", {"n": 1}, sequence=1)
             await writer.write_event("key", {"n": 2}, sequence=2)
-            world.wire.cut(Point.COMMIT)
+            world.wire.cut(CutPoint.COMMIT)
             broken = asyncio.create_task(write(writer, "key", {"n": 3}, sequence=3))
             while not broken.done():
                 await virtual_clock.advance(0.1)
@@ -802,7 +801,7 @@ async def test_a_segment_that_is_deleted_meanwhile_leaves_an_outcome_unknown(wor
             world.cluster.cut("client", 0)
             broken.set()
 
-        world.wire.cut(Point.ANSWER, then=down)
+        world.wire.cut(CutPoint.ANSWER, then=down)
         commit = writer.write_events("key", [{"n": 1}])
         await broken.wait()
         admin = Streams(world.cluster.client(name="admin"))

@@ -11,7 +11,7 @@ from coranto.coordination.etcd import Put
 from coranto.testing.sim import etcd
 from coranto.wire import consumer_pb2 as pc
 from coranto_broker.simulation.nemesis import Nemesis
-from coranto_broker.simulation.world import Machine
+from coranto_broker.simulation.world import BrokerHost
 
 from . import database
 from .database import DatabaseFaults
@@ -62,8 +62,8 @@ class ConsumerNemesis(Nemesis):
 
     def _to_a_consumer(
         self, fault: Callable[[ConsumerMachine], Awaitable[None]]
-    ) -> Callable[[Machine], Awaitable[None]]:
-        async def inject(_: Machine) -> None:
+    ) -> Callable[[BrokerHost], Awaitable[None]]:
+        async def inject(_: BrokerHost) -> None:
             await fault(self._rng.choice(self._all.consumers))
 
         return inject

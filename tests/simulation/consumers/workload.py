@@ -9,7 +9,7 @@ from typing import Any
 
 from coranto.client import AppendResult, JournalClient
 from coranto.errors import IndexHasGreaterOffset
-from coranto.messages import Clock, JsonLines, Publisher, new_producer_id
+from coranto.messages import JsonLines, ProducerClock, Publisher, new_producer_id
 
 from .history import Fate, Sent
 from .world import ConsumerWorld
@@ -52,7 +52,7 @@ class _Producer:
         return Publisher(
             self._append,
             producer=new_producer_id(self._rng.randbytes),
-            clock=Clock(lambda: int((clock.now() + skew) * 1e9)),
+            clock=ProducerClock(lambda: int((clock.now() + skew) * 1e9)),
             framing=JsonLines(),
             max_batch_bytes=self._rng.choice((1, 300, 1 << 20)),
         )

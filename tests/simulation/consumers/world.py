@@ -35,7 +35,7 @@ from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.process import member_spec
 from coranto_consumers.runtime.service import ShardService
-from coranto_consumers.runtime.settings import ConsumerSettings
+from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.specs import ShardEntities
 from coranto_consumers.runtime.testing import shard_spec
 
@@ -145,7 +145,7 @@ class ConsumerMachine(Host):
         self._world = world
         options = world.of_consumers
         self._skew, self._rate = world.rng.uniform(-options.skew, options.skew), world.rng.uniform(0.999, 1.001)
-        self._settings = ConsumerSettings(
+        self._settings = ConsumerProcessSettings(
             etcd="etcd:2379",
             etcd_prefix=SHARDS.prefix,
             zone=self.zone,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 
-from coranto.errors import Outcome as Outcome
+from coranto.errors import Outcome
 
 
 class UnitOutcome(Enum):

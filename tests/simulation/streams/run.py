@@ -34,7 +34,7 @@ LIVELINESS_SECONDS = 200.0
 
 
 @dataclass(slots=True)
-class Report(playing.Report[Options, Anomaly]):
+class Report(playing.SeedReport[Options, Anomaly]):
     """What came of a run."""
 
     command = "python -m tests.simulation.streams"

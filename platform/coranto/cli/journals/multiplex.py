@@ -25,7 +25,7 @@ _SAVE_SECONDS = 1.0
 _LINE_TYPES = frozenset({labels.JSON_LINES, "text/csv", "text/plain"})
 
 
-class Output(Protocol):
+class ContentOutput(Protocol):
     """The destination of content."""
 
     def write(self, content: bytes, /) -> object: ...
@@ -34,7 +34,7 @@ class Output(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MultiplexOptions:
     """Options of reads. `start` is the first offset for journals without a known offset (-1: their write heads)."""
 
     start: int = 0
@@ -52,8 +52,8 @@ class Multiplexer:
     """
 
     client: JournalClient
-    output: Output
-    reading: Reading
+    output: ContentOutput
+    reading: MultiplexOptions
     offsets: dict[str, int]
     save: Callable[[dict[str, int]], None]
     warn: Callable[[str], None]

@@ -12,7 +12,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from coranto.cli.connect import Endpoint, connect, ended_by_sigterm, with_client
-from coranto.cli.journals.multiplex import Multiplexer, Reading
+from coranto.cli.journals.multiplex import Multiplexer, MultiplexOptions
 from coranto.cli.journals.offsets import OffsetsFile, load_offsets
 from coranto.cli.journals.selection import Names, Selection, Selector, chosen, select
 from coranto.cli.journals.times import parse_time
@@ -71,7 +71,7 @@ def read(
         raise InvalidInput("--tail reads from the write head; leave --offset out, or use --block", field="--tail")
     if not is_one and (end or offset > 0):
         raise InvalidInput("--offset and --end are for one journal; use --offsets for several", field="--offset")
-    reading = Reading(-1 if tail else offset, end, block or tail, parse_time(begin, time.time(), "--from"))
+    reading = MultiplexOptions(-1 if tail else offset, end, block or tail, parse_time(begin, time.time(), "--from"))
     if committed:
         if not is_one or offsets or offsets_out or begin:
             raise InvalidInput("reads one journal, without --offsets, --offsets-out and --from", field="--committed")
@@ -116,7 +116,7 @@ def _opened(output: str) -> Iterator[BinaryIO]:
             yield file
 
 
-def _read_committed(journal: str, reading: Reading, file: BinaryIO, endpoint: str | None) -> None:
+def _read_committed(journal: str, reading: MultiplexOptions, file: BinaryIO, endpoint: str | None) -> None:
     with connect(endpoint) as client:
         begin = client.head(journal) if reading.start == -1 else reading.start
         end = reading.end or None

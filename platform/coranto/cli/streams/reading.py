@@ -87,14 +87,14 @@ def read(
         )
         with opened_sink(output) as sink:
             async with reader:
-                kept = None if position is None else _Kept(position, reader)
+                kept = None if position is None else _PositionFile(position, reader)
                 await _pour(reader, sink, limit, is_json=is_json, at_once=block or tail, position=kept)
 
     with ended_by_sigterm():
         with_client(endpoint, work)
 
 
-class _Kept:
+class _PositionFile:
     """A file with a reader's position, which is never ahead of the written output."""
 
     def __init__(self, file: Path, reader: StreamReader[Any]) -> None:
@@ -113,7 +113,13 @@ class _Kept:
 
 
 async def _pour(
-    events: AsyncIterator[Event[Any]], sink: Sink, limit: int, *, is_json: bool, at_once: bool, position: _Kept | None
+    events: AsyncIterator[Event[Any]],
+    sink: Sink,
+    limit: int,
+    *,
+    is_json: bool,
+    at_once: bool,
+    position: _PositionFile | None,
 ) -> None:
     count = 0
     is_whole = True  # True if all events handed out are written or buffered.

@@ -18,7 +18,16 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, CorruptData, InvalidInput, StreamNotFound
 from coranto.messages.uuids import Flags
 from coranto.streams.control.lifecycle import Streams
-from coranto.streams.control.scaling import Change, Meter, Rates, ScalingPolicy, Unit, Windows, decide, parse_policy
+from coranto.streams.control.scaling import (
+    Change,
+    Meter,
+    Rates,
+    RateUnit,
+    RateWindows,
+    ScalingPolicy,
+    decide,
+    parse_policy,
+)
 from coranto.streams.model.events import format_of
 from coranto.streams.model.stream import Segment, Stream
 
@@ -44,7 +53,7 @@ class Autoscaler:
         names: Iterable[str] = (),
         *,
         policy: ScalingPolicy | None = None,
-        windows: Windows | None = None,
+        windows: RateWindows | None = None,
         clock: Clock | None = None,
         streams: Streams | None = None,
     ) -> None:
@@ -52,7 +61,7 @@ class Autoscaler:
         self._client = client
         self._names = tuple(names)
         self._policy = policy
-        self._windows = windows or Windows()
+        self._windows = windows or RateWindows()
         self._clock: Clock = clock or SystemClock()
         self._streams = streams or Streams(client, clock=self._clock)
         self._meters: dict[str, Meter] = {}
@@ -111,12 +120,12 @@ class Autoscaler:
         _log.info("stream scaled", stream=stream.name, epoch=scaled.epoch, changes=[str(each) for each in changes])
         return Scaled(scaled, tuple(changes))
 
-    async def _rates(self, stream: Stream, unit: Unit) -> Mapping[int, Rates]:
+    async def _rates(self, stream: Stream, unit: RateUnit) -> Mapping[int, Rates]:
         meter = self._meters[stream.name]
         heads = await self._streams.heads(stream, stream.active())
         meter.sample(self._clock.monotonic(), {number: float(head) for number, head in heads.items()})
         rates = meter.rates()
-        if unit is Unit.BYTES:
+        if unit is RateUnit.BYTES:
             return rates
         busy = [number for number, found in rates.items() if any((found.short, found.middle, found.long, found.idle))]
         sizes = await asyncio.gather(*(self._event_bytes(stream, stream.segments[number]) for number in busy))

@@ -115,7 +115,7 @@ def _listed(numbers: Iterable[int]) -> str:
 # ----------------------------------------------------------------------------------------------------------- policies
 
 
-class Unit(enum.Enum):
+class RateUnit(enum.Enum):
     """The unit of a policy's target."""
 
     BYTES = "bytes"
@@ -123,7 +123,7 @@ class Unit(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class RateWindows:
     """The windows of measurements, in seconds. The defaults are Pravega's."""
 
     short: float = 120
@@ -141,7 +141,7 @@ class ScalingPolicy:
     least `min_segments` and at most `max_segments`.
     """
 
-    unit: Unit | None
+    unit: RateUnit | None
     target: float = 0
     factor: int = 2
     min_segments: int = 1
@@ -163,12 +163,12 @@ class ScalingPolicy:
     @classmethod
     def by_bytes(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
         """Return a policy of `target` bytes per second and segment, including the framing of events."""
-        return cls(Unit.BYTES, target, factor, min_segments, max_segments)
+        return cls(RateUnit.BYTES, target, factor, min_segments, max_segments)
 
     @classmethod
     def by_events(cls, target: float, factor: int = 2, min_segments: int = 1, max_segments: int = 64) -> ScalingPolicy:
         """Return a policy of `target` events per second and segment."""
-        return cls(Unit.EVENTS, target, factor, min_segments, max_segments)
+        return cls(RateUnit.EVENTS, target, factor, min_segments, max_segments)
 
 
 def format_policy(policy: ScalingPolicy) -> str:
@@ -185,7 +185,7 @@ def parse_policy(text: str) -> ScalingPolicy:
         if kind == "fixed" and len(values) == 1:
             return ScalingPolicy.fixed(int(values[0]))
         if 1 <= len(values) <= 4:
-            return ScalingPolicy(Unit(kind), float(values[0]), *map(int, values[1:]))
+            return ScalingPolicy(RateUnit(kind), float(values[0]), *map(int, values[1:]))
     except InvalidInput:
         raise
     except ValueError:
@@ -216,7 +216,7 @@ class Rates:
 class Meter:
     """Computes the write rates of segments from samples of their totals."""
 
-    windows: Windows = Windows()
+    windows: RateWindows = RateWindows()
     _samples: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
     def sample(self, now: float, totals: Mapping[int, float]) -> None:
@@ -257,7 +257,7 @@ def _rate(samples: Sequence[tuple[float, float]], window: float) -> float | None
     return None
 
 
-def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, windows: Windows) -> list[Change]:
+def decide(stream: Stream, rates: Mapping[int, Rates], policy: ScalingPolicy, windows: RateWindows) -> list[Change]:
     """Return the changes that a policy requires. `rates` are in its unit. Segments without rates are left alone."""
     active = stream.active()
     if policy.unit is None or not active:

@@ -44,7 +44,7 @@ Names: TypeAlias = Annotated[frozenset[str], PlainSerializer(sorted, return_type
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A reader of the group. `beat` counts its heartbeats."""
 
     token: str
@@ -52,7 +52,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class GroupCheckpoint:
     """A checkpoint. `remaining` are the readers that have yet to pass it; it is complete once there are none."""
 
     name: str
@@ -79,9 +79,9 @@ class GroupState:
     frontier: Frontier = field(default_factory=Frontier)
     identity: str = ""
     generation: int = 0
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, GroupMember] = field(default_factory=dict)
     owners: Mapping[int, str] = field(default_factory=dict)
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[GroupCheckpoint, ...] = ()
     released: Mapping[int, int] | None = None
 
     def owned_by(self, reader: str) -> Positions:
@@ -95,11 +95,11 @@ class GroupState:
         """Return the name of the checkpoint that a reader has to pass next; None if there is none."""
         return next((each.name for each in self.checkpoints if reader in each.remaining), None)
 
-    def checkpoint(self, name: str) -> Checkpoint | None:
+    def checkpoint(self, name: str) -> GroupCheckpoint | None:
         return next((each for each in self.checkpoints if each.name == name), None)
 
     @property
-    def last_checkpoint(self) -> Checkpoint | None:
+    def last_checkpoint(self) -> GroupCheckpoint | None:
         """The complete checkpoint that began last."""
         return next((each for each in reversed(self.checkpoints) if each.is_complete), None)
 
@@ -187,7 +187,7 @@ class GroupState:
         return replace(self, checkpoints=_kept(checkpoints))
 
 
-def _kept(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+def _kept(checkpoints: Iterable[GroupCheckpoint]) -> tuple[GroupCheckpoint, ...]:
     listed = tuple(checkpoints)
     complete = [each for each in listed if each.is_complete]
     forgotten = {each.name for each in complete[: max(0, len(complete) - KEPT_CHECKPOINTS)]}
@@ -211,7 +211,7 @@ class Joined:
         former = state.members.get(self.reader)
         if former is not None:
             state = Left(self.reader, former.token).apply(state)
-        return replace(state, members={**state.members, self.reader: Member(self.token)})
+        return replace(state, members={**state.members, self.reader: GroupMember(self.token)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Beat:
 
     def apply(self, state: GroupState) -> GroupState:
         state.require(self.reader, self.token)
-        member = Member(self.token, state.members[self.reader].beat + 1)
+        member = GroupMember(self.token, state.members[self.reader].beat + 1)
         return replace(state._advanced(self.reader, self.positions), members={**state.members, self.reader: member})
 
 
@@ -314,7 +314,7 @@ class CheckpointBegun:
             raise CheckpointRefused(f"checkpoints {', '.join(outstanding)} are under way: wait for one of them")
         # Owned segments count when their owners pass. Unowned ones count now: they are acquired only after the mark.
         settled = {n: at for n, at in state.frontier.position.segments.items() if n not in state.owners}
-        begun = Checkpoint(self.name, frozenset(state.members), settled)
+        begun = GroupCheckpoint(self.name, frozenset(state.members), settled)
         return replace(state, checkpoints=_kept([*state.checkpoints, begun]))
 
 
@@ -377,7 +377,7 @@ class Liveness:
     """Finds members that are silent for too long, by one observer's own clock. Two clocks are never compared."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[Member, float]] = {}
+        self._seen: dict[str, tuple[GroupMember, float]] = {}
 
     def silent(self, state: GroupState, now: float, timeout: float) -> list[tuple[str, str]]:
         """Return ids and tokens of members without a heartbeat for `timeout` seconds. `now` is in monotonic seconds."""

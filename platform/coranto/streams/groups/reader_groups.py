@@ -36,9 +36,9 @@ from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.watching import beginning, describe
 from coranto.streams.groups.group_reader import DEFAULT_BEAT, DEFAULT_TIMEOUT, GroupReader, OnCheckpoint
 from coranto.streams.groups.group_state import (
-    Checkpoint,
     CheckpointBegun,
     CutReleased,
+    GroupCheckpoint,
     GroupState,
     GroupUpdate,
     Left,
@@ -173,7 +173,7 @@ class ReaderGroup:
                     return found.position
         raise AssertionError("states go on for ever")
 
-    async def checkpoint(self, name: str | None = None) -> Checkpoint | None:
+    async def checkpoint(self, name: str | None = None) -> GroupCheckpoint | None:
         """Return a checkpoint, by default the last complete one; None if there is none.
 
         Groups keep the last eight complete checkpoints.

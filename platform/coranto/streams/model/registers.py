@@ -55,7 +55,7 @@ MAX_FENCES: Final = 16
 MAX_FENCE_NAME_BYTES: Final = labels.MAX_NAME_BYTES - len(FENCE_PREFIX)
 
 
-class Entry(NamedTuple):
+class WriterEntry(NamedTuple):
     """A writer's state in a segment.
 
     `sequence` and `clock` are those of its last append, and `hint` is an offset at or before the beginning of that.
@@ -73,7 +73,7 @@ class Entry(NamedTuple):
         return f"{self.session:x}.{self.sequence:x}.{self.clock:x}.{self.hint:x}.{self.used:x}"
 
     @classmethod
-    def decode(cls, value: str) -> Entry:
+    def decode(cls, value: str) -> WriterEntry:
         """Decode an entry from a label's value. Raises CorruptData."""
         return cls(*_numbers(value, 5))
 
@@ -85,7 +85,7 @@ class Expired(NamedTuple):
     clock: int
 
 
-class Identity(NamedTuple):
+class WriterIdentity(NamedTuple):
     """The identity of a writer. A `stable` writer has a writer id that later processes continue."""
 
     writer: str
@@ -111,7 +111,7 @@ class Registers:
 
     labels: pb.LabelSet
     held: bool
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, WriterEntry]
     entered: str | None = None
     expired: Expired | None = None
     restored: int | None = None
@@ -120,12 +120,12 @@ class Registers:
     @classmethod
     def of(cls, found: pb.LabelSet) -> Registers:
         """Decode registers, ignoring labels that are not described in this module. Raises CorruptData."""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, WriterEntry] = {}
         fences: dict[str, str] = {}
         single: dict[str, str] = {}
         for label in found.labels:
             if label.name.startswith(WRITER_PREFIX):
-                entries[label.name] = Entry.decode(label.value)
+                entries[label.name] = WriterEntry.decode(label.value)
             elif label.name.startswith(FENCE_PREFIX):
                 fences[label.name.removeprefix(FENCE_PREFIX)] = label.value
             else:
@@ -196,7 +196,7 @@ class WriterStatus(Enum):
     """There is content but no registers: all brokers that had them are gone. They must be restored first."""
 
 
-def writer_status(registers: Registers, head: int, identity: Identity, taken_from: int | None) -> WriterStatus:
+def writer_status(registers: Registers, head: int, identity: WriterIdentity, taken_from: int | None) -> WriterStatus:
     """Return the status of a writer in a segment whose journal ends at `head`.
 
     `taken_from` is the session whose entry the writer takes over, if any.
@@ -280,7 +280,7 @@ def enter(
         include[FENCE_PREFIX + fence.name] = fence.token
     excess = len(registers.entries) + 1 - max_writers
     if excess > 0:
-        latest = Entry.decode(after).used + FAR_AHEAD_S
+        latest = WriterEntry.decode(after).used + FAR_AHEAD_S
         oldest = sorted(registers.entries.items(), key=lambda item: (*_use(item[1], latest), item[0]))[:excess]
         expired = registers.expired or Expired(0, 0)
         for name, entry in oldest:
@@ -290,7 +290,7 @@ def enter(
     return Conditions(_selector(include, exclude), _label_set(union), _label_set(removed) if removed else None)
 
 
-def _use(entry: Entry, latest: int) -> tuple[bool, int]:
+def _use(entry: WriterEntry, latest: int) -> tuple[bool, int]:
     """Return a sort key by the time of last use. No correct clock is past `latest`."""
     is_believed = entry.used <= latest
     return is_believed, entry.used if is_believed else entry.hint

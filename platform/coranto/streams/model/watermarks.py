@@ -40,7 +40,7 @@ DEFAULT_TIMEOUT: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimeMark:
     """A writer's note: its events after `positions` (offsets by segment number) have `time` or a later time.
 
     `positions` has the segments that the writer has written to. With `left`, the writer has stopped writing and no
@@ -62,7 +62,7 @@ class Mark:
         return {**message, "left": True} if self.left else message
 
     @classmethod
-    def of(cls, message: JsonObject) -> Mark:
+    def of(cls, message: JsonObject) -> TimeMark:
         """Decode the mark in a message. Raises CorruptData."""
         try:
             writer, time = message["writer"], message["time"]
@@ -125,7 +125,7 @@ class Watermarks:
         """The watermarks that are still needed for later windows, the oldest first."""
         return tuple(self._found)
 
-    def add(self, mark: Mark, written: float) -> Watermark | None:
+    def add(self, mark: TimeMark, written: float) -> Watermark | None:
         """Add the next mark. `written` is when it was written by its writer's clock, in Unix seconds.
 
         Returns the watermark that this mark completes, if any.
@@ -220,4 +220,4 @@ class TimeWindows:
 
     def _take(self, envelope: Envelope[JsonObject]) -> None:
         with contextlib.suppress(CorruptMessage, CorruptData):
-            self._watermarks.add(Mark.of(envelope.message), clock_to_ns(envelope.clock) / 1e9)
+            self._watermarks.add(TimeMark.of(envelope.message), clock_to_ns(envelope.clock) / 1e9)

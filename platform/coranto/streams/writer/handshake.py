@@ -10,7 +10,7 @@ import structlog
 from coranto.client.client import JournalClient
 from coranto.errors import RegisterMismatch
 from coranto.messages.framing import Framing
-from coranto.messages.uuids import Clock, Flags, build_uuid
+from coranto.messages.uuids import Flags, ProducerClock, build_uuid
 from coranto.streams.model import registers as rules
 from coranto.streams.model.registers import Registers
 from coranto.streams.writer.shared import Shared
@@ -39,7 +39,7 @@ async def hold(shared: Shared, journal: str, head: int) -> None:
 
 
 async def hold_registers(
-    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: Clock, patience: float
+    client: JournalClient, journal: str, head: int, events: Framing[Any], ticks: ProducerClock, patience: float
 ) -> None:
     """Mark registers as held, like `hold`, but without the `Shared` of segment writers."""
     noop = events.acknowledgement(build_uuid(rules.NOOP_PRODUCER, ticks.tick(), Flags.ACK_TXN))

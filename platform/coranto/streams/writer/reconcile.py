@@ -24,13 +24,13 @@ from coranto.messages.uuids import clock_to_ns
 from coranto.streams.model import registers as rules
 from coranto.streams.model.events import TransactionEnd
 from coranto.streams.model.lineage import Lineage
-from coranto.streams.model.registers import Entry, Fence, Registers, WriterStatus
+from coranto.streams.model.registers import Fence, Registers, WriterEntry, WriterStatus
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.failures import failure_of
 from coranto.streams.writer.handshake import contact
 from coranto.streams.writer.locating import find_append, find_transaction
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, Unit
+from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, PendingWrite
 
 
 class Settling:
@@ -42,11 +42,11 @@ class Settling:
         self._before = before
         self._shared = shared
         self._retry = Retry(shared.patience)
-        self._queue: deque[Unit] = deque()
+        self._queue: deque[PendingWrite] = deque()
         self._again: deque[Attempt] = deque()  # Attempts to send again, before the queue.
         self._in_flight: deque[Attempt] = deque()
         self._registers: Registers | None = None  # Registers to enter with; None before the first contact.
-        self._entry: Entry | None = None  # The entry in the registers, once everything in flight is settled.
+        self._entry: WriterEntry | None = None  # The entry in the registers, once everything in flight is settled.
         self._taken_from: int | None = None
         self._entered = False  # True once the registers had an entry of our session.
         self._lineage = Lineage()
@@ -86,7 +86,7 @@ class Settling:
                 shared.fail(unit, self._no_position(sequence))
             begin = end
 
-    def _deduplicate(self, unit: Unit) -> None:
+    def _deduplicate(self, unit: PendingWrite) -> None:
         """Settle a unit of which an earlier attempt is durable."""
         segment = self.segment
         if unit.is_transaction:
@@ -94,7 +94,7 @@ class Settling:
         else:
             self._shared.succeed(unit, EventPosition(segment.number, segment.journal, -1, -1, deduplicated=True))
 
-    async def _find(self, unit: Unit) -> None:
+    async def _find(self, unit: PendingWrite) -> None:
         """Find an earlier attempt at a transaction, here or in a segment before, and settle the unit with its place."""
         shared = self._shared
         assert unit.sequence is not None
@@ -182,7 +182,7 @@ class Settling:
             self._entry = None
         self._check_fences(registers)
 
-    async def _settle_through(self, entry: Entry) -> None:
+    async def _settle_through(self, entry: WriterEntry) -> None:
         """Settle by an entry of our session: the attempts that it covers were applied, and the rest were not."""
         while self._again and self._again[0].clock <= entry.clock:
             await self._known_applied(self._again.popleft())
@@ -241,14 +241,14 @@ class Settling:
             for attempt in self._again:
                 attempt.doubtful = False  # It was not applied, and can no longer be.
 
-    def _adopt_entry(self, entry: Entry) -> None:
+    def _adopt_entry(self, entry: WriterEntry) -> None:
         """Continue from an entry of an earlier session."""
         self._entry = entry
         self._shared.ticks.update(clock_to_ns(entry.clock))
 
     # -- Failing -------------------------------------------------------------------------------------------------------
 
-    def _plans(self) -> list[Unit]:
+    def _plans(self) -> list[PendingWrite]:
         return [unit for attempt in self._again for unit in attempt.units]
 
     def _taken_back(self) -> list[Attempt]:

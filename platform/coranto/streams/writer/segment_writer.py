@@ -35,7 +35,7 @@ from coranto.streams.model.stream import Segment
 from coranto.streams.writer.handshake import contact
 from coranto.streams.writer.sending import UNSETTLED, Sending
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import Unit
+from coranto.streams.writer.units import PendingWrite
 
 
 class Router(Protocol):
@@ -60,7 +60,7 @@ class Router(Protocol):
         """
         ...
 
-    def take_over(self, writer: SegmentWriter, units: Iterable[Unit], registers: Registers | None) -> None:
+    def take_over(self, writer: SegmentWriter, units: Iterable[PendingWrite], registers: Registers | None) -> None:
         """Remove a writer that has left its segment, and hand its units to the writers that have their keys now."""
         ...
 
@@ -88,7 +88,7 @@ class SegmentWriter(Sending):
         if self._pump is not None:
             await asyncio.wait((self._pump,))
 
-    def adopt(self, units: Iterable[Unit]) -> None:
+    def adopt(self, units: Iterable[PendingWrite]) -> None:
         """Queue units of a segment that was left, in the order in which the stream writer received them."""
         self._closed = False  # If it was closed, it must be closed again.
         self._queue = deque(sorted([*self._queue, *units], key=lambda unit: unit.order))

@@ -15,11 +15,11 @@ from typing import Final
 
 from coranto.errors import AppendOutcomeUnknown, CorantoError, CorruptData, WriteError, WrongAppendOffset
 from coranto.streams.model import registers as rules
-from coranto.streams.model.registers import Advances, Entry
+from coranto.streams.model.registers import Advances, WriterEntry
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.reconcile import Settling
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import Attempt, Unit, plan
+from coranto.streams.writer.units import Attempt, PendingWrite, plan
 from coranto.wire import protocol_pb2 as pb
 
 UNSETTLED: Final = (AppendOutcomeUnknown, CorruptData)
@@ -61,7 +61,7 @@ class Sending(Settling):
             and not self._closed
         )
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: PendingWrite) -> None:
         """Queue a unit after all others."""
         self._queue.append(unit)
         if not self._is_steady:
@@ -99,12 +99,12 @@ class Sending(Settling):
             if parameters is not None:
                 self._launch(attempt, parameters)
 
-    def _next_units(self) -> tuple[list[Unit], list[int]]:
+    def _next_units(self) -> tuple[list[PendingWrite], list[int]]:
         """Take the next units for one append from the queue, and return them with their sequences.
 
         Units that are durable already are settled instead.
         """
-        units: list[Unit] = []
+        units: list[PendingWrite] = []
         sequences: list[int] = []
         size, last = 0, self._planned
         while self._queue:
@@ -130,7 +130,7 @@ class Sending(Settling):
                 break
         return units, sequences
 
-    def _plan(self, units: Sequence[Unit], sequences: Sequence[int]) -> Attempt:
+    def _plan(self, units: Sequence[PendingWrite], sequences: Sequence[int]) -> Attempt:
         shared = self._shared
         return plan(
             units,
@@ -142,7 +142,7 @@ class Sending(Settling):
             used=int(shared.clock.now()),
         )
 
-    def _parameters(self, attempt: Attempt, before: Entry | None) -> pb.AppendRequest | None:
+    def _parameters(self, attempt: Attempt, before: WriterEntry | None) -> pb.AppendRequest | None:
         """Return the parameters of the append, with its conditions.
 
         Returns None if a condition certainly does not hold; then the unit has failed.

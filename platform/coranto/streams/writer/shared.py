@@ -13,12 +13,12 @@ from coranto.client.values import AppendResult
 from coranto.effects import Clock
 from coranto.errors import CorantoError, PositionUnknown, WriteError
 from coranto.labels import HELD, label_selector
-from coranto.messages.uuids import Clock as UuidClock
+from coranto.messages.uuids import ProducerClock
 from coranto.streams.model.events import EventFormat
-from coranto.streams.model.registers import Identity
+from coranto.streams.model.registers import WriterIdentity
 from coranto.streams.writer.stamping import Stamper, stamper_of
-from coranto.streams.writer.tally import Tally
-from coranto.streams.writer.units import CommitResult, EventPosition, Unit
+from coranto.streams.writer.tally import WriterCounters
+from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
 
 
 @dataclass(slots=True)
@@ -26,11 +26,11 @@ class Shared:
     """The shared state of segment writers; see the module. Durations are in seconds."""
 
     client: JournalClient
-    identity: Identity
+    identity: WriterIdentity
     events: EventFormat[Any]
     clock: Clock
-    ticks: UuidClock
-    tally: Tally
+    ticks: ProducerClock
+    tally: WriterCounters
     in_flight: int
     batch_bytes: int
     patience: float
@@ -47,16 +47,16 @@ class Shared:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
     stamper: Stamper = field(init=False)
-    _finding: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
+    _finding: dict[asyncio.Task[None], PendingWrite] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
-    def taken(self, unit: Unit) -> None:
+    def taken(self, unit: PendingWrite) -> None:
         """Count a unit that was given to the writer."""
         self.pending_bytes += unit.size
 
-    def succeed(self, unit: Unit, result: EventPosition | CommitResult) -> None:
+    def succeed(self, unit: PendingWrite, result: EventPosition | CommitResult) -> None:
         self._settle(unit)
         if result.end > self.ends.get(result.segment, 0):
             self.ends[result.segment] = result.end
@@ -64,7 +64,7 @@ class Shared:
         if not unit.done.done():
             unit.done.set_result(result)  # type: ignore[arg-type]
 
-    def fail(self, unit: Unit, error: CorantoError) -> None:
+    def fail(self, unit: PendingWrite, error: CorantoError) -> None:
         self._settle(unit)
         self.tally.failed(unit, error)
         if not unit.is_transaction:
@@ -73,11 +73,11 @@ class Shared:
             unit.done.set_exception(error)
             unit.done.exception()  # Callers may leave failures to `flush`; so mark it as retrieved.
 
-    def _settle(self, unit: Unit) -> None:
+    def _settle(self, unit: PendingWrite) -> None:
         self.pending_bytes -= unit.size
         self.settled.set()
 
-    def find(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
+    def find(self, unit: PendingWrite, work: Coroutine[Any, Any, None]) -> None:
         """Start `work` as a task, which settles a unit that is no longer in any segment writer."""
         task = asyncio.create_task(work)
         self._finding[task] = unit

@@ -25,11 +25,10 @@ from coranto.errors import (
     StreamNotFound,
     WriterClosed,
 )
-from coranto.messages.uuids import Clock as UuidClock
-from coranto.messages.uuids import build_uuid, new_producer_id
+from coranto.messages.uuids import ProducerClock, build_uuid, new_producer_id
 from coranto.streams.model.events import EventFormat, format_of, validate_writer_id
 from coranto.streams.model.keys import key_hash
-from coranto.streams.model.registers import Fence, Identity, stable_producer, validate_fence_name
+from coranto.streams.model.registers import Fence, WriterIdentity, stable_producer, validate_fence_name
 from coranto.streams.model.stream import decode, segments_selector, validate_stream
 from coranto.streams.writer.fencing import raise_fence
 from coranto.streams.writer.metrics import WriterMetrics
@@ -39,10 +38,10 @@ from coranto.streams.writer.promise import Promise
 from coranto.streams.writer.routing import Routing
 from coranto.streams.writer.segment_writer import SegmentWriter
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.tally import Tally
+from coranto.streams.writer.tally import WriterCounters
 from coranto.streams.writer.time_marks import TimeNotes
 from coranto.streams.writer.transactions import Transaction
-from coranto.streams.writer.units import CommitResult, EventPosition, Unit
+from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
 
 E = TypeVar("E")
 
@@ -98,7 +97,7 @@ class StreamWriter(Generic[E]):
         self.max_transaction_bytes = max_transaction_bytes
         self.metrics = metrics or WriterMetrics()
         producer = new_producer_id(entropy) if writer_id is None else stable_producer(writer_id)
-        self.identity = Identity(
+        self.identity = WriterIdentity(
             producer.hex() if writer_id is None else writer_id,
             producer,
             int.from_bytes(entropy(6)),
@@ -120,7 +119,7 @@ class StreamWriter(Generic[E]):
         self._end_bytes = 0  # Of a transaction.
         self._places: dict[str, int] = {}
         self._numbering = Numbering(stable=self.identity.stable)
-        self._tally = Tally(self.metrics, self.stream, self.identity.writer, self._clock)
+        self._tally = WriterCounters(self.metrics, self.stream, self.identity.writer, self._clock)
         self._open: OpenTransactions[E] = OpenTransactions(self.stream, self._clock, self._tally)
 
     async def __aenter__(self) -> StreamWriter[E]:
@@ -152,7 +151,7 @@ class StreamWriter(Generic[E]):
             self.identity,
             events,
             self._clock,
-            UuidClock(lambda: int(self._clock.now() * 1e9)),
+            ProducerClock(lambda: int(self._clock.now() * 1e9)),
             self._tally,
             self._in_flight,
             self._batch_bytes,
@@ -183,7 +182,9 @@ class StreamWriter(Generic[E]):
         if len(encoded) > self.max_transaction_bytes:
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, len(encoded))
         done: asyncio.Future[EventPosition] = asyncio.get_running_loop().create_future()
-        self._submit(Unit(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence))
+        self._submit(
+            PendingWrite(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence)
+        )
         return done
 
     def write_events(
@@ -378,7 +379,7 @@ class StreamWriter(Generic[E]):
             self._tally.ended("empty", place, sequence)
             done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
             return done
-        unit = Unit(
+        unit = PendingWrite(
             self._next(sequence),
             place,
             events,
@@ -393,7 +394,7 @@ class StreamWriter(Generic[E]):
         self._submit(unit)
         return done
 
-    def _submit(self, unit: Unit) -> None:
+    def _submit(self, unit: PendingWrite) -> None:
         shared = self._ready
         shared.taken(unit)
         try:

@@ -10,14 +10,14 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, Outcome
 from coranto.streams.model.keys import KEY_BITS
 from coranto.streams.writer.metrics import WriterMetrics
-from coranto.streams.writer.units import CommitResult, EventPosition, Unit
+from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
 
 _log = structlog.get_logger(__name__)
 _INFO: Final = 20
 _LEVELS: Final = {"failed": 30, "unknown": 30, "timed_out": 30}
 
 
-class Tally:
+class WriterCounters:
     """Counts the events and transactions of a writer, and logs each transaction that ends without a commit."""
 
     def __init__(self, metrics: WriterMetrics, stream: str, writer: str, clock: Clock) -> None:
@@ -26,7 +26,7 @@ class Tally:
         self._writer = writer
         self._clock = clock
 
-    def succeeded(self, unit: Unit, result: EventPosition | CommitResult) -> None:
+    def succeeded(self, unit: PendingWrite, result: EventPosition | CommitResult) -> None:
         """Count an event or a transaction that is durable."""
         metrics = self.metrics
         if result.deduplicated:
@@ -43,7 +43,7 @@ class Tally:
         else:
             metrics.committed_events.inc()
 
-    def failed(self, unit: Unit, error: CorantoError) -> None:
+    def failed(self, unit: PendingWrite, error: CorantoError) -> None:
         """Count an event or a transaction that failed."""
         outcome = "unknown" if error.outcome is Outcome.UNKNOWN else "failed"
         if unit.is_transaction:

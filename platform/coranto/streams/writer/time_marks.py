@@ -11,7 +11,7 @@ from coranto.errors import CorantoError
 from coranto.messages.uuids import Flags, build_uuid
 from coranto.streams.model.events import JsonEvents
 from coranto.streams.model.stream import marks_journal
-from coranto.streams.model.watermarks import Mark
+from coranto.streams.model.watermarks import TimeMark
 from coranto.streams.writer.shared import Shared
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class TimeNotes:
             for task in late:
                 task.cancel()
         if self._noted is not None:
-            await self._append(Mark(self._shared.identity.writer, self._noted, self._positions(), left=True))
+            await self._append(TimeMark(self._shared.identity.writer, self._noted, self._positions(), left=True))
 
     async def _run(self) -> None:
         try:
@@ -66,11 +66,11 @@ class TimeNotes:
                 await self._settled()
                 if self._noted is None or time >= self._noted:
                     self._noted = time
-                    await self._append(Mark(self._shared.identity.writer, time, self._positions()))
+                    await self._append(TimeMark(self._shared.identity.writer, time, self._positions()))
         finally:
             self._task = None
 
-    async def _append(self, mark: Mark) -> None:
+    async def _append(self, mark: TimeMark) -> None:
         shared = self._shared
         uuid = build_uuid(shared.identity.producer, shared.ticks.tick(), Flags.OUTSIDE_TXN)
         try:

@@ -39,7 +39,7 @@ class TransactionState(Enum):
     FAILED = "failed"
 
 
-class Call(Enum):
+class TransactionEvent(Enum):
     """The calls on a transaction, and the events that can happen to it."""
 
     __hash__ = object.__hash__
@@ -54,7 +54,7 @@ class Call(Enum):
     FAIL = "the commit failed"
 
 
-class Action(Enum):
+class TransactionAction(Enum):
     """The effect of a call."""
 
     TAKE = "take the event in"
@@ -67,9 +67,9 @@ class Action(Enum):
     TOO_LATE = "raise TransactionTimeout"
 
 
-_S, _C, _A = TransactionState, Call, Action
+_S, _C, _A = TransactionState, TransactionEvent, TransactionAction
 
-TABLE: Final[Mapping[tuple[TransactionState, Call], tuple[TransactionState, Action]]] = {
+TABLE: Final[Mapping[tuple[TransactionState, TransactionEvent], tuple[TransactionState, TransactionAction]]] = {
     (_S.OPEN, _C.WRITE): (_S.OPEN, _A.TAKE),
     (_S.OPEN, _C.COMMIT): (_S.COMMITTING, _A.BEGIN),
     (_S.OPEN, _C.ABORT): (_S.ABORTED, _A.DISCARD),
@@ -182,12 +182,12 @@ class Transaction(Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self._call(Call.RAISE)
+            self._call(TransactionEvent.RAISE)
             return
-        action = self._call(Call.EXIT)
-        if action is Action.BEGIN:
+        action = self._call(TransactionEvent.EXIT)
+        if action is TransactionAction.BEGIN:
             self._begin()
-        if action in (Action.BEGIN, Action.JOIN):
+        if action in (TransactionAction.BEGIN, TransactionAction.JOIN):
             await self._outcome()
 
     @property
@@ -212,7 +212,7 @@ class Transaction(Generic[E]):
         Raises InvalidInput for an invalid event, TransactionTimeout, and TransactionStateError if the transaction is
         not open. Raises MaxTransactionSizeExceeded, which leaves the transaction as it was.
         """
-        if self._call(Call.WRITE) is Action.TAKE:
+        if self._call(TransactionEvent.WRITE) is TransactionAction.TAKE:
             encoded = self._writer.encode(event, self._size)
             self._events.append(encoded)
             self._size += len(encoded)
@@ -224,23 +224,23 @@ class Transaction(Generic[E]):
         an append. Cancelling only stops the waiting. Raises WriteError, whose `outcome` tells whether the transaction
         may be durable, and errors of the client.
         """
-        action = self._call(Call.COMMIT)
-        if action is Action.BEGIN:
+        action = self._call(TransactionEvent.COMMIT)
+        if action is TransactionAction.BEGIN:
             self._begin()
         return await self._outcome()
 
     def abort(self) -> None:
         """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
-        self._call(Call.ABORT)
+        self._call(TransactionEvent.ABORT)
 
     def expire_if_due(self) -> None:
         """Time out the transaction if it has been open for too long."""
         if self._state is TransactionState.OPEN and self._writer.now() >= self.deadline:
-            self._apply(Call.EXPIRE)
+            self._apply(TransactionEvent.EXPIRE)
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call) -> Action:
+    def _call(self, call: TransactionEvent) -> TransactionAction:
         self.expire_if_due()
         self._note_outcome()
         return self._apply(call)
@@ -249,17 +249,17 @@ class Transaction(Generic[E]):
         """Update the state if the commit has ended. This is done on access, so that no task has to wait for it."""
         done = self._done
         if done is not None and self._state is TransactionState.COMMITTING and done.done():
-            self._apply(Call.FAIL if done.cancelled() or done.exception() else Call.SUCCEED)
+            self._apply(TransactionEvent.FAIL if done.cancelled() or done.exception() else TransactionEvent.SUCCEED)
 
-    def _apply(self, call: Call) -> Action:
+    def _apply(self, call: TransactionEvent) -> TransactionAction:
         self._state, action = TABLE[self._state, call]
-        if action is Action.REFUSE:
+        if action is TransactionAction.REFUSE:
             raise TransactionStateError(f"{call.value}: the transaction on {self.key!r} is {self._state.value}")
-        if action is Action.TOO_LATE:
+        if action is TransactionAction.TOO_LATE:
             raise TransactionTimeout(
                 f"the transaction on {self.key!r} was open for more than {self.timeout:g} s, and was aborted"
             )
-        if action is Action.DISCARD:
+        if action is TransactionAction.DISCARD:
             self._events.clear()
             self._writer.ended(self)
         return action

@@ -1,9 +1,9 @@
 """Units, which are written all or nothing, and attempts to append them.
 
-A `Unit` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of consecutive units
-to a segment. It has their bytes, stamped with the writer's clocks, and the entry that the writer has in the segment's
-registers once the append is applied. An attempt keeps its bytes and clocks as long as it may have been applied, so the
-clock of an entry tells which attempts were applied.
+A `PendingWrite` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of
+consecutive units to a segment. It has their bytes, stamped with the writer's clocks, and the entry that the writer has
+in the segment's registers once the append is applied. An attempt keeps its bytes and clocks as long as it may have been
+applied, so the clock of an entry tells which attempts were applied.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final, NamedTuple, TypeAlias
 from coranto.client.prepared import PreparedAppend
 from coranto.client.values import AppendResult
 from coranto.errors import CorantoError
-from coranto.messages.uuids import Clock, Flags
+from coranto.messages.uuids import Flags, ProducerClock
 from coranto.streams.model.pictures import html_table
-from coranto.streams.model.registers import Entry, Fence
+from coranto.streams.model.registers import Fence, WriterEntry
 from coranto.streams.writer.stamping import Stamper
 
 _OUTSIDE: Final = Flags.OUTSIDE_TXN.value
@@ -60,7 +60,7 @@ class CommitResult(NamedTuple):
 Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 
 
-class Unit:
+class PendingWrite:
     """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
 
     `sequence` is the one that the user gave, if any. `size` is in bytes of the journal. `begun` is when the commit of
@@ -132,7 +132,12 @@ class Attempt:
     )
 
     def __init__(
-        self, units: Sequence[Unit], sequences: Sequence[int], clocks: Sequence[int], after: Entry, stamper: Stamper
+        self,
+        units: Sequence[PendingWrite],
+        sequences: Sequence[int],
+        clocks: Sequence[int],
+        after: WriterEntry,
+        stamper: Stamper,
     ) -> None:
         self.units = units
         self.sequences = sequences
@@ -182,15 +187,15 @@ class Attempt:
 
 
 def plan(
-    units: Sequence[Unit],
+    units: Sequence[PendingWrite],
     sequences: Sequence[int],
     session: int,
-    clock: Clock,
+    clock: ProducerClock,
     stamper: Stamper,
     *,
     hint: int,
     used: int,
 ) -> Attempt:
-    """Plan an attempt to append units, with new clocks. `session`, `hint` and `used` are as in `Entry`."""
+    """Plan an attempt to append units, with new clocks. `session`, `hint` and `used` are as in `WriterEntry`."""
     clocks = [clock.ticks(len(unit.events) + unit.is_transaction) for unit in units]
-    return Attempt(units, sequences, clocks, Entry(session, sequences[-1], clock.last, hint, used), stamper)
+    return Attempt(units, sequences, clocks, WriterEntry(session, sequences[-1], clock.last, hint, used), stamper)

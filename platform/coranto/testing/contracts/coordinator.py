@@ -17,7 +17,17 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from coranto.coordination.etcd import Compare, Coordinator, Delete, Event, Put, Relation, Target, absent, unmodified
+from coranto.coordination.etcd import (
+    Compare,
+    CompareTarget,
+    Coordinator,
+    Delete,
+    Put,
+    Relation,
+    WatchEvent,
+    absent,
+    unmodified,
+)
 from coranto.errors import CoordinationError
 from coranto.wire import protocol_pb2 as pb
 
@@ -70,11 +80,13 @@ class CoordinatorContract:
                 return (await coordinator.txn(compares, [])).succeeded
 
             assert await holds(unmodified(found))
-            same = (Target.VALUE, b"one"), (Target.VERSION, 1), (Target.LEASE, 0)
+            same = (CompareTarget.VALUE, b"one"), (CompareTarget.VERSION, 1), (CompareTarget.LEASE, 0)
             assert await holds(*(Compare(key, target, operand) for target, operand in same))
-            assert await holds(Compare(key, Target.VALUE, b"zzz", Relation.LESS))
-            assert await holds(Compare(key, Target.MOD_REVISION, 1, Relation.GREATER))
-            assert not await holds(Compare(key, Target.CREATE_REVISION, found.create_revision, Relation.NOT_EQUAL))
+            assert await holds(Compare(key, CompareTarget.VALUE, b"zzz", Relation.LESS))
+            assert await holds(Compare(key, CompareTarget.MOD_REVISION, 1, Relation.GREATER))
+            assert not await holds(
+                Compare(key, CompareTarget.CREATE_REVISION, found.create_revision, Relation.NOT_EQUAL)
+            )
             assert (await coordinator.txn([unmodified(found)], [Delete(root, prefix=True)])).succeeded
             assert (await coordinator.get(key))[1] is None
 
@@ -82,7 +94,7 @@ class CoordinatorContract:
 
     def test_a_comparison_of_a_prefix_holds_for_every_key_in_it(self, root: str) -> None:
         async def scenario(coordinator: Coordinator) -> None:
-            none_below = Compare(f"{root}a/", Target.CREATE_REVISION, 0, prefix=True)
+            none_below = Compare(f"{root}a/", CompareTarget.CREATE_REVISION, 0, prefix=True)
             assert (await coordinator.txn([none_below], [Put(f"{root}a", b""), Put(f"{root}ab", b"")])).succeeded
             assert (await coordinator.txn([none_below], [Put(f"{root}a/b", b"")])).succeeded
             assert not (await coordinator.txn([none_below], [Put(f"{root}a/c", b"")])).succeeded
@@ -104,7 +116,7 @@ class CoordinatorContract:
             first = await coordinator.txn([], [Put(root + "a", b"1"), Put(root + "b", b"2")])
             second = await coordinator.txn([], [Delete(root + "a"), Put(root + "c", b"3" * 100)])
             async with aclosing(coordinator.watch(root, first.header.revision)) as batches:
-                events: list[Event] = []
+                events: list[WatchEvent] = []
                 async for batch in batches:
                     events += batch.events
                     assert batch.header.revision == batch.events[-1].kv.mod_revision

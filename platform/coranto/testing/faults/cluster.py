@@ -18,7 +18,7 @@ from coranto.coordination.etcd import EtcdCoordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.errors import ClusterError
-from coranto.testing.faults.links import Link, Proxy
+from coranto.testing.faults.links import ProxiedLink, Proxy
 from coranto.testing.laboratory.processes import ProcessSlot, broker_command, until
 from coranto.wire import protocol_pb2 as pb
 
@@ -27,7 +27,7 @@ CLIENTS = "clients"
 _STARTS = 5
 
 
-class Broker:
+class BrokerNode:
     """A broker's place in the cluster: a name, a zone, a folder and ports that outlive its processes."""
 
     def __init__(self, cluster: FaultyCluster, number: int, zone: str) -> None:
@@ -44,7 +44,7 @@ class Broker:
         self._port = free_port(taken=cluster.ports)
         cluster.ports.add(self._port)
         self._to_me = Proxy(self._port, cluster.link_to(self.name), cluster.sockets / self.name)
-        self.to_etcd = Link()
+        self.to_etcd = ProxiedLink()
         self._etcd = Proxy(cluster.etcd_port, lambda _: self.to_etcd)
         self._slot = ProcessSlot(
             self.name,
@@ -177,13 +177,13 @@ class FaultyCluster:
         self.folder = folder.absolute()
         self.lease_seconds = lease_seconds
         self.environment = {**os.environ, "CORANTO_BROKER_EXIT_SECONDS": "60", **(environment or {})}
-        self.brokers: list[Broker] = []
+        self.brokers: list[BrokerNode] = []
         self.sockets = Path()
         """The folder of proxies' sockets. Its name is short, because the length of a socket's path is limited."""
         self.ports: set[int] = set()
         self._zones = zones
         self._count = brokers
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], ProxiedLink] = {}
         self._etcd = EtcdServer(self.folder, fsync=False)
         self._coordinator: EtcdCoordinator | None = None
         self._keyspace: KeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route] | None = None
@@ -230,23 +230,23 @@ class FaultyCluster:
         await asyncio.to_thread(self._etcd.stop)
         await asyncio.to_thread(shutil.rmtree, self.sockets)
 
-    def add(self) -> Broker:
+    def add(self) -> BrokerNode:
         """Add another broker, not started yet."""
         number = len(self.brokers)
-        broker = Broker(self, number, self._zones[number % len(self._zones)])
+        broker = BrokerNode(self, number, self._zones[number % len(self._zones)])
         self.brokers.append(broker)
         return broker
 
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> ProxiedLink:
         """Return the link of connections from `source` to `target`, both by name. CLIENTS stands for all clients."""
-        return self._links.setdefault((source, target), Link())
+        return self._links.setdefault((source, target), ProxiedLink())
 
-    def between(self, one: Broker, other: Broker) -> tuple[Link, Link]:
+    def between(self, one: BrokerNode, other: BrokerNode) -> tuple[ProxiedLink, ProxiedLink]:
         """Return the links of both directions."""
         return self.link(one.name, other.name), self.link(other.name, one.name)
 
-    def link_to(self, target: str) -> Callable[[int], Link]:
-        def link_of(pid: int) -> Link:
+    def link_to(self, target: str) -> Callable[[int], ProxiedLink]:
+        def link_of(pid: int) -> ProxiedLink:
             names = (broker.name for broker in self.brokers if broker.is_running and broker.pid == pid)
             return self.link(next(names, CLIENTS), target)
 
@@ -275,7 +275,7 @@ class FaultyCluster:
         wanted = self.keyspace.entities.replication(item.spec)
         return len(state.assignments(journal)) == wanted and state.consistent(journal)
 
-    def members_of(self, journal: str) -> list[Broker]:
+    def members_of(self, journal: str) -> list[BrokerNode]:
         """Return the brokers that have a replica of a journal, the primary first."""
         members = [assignment.member for assignment in self.keyspace.state.assignments(journal)]
         by_member = {broker.member: broker for broker in self.brokers}

@@ -15,7 +15,7 @@ from pathlib import Path
 _BLOCK = 1 << 16
 
 
-class Link:
+class ProxiedLink:
     """The connections from one process to another, present and future, and their fault."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Proxy:
     It listens on a unix socket at `path`, if given. Otherwise it listens on a free port, and the process id is 0.
     """
 
-    def __init__(self, upstream: int, link_of: Callable[[int], Link], path: Path | None = None) -> None:
+    def __init__(self, upstream: int, link_of: Callable[[int], ProxiedLink], path: Path | None = None) -> None:
         self._upstream = upstream
         self._link_of = link_of
         self._path = path
@@ -119,7 +119,7 @@ class _Pipe:
 
     def __init__(
         self,
-        link: Link,
+        link: ProxiedLink,
         near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         far: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from coranto.client import ClientConfig, JournalClient
 from coranto.errors import ClusterError
-from coranto.testing.faults.cluster import Broker
-from coranto.testing.faults.links import Link
+from coranto.testing.faults.cluster import BrokerNode
+from coranto.testing.faults.links import ProxiedLink
 from coranto.testing.faults.run import FaultRun
 from coranto.testing.laboratory.processes import until
 from coranto.testing.sim.history import OperationOutcome
@@ -18,7 +18,7 @@ Fault = Callable[[FaultRun], Awaitable[None]]
 _DELAY_SECONDS = 0.03
 
 
-async def victim_of(run: FaultRun) -> Broker:
+async def victim_of(run: FaultRun) -> BrokerNode:
     """Return the primary of a journal, so that the fault has an effect."""
     await run.whole()
     primary, *_ = run.cluster.members_of(run.rng.choice(run.journals))
@@ -70,7 +70,7 @@ async def pause_beyond_lease(run: FaultRun) -> None:
 async def cut_brokers(run: FaultRun) -> None:
     """Cut two brokers off from each other: their common journals stall, and continue afterwards."""
 
-    def cut(there: Link, back: Link) -> None:
+    def cut(there: ProxiedLink, back: ProxiedLink) -> None:
         there.cut()
         back.cut()
 
@@ -134,7 +134,7 @@ async def scale(run: FaultRun, up_to: int = 5) -> None:
     await run.workload.progress()
 
 
-async def _without_etcd(run: FaultRun, harm: Callable[[Broker], None]) -> None:
+async def _without_etcd(run: FaultRun, harm: Callable[[BrokerNode], None]) -> None:
     broker = await victim_of(run)
     await broker.seize()
     harm(broker)
@@ -147,7 +147,11 @@ async def _without_etcd(run: FaultRun, harm: Callable[[Broker], None]) -> None:
 
 
 async def _between_replicas(
-    run: FaultRun, harm: Callable[[Link, Link], None], felt: Callable[[Link], int], times: int, what: str
+    run: FaultRun,
+    harm: Callable[[ProxiedLink, ProxiedLink], None],
+    felt: Callable[[ProxiedLink], int],
+    times: int,
+    what: str,
 ) -> None:
     """Harm the links from a primary to a replica and back, until the fault hit the primary's traffic `times` times.
 
@@ -168,7 +172,7 @@ async def _between_replicas(
     await run.workload.progress()
 
 
-async def _taken_over(run: FaultRun, lost: Broker) -> None:
+async def _taken_over(run: FaultRun, lost: BrokerNode) -> None:
     """Wait until every journal accepts an append without the lost broker. Old clients may still wait for it."""
     others = [broker for broker in run.cluster.brokers if broker.is_wanted and broker is not lost]
     endpoint = ",".join(broker.own_endpoint for broker in others)

@@ -14,7 +14,7 @@ from coranto.fragments.stores import StoreRegistry
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.faults.workload import PATIENCE_SECONDS, Workload
 from coranto.testing.laboratory.processes import until
-from coranto.testing.sim.checker import Final, check
+from coranto.testing.sim.checker import FinalJournal, check
 from coranto.testing.sim.history import Observation, OperationOutcome
 
 _TRIES = 5
@@ -113,7 +113,9 @@ async def _catch_up(cluster: FaultyCluster, workload: Workload, journals: Sequen
     await until(caught_up, f"readers are at {heads}, but {workload.read_to}")
 
 
-async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
+async def _final(
+    cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str
+) -> tuple[FinalJournal, list[str]]:
     """Return a journal's final content and problems, as seen while no broker of the journal came or went.
 
     It tries again if one did: on a machine that stands still, a broker may lose its lease at any time.
@@ -132,10 +134,12 @@ async def _final(cluster: FaultyCluster, journal: str, stores: StoreRegistry, st
     raise ClusterError(f"its brokers never stayed; {cluster.state_of([journal])}")
 
 
-async def _look(cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str) -> tuple[Final, list[str]]:
+async def _look(
+    cluster: FaultyCluster, journal: str, stores: StoreRegistry, store: str
+) -> tuple[FinalJournal, list[str]]:
     """Return a journal's content as its primary, each replica and the store have it, and the problems found."""
     primary, *_ = members = cluster.members_of(journal)
-    final, problems = Final(b""), list[str]()
+    final, problems = FinalJournal(b""), list[str]()
     contents: dict[str, bytes] = {}
     for broker in members:
         config = ClientConfig(broker.own_endpoint, patience=PATIENCE_SECONDS, route_cache=0)

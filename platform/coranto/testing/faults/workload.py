@@ -16,7 +16,7 @@ from coranto.errors import CorantoError, CorruptData, OffsetJump, Outcome, Regis
 from coranto.labels import label_set
 from coranto.testing.faults.cluster import FaultyCluster
 from coranto.testing.laboratory.processes import until
-from coranto.testing.sim.history import History, Kind, Observation, Operation, OperationOutcome, unique_content
+from coranto.testing.sim.history import History, Observation, Operation, OperationKind, OperationOutcome, unique_content
 from coranto.wire import protocol_pb2 as pb
 
 PATIENCE_SECONDS = 60.0
@@ -130,7 +130,7 @@ class Workload:
                 journal = rng.choice(self._journals)
                 kind = rng.random()
                 if kind < 0.1:
-                    operation = self.history.begin(name, Kind.BARRIER, journal, self._now())
+                    operation = self.history.begin(name, OperationKind.BARRIER, journal, self._now())
                     work = self._applied(operation, client.append(journal, b""))
                 elif kind < 0.18:
                     operation = self._begin_append(name, journal, 20_000, 60_000)
@@ -222,7 +222,7 @@ class Workload:
         return asyncio.get_running_loop().time()
 
     def _begin_append(self, name: str, journal: str, low: int, high: int) -> Operation:
-        operation = self.history.begin(name, Kind.APPEND, journal, self._now())
+        operation = self.history.begin(name, OperationKind.APPEND, journal, self._now())
         operation.content = unique_content(operation.number, self._rng, low, high)
         return operation
 

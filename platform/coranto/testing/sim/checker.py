@@ -34,7 +34,7 @@ from coranto import labels
 from coranto.errors import CorruptFragment
 from coranto.fragments.fragment import Fragment
 from coranto.fragments.stores import verified_content
-from coranto.testing.sim.history import HEADER, History, Kind, Observation, Operation, OperationOutcome
+from coranto.testing.sim.history import HEADER, History, Observation, Operation, OperationKind, OperationOutcome
 from coranto.testing.sim.linearizability import Call, first_impossible
 from coranto.wire import protocol_pb2 as pb
 
@@ -50,7 +50,7 @@ class Anomaly:
 
 
 @dataclass(slots=True)
-class Final:
+class FinalJournal:
     """The final state of one journal."""
 
     content: bytes
@@ -72,7 +72,7 @@ class _Placed:
     end: int
 
 
-def check(history: History, finals: Mapping[str, Final], *, fresh_heads: bool = True) -> list[Anomaly]:
+def check(history: History, finals: Mapping[str, FinalJournal], *, fresh_heads: bool = True) -> list[Anomaly]:
     """Return all anomalies. With `fresh_heads`, a head that lags behind acknowledged appends is an anomaly.
 
     Brokers that were cut off from etcd, or paused, may serve such heads until they notice.
@@ -86,7 +86,7 @@ def check(history: History, finals: Mapping[str, Final], *, fresh_heads: bool = 
 
 
 def _check_journal(
-    journal: str, final: Final, operations: Sequence[Operation], observations: Sequence[Observation], fresh: bool
+    journal: str, final: FinalJournal, operations: Sequence[Operation], observations: Sequence[Observation], fresh: bool
 ) -> Iterable[Anomaly]:
     placed, found = _parse(journal, final.content, {operation.number: operation for operation in operations})
     found += _check_outcomes(journal, placed, operations, len(final.content))
@@ -131,7 +131,7 @@ def _check_outcomes(
         places.setdefault(each.operation.number, []).append(each)
     for operation in operations:
         at = places.get(operation.number, [])
-        if operation.kind is not Kind.APPEND:
+        if operation.kind is not OperationKind.APPEND:
             continue
         if len(at) > 1:
             where = ", ".join(f"[{each.begin}, {each.end})" for each in at)
@@ -155,7 +155,7 @@ def _vain(placed: Sequence[_Placed], operations: Sequence[Operation]) -> dict[in
     return {each.number: each for each in operations if _in_vain(each, applied)}
 
 
-def _check_bytes(journal: str, final: Final, observations: Sequence[Observation]) -> list[Anomaly]:
+def _check_bytes(journal: str, final: FinalJournal, observations: Sequence[Observation]) -> list[Anomaly]:
     found = [
         Anomaly("inconsistent-offsets", journal, f"{each.by} read at {each.at:.3f} {_difference(each, final.content)}")
         for each in observations
@@ -182,7 +182,9 @@ def _difference(seen: Observation, content: bytes) -> str:
     )
 
 
-def _replay_registers(journal: str, placed: Sequence[_Placed], final: Final) -> tuple[list[pb.LabelSet], list[Anomaly]]:
+def _replay_registers(
+    journal: str, placed: Sequence[_Placed], final: FinalJournal
+) -> tuple[list[pb.LabelSet], list[Anomaly]]:
     """Return the registers before each append and, last, after all of them, and anomalies where answers disagree."""
     registers = pb.LabelSet()
     timeline = [registers]
@@ -236,20 +238,20 @@ def _check_order(
     calls = [_append_call(index, each.operation) for index, each in enumerate(placed)]
     for operation in operations:
         possible: set[int] | None = None
-        if operation.kind is Kind.BARRIER and operation.outcome is OperationOutcome.OK:
+        if operation.kind is OperationKind.BARRIER and operation.outcome is OperationOutcome.OK:
             possible = {
                 index
                 for index, tail in enumerate(tails)
                 if tail == operation.begin and registers[index] == operation.registers
             }
-        elif operation.kind is not Kind.HEAD and operation.refusal == pb.REGISTER_MISMATCH:
+        elif operation.kind is not OperationKind.HEAD and operation.refusal == pb.REGISTER_MISMATCH:
             check = operation.check
             possible = {
                 index
                 for index, found in enumerate(registers)
                 if found == operation.registers and check is not None and not labels.matches(check, found)
             }
-        elif operation.kind is not Kind.HEAD and operation.refusal == pb.WRONG_APPEND_OFFSET:
+        elif operation.kind is not OperationKind.HEAD and operation.refusal == pb.WRONG_APPEND_OFFSET:
             possible = {index for index, tail in enumerate(tails) if tail != operation.offset}
         if possible is not None and (operation.outcome is OperationOutcome.OK or operation.returned < vain):
             calls.append(_look_call(possible, operation))
@@ -259,7 +261,7 @@ def _check_order(
 
 def _in_vain(operation: Operation, applied: set[int]) -> bool:
     unknown = operation.outcome in (OperationOutcome.INFO, OperationOutcome.OPEN)
-    return unknown and operation.kind is Kind.APPEND and operation.number not in applied
+    return unknown and operation.kind is OperationKind.APPEND and operation.number not in applied
 
 
 def _append_call(index: int, operation: Operation) -> Call:
@@ -289,7 +291,7 @@ def _check_heads(
     # A single replica may include appends that did not commit after all, beyond any of the others.
     vain = [(each.invoked, len(each.content)) for each in _vain(placed, operations).values()]
     for operation in operations:
-        if operation.kind is not Kind.HEAD or operation.outcome is not OperationOutcome.OK:
+        if operation.kind is not OperationKind.HEAD or operation.outcome is not OperationOutcome.OK:
             continue
         low = max((end for at, end in acknowledged if at < operation.invoked), default=0)
         high = max((end for at, end in begun if at <= operation.returned), default=0)
@@ -301,7 +303,7 @@ def _check_heads(
     return found
 
 
-def _check_fragments(journal: str, final: Final) -> list[Anomaly]:
+def _check_fragments(journal: str, final: FinalJournal) -> list[Anomaly]:
     found: list[Anomaly] = []
     covered = 0
     for fragment, data in sorted(final.fragments, key=lambda each: (each[0].begin, each[0].end)):

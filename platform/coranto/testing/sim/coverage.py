@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class Coverage:
+class PathCoverage:
     """Counts of noted paths."""
 
     def __init__(self) -> None:

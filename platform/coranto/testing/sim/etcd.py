@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from coranto.coordination.etcd import (
     Compare,
+    CompareTarget,
     Delete,
     EtcdHeader,
-    Event,
     GrantedLease,
     KeyValue,
     LeaseStatus,
@@ -27,9 +27,9 @@ from coranto.coordination.etcd import (
     Put,
     Relation,
     Snapshot,
-    Target,
     TxnResult,
     WatchBatch,
+    WatchEvent,
 )
 from coranto.errors import CoordinationError, TxnOutcomeUnknown, Unavailable, WatchReset
 from coranto.testing.sim.clocks import SimClock
@@ -86,7 +86,7 @@ class SimEtcd:
         """Called after each change."""
         self._loop = loop
         self._network = network
-        self._history: list[tuple[int, tuple[Event, ...]]] = []
+        self._history: list[tuple[int, tuple[WatchEvent, ...]]] = []
         self._compacted = 0
         self._at_compaction: dict[str, KeyValue] = {}
         self._leases: dict[int, _Lease] = {}
@@ -167,7 +167,7 @@ class SimEtcd:
                 raise CoordinationError("etcdserver: key not found")
         for hook in self.before_txn:
             hook(ops)
-        events: list[Event] = []
+        events: list[WatchEvent] = []
         revision = self.revision + 1
         for op in ops:
             if isinstance(op, Delete):
@@ -232,15 +232,15 @@ class SimEtcd:
     def _holds_of(self, kv: KeyValue | None, compare: Compare) -> bool:
         found: int | bytes
         match compare.target:
-            case Target.VERSION:
+            case CompareTarget.VERSION:
                 found = kv.version if kv else 0
-            case Target.CREATE_REVISION:
+            case CompareTarget.CREATE_REVISION:
                 found = kv.create_revision if kv else 0
-            case Target.MOD_REVISION:
+            case CompareTarget.MOD_REVISION:
                 found = kv.mod_revision if kv else 0
-            case Target.LEASE:
+            case CompareTarget.LEASE:
                 found = kv.lease if kv else 0
-            case Target.VALUE:
+            case CompareTarget.VALUE:
                 found = kv.value if kv else b""
         match compare.relation:
             case Relation.EQUAL:
@@ -252,7 +252,7 @@ class SimEtcd:
             case Relation.GREATER:
                 return found > compare.operand  # type: ignore[operator]
 
-    def _put(self, put: Put, revision: int) -> Event:
+    def _put(self, put: Put, revision: int) -> WatchEvent:
         old = self.kvs.get(put.key)
         lease = old.lease if put.keep_lease and old is not None else put.lease
         if old is not None and old.lease and old.lease in self._leases:
@@ -268,15 +268,15 @@ class SimEtcd:
             lease,
         )
         self.kvs[put.key] = kv
-        return Event(kv)
+        return WatchEvent(kv)
 
-    def _delete(self, key: str, revision: int) -> Event:
+    def _delete(self, key: str, revision: int) -> WatchEvent:
         old = self.kvs.pop(key)
         if old.lease in self._leases:
             self._leases[old.lease].keys.pop(key, None)
-        return Event(KeyValue(key, mod_revision=revision), deleted=True)
+        return WatchEvent(KeyValue(key, mod_revision=revision), deleted=True)
 
-    def _commit(self, revision: int, events: list[Event]) -> None:
+    def _commit(self, revision: int, events: list[WatchEvent]) -> None:
         if not events:
             return
         self.revision = revision
@@ -287,7 +287,7 @@ class SimEtcd:
         for hook in self.on_commit:
             hook()
 
-    def _tell(self, watcher: _Watcher, revision: int, events: tuple[Event, ...]) -> None:
+    def _tell(self, watcher: _Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
         mine = tuple(event for event in events if event.kv.key.startswith(watcher.prefix))
         if mine:
             watcher.lane.send(WatchBatch(EtcdHeader(self.cluster_id, 0x01, revision, 2), mine))

@@ -19,7 +19,7 @@ HEADER = re.compile(rb"@(\d{6}):(\d{5}):")
 MIN_CONTENT = 14
 
 
-class Kind(enum.Enum):
+class OperationKind(enum.Enum):
     APPEND = "append"
     BARRIER = "barrier"
     """A zero-byte append: reads the head and the registers through the primary."""
@@ -42,7 +42,7 @@ class Operation:
 
     number: int
     client: str
-    kind: Kind
+    kind: OperationKind
     journal: str
     invoked: float
     content: bytes = b""
@@ -83,7 +83,7 @@ class History:
     operations: list[Operation] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
 
-    def begin(self, client: str, kind: Kind, journal: str, at: float) -> Operation:
+    def begin(self, client: str, kind: OperationKind, journal: str, at: float) -> Operation:
         operation = Operation(len(self.operations), client, kind, journal, at)
         self.operations.append(operation)
         return operation

@@ -17,7 +17,7 @@ SECTOR_BYTES = 512
 """The unit of bytes that a disk writes as a whole or not at all."""
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """A change of a file at moment `number`: it was cut to `position`, and `content` was added there."""
 
     number: int
@@ -58,7 +58,7 @@ class Loss:
             return self._rng.random() < 0.5
         return number <= self.moment_of_file()
 
-    def torn_length(self, change: Change) -> int:
+    def torn_length(self, change: FileChange) -> int:
         """Return how many bytes survive of the last surviving change."""
         if len(change.content) > 1 and self._rng.random() < 0.7:
             self.torn += 1
@@ -75,7 +75,7 @@ class Inode:
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FileChange] = field(default_factory=list)
     """The changes since the last sync."""
     _base: bytes = b""  # The content that processes saw at the last sync.
 
@@ -85,7 +85,7 @@ class Inode:
     def change(self, number: int, position: int, content: bytes, *, remember: bool) -> None:
         """Cut the content to `position`, and append `content`."""
         if remember:
-            self.changes.append(Change(number, position, content))
+            self.changes.append(FileChange(number, position, content))
         del self.data[position:]
         self.data += content
 

@@ -33,7 +33,7 @@ RECONNECT_SECONDS = (0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class RpcMethod:
     """A method of a service: its response type, and whether requests and responses are streams."""
 
     name: str
@@ -42,25 +42,25 @@ class Method:
     streams_responses: bool = False
 
 
-def _methods(*methods: Method) -> Mapping[str, Method]:
+def _methods(*methods: RpcMethod) -> Mapping[str, RpcMethod]:
     return {method.name: method for method in methods}
 
 
 _JOURNAL = _methods(
-    Method("List", pb.ListResponse, streams_responses=True),
-    Method("Apply", pb.ApplyResponse),
-    Method("Read", pb.ReadResponse, streams_responses=True),
-    Method("Append", pb.AppendResponse, streams_requests=True),
-    Method("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
-    Method("ListFragments", pb.FragmentsResponse),
-    Method("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
+    RpcMethod("List", pb.ListResponse, streams_responses=True),
+    RpcMethod("Apply", pb.ApplyResponse),
+    RpcMethod("Read", pb.ReadResponse, streams_responses=True),
+    RpcMethod("Append", pb.AppendResponse, streams_requests=True),
+    RpcMethod("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
+    RpcMethod("ListFragments", pb.FragmentsResponse),
+    RpcMethod("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
 )
 _SHARD = _methods(
-    Method("Stat", pc.StatResponse),
-    Method("List", pc.ListResponse),
-    Method("Apply", pc.ApplyResponse),
-    Method("GetHints", pc.GetHintsResponse),
-    Method("Unassign", pc.UnassignResponse),
+    RpcMethod("Stat", pc.StatResponse),
+    RpcMethod("List", pc.ListResponse),
+    RpcMethod("Apply", pc.ApplyResponse),
+    RpcMethod("GetHints", pc.GetHintsResponse),
+    RpcMethod("Unassign", pc.UnassignResponse),
 )
 Status = tuple[grpc.StatusCode, str]
 _OK: Status = (grpc.StatusCode.OK, "")
@@ -148,7 +148,7 @@ class _Channel:
 
 class _Stub:
     def __init__(
-        self, rpc: Rpc, methods: Mapping[str, Method], node: str, endpoint: str, process: Process | None
+        self, rpc: Rpc, methods: Mapping[str, RpcMethod], node: str, endpoint: str, process: Process | None
     ) -> None:
         self._rpc = rpc
         self._methods = methods
@@ -179,7 +179,7 @@ class SimCall:
     """
 
     def __init__(
-        self, rpc: Rpc, stub: object, node: str, endpoint: str, method: Method, request: Any, process: Process | None
+        self, rpc: Rpc, stub: object, node: str, endpoint: str, method: RpcMethod, request: Any, process: Process | None
     ) -> None:
         self.stub = stub
         self.method = method

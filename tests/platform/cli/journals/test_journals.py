@@ -20,7 +20,7 @@ from coranto.labels import label_set
 from coranto.messages.fixed_frame import encode_frame
 from coranto.messages.mapping import modulo, rendezvous
 from coranto.testing.command_line import CommandLine, RemoteBroker
-from coranto.testing.fake_broker import Point
+from coranto.testing.fake_broker import CallPoint
 from coranto.wire import protocol_pb2 as pb
 
 COMMAND = [sys.executable, "-c", "import sys; from coranto.cli import main; sys.exit(main())"]
@@ -137,7 +137,7 @@ children: [{name: orders/part-000}, {name: orders/part-001}, {name: orders/part-
 
 
 def test_specs_are_applied_in_batches(run: CommandLine, remote: RemoteBroker) -> None:
-    remote.fake.at(Point.APPLY, None, pb.ETCD_TRANSACTION_FAILED)
+    remote.fake.at(CallPoint.APPLY, None, pb.ETCD_TRANSACTION_FAILED)
     result = run("apply", "--specs", "-", "--max-txn-size", "2", input=TREE.encode())
     assert (result.code, result.output) == (1, "create orders/part-000\ncreate orders/part-001\n")
     assert "Of 3 changes the first 2 were applied" in result.errors
@@ -153,7 +153,7 @@ def test_specs_are_applied_in_batches(run: CommandLine, remote: RemoteBroker) ->
 def test_a_transaction_that_is_too_large(run: CommandLine, remote: RemoteBroker) -> None:
     children = ", ".join(f"{{name: orders/part-{number:03}}}" for number in range(129))
     tree = TREE[: TREE.index("children")] + f"children: [{children}]\n"
-    remote.fake.at(Point.APPLY, grpc.StatusCode.INVALID_ARGUMENT)
+    remote.fake.at(CallPoint.APPLY, grpc.StatusCode.INVALID_ARGUMENT)
     result = run("apply", "--specs", "-", input=tree.encode())
     assert (result.code, result.output) == (1, "")
     assert "--max-txn-size 128" in result.errors
@@ -220,7 +220,7 @@ def test_an_edit_is_applied(
 def test_an_edit_that_cannot_be_applied_is_opened_again(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...], editor: Callable[..., Path]
 ) -> None:
-    remote.fake.at(Point.APPLY, pb.ETCD_TRANSACTION_FAILED)
+    remote.fake.at(CallPoint.APPLY, pb.ETCD_TRANSACTION_FAILED)
     seen = editor(
         "text = text.replace('length: 1048576', 'length: many')",
         "text = text.replace('length: many', 'length: 2097152')",
@@ -336,7 +336,7 @@ def test_options_of_append_that_do_not_go_together(run: CommandLine, parts: tupl
 
 
 def test_a_failed_append_of_records_is_told(run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]) -> None:
-    remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
+    remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("append", parts[0], "-f", "lines", input=b"one\ntwo\n")
     assert (result.code, result.output) == (1, "")
     assert "NOT_ALLOWED" in result.errors
@@ -410,7 +410,7 @@ def test_a_tail_follows_journals_as_they_come_and_go(
     offsets = tmp_path / "offsets.json"
     process = start("read", "-l", "name:prefix=parts/", "--tail", "--offsets-out", str(offsets))
     # Of each journal first the head is asked for, and then its content from there.
-    remote.reached(Point.READ_BEGUN, 6)
+    remote.reached(CallPoint.READ_BEGUN, 6)
     output = pipe(process.stdout)
     remote.write(parts[1], b"new\n")
     assert output.readline() == b"new\n"
@@ -533,7 +533,7 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
     remote.fake.journals[parts[2]].spec.suspend.level = pb.JournalSpec.Suspend.FULL
     assert "INDEX_HAS_GREATER_OFFSET" in run("append", parts[1], input=b"content").errors
     # Somebody else is faster once.
-    remote.fake.at(Point.APPEND_BEGUN, None, None, pb.WRONG_APPEND_OFFSET)
+    remote.fake.at(CallPoint.APPEND_BEGUN, None, None, pb.WRONG_APPEND_OFFSET)
     assert run("reset-head", "-l", "name:prefix=parts/").output.splitlines() == [
         f"{parts[0]}: well, at 4",
         f"{parts[1]}: reset to 1000",
@@ -545,7 +545,7 @@ def test_heads_are_reset(run: CommandLine, remote: RemoteBroker, parts: tuple[st
 def test_a_failure_of_one_journal_leaves_the_others_done(
     run: CommandLine, remote: RemoteBroker, parts: tuple[str, ...]
 ) -> None:
-    remote.fake.at(Point.APPEND_BEGUN, pb.NOT_ALLOWED)
+    remote.fake.at(CallPoint.APPEND_BEGUN, pb.NOT_ALLOWED)
     result = run("reset-head", *parts)
     assert result.code == 1
     assert result.output.count("well") == 2
@@ -554,7 +554,7 @@ def test_a_failure_of_one_journal_leaves_the_others_done(
 
 
 def test_stores_are_checked(run: CommandLine, remote: RemoteBroker) -> None:
-    remote.fake.at(Point.STORE_HEALTH, None, pb.FRAGMENT_STORE_UNHEALTHY)
+    remote.fake.at(CallPoint.STORE_HEALTH, None, pb.FRAGMENT_STORE_UNHEALTHY)
     result = run("store-health", "s3://one/", "s3://two/", "--check-delete-prefix", "probe/")
     assert result.output == "s3://one/: healthy\ns3://two/: unhealthy: asked for, of s3://two/\n"
     assert result.code == 1

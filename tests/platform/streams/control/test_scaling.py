@@ -15,10 +15,10 @@ from coranto.streams.control.scaling import (
     Merge,
     Meter,
     Rates,
+    RateUnit,
+    RateWindows,
     ScalingPolicy,
     Split,
-    Unit,
-    Windows,
     decide,
     format_policy,
     parse_policy,
@@ -27,7 +27,7 @@ from coranto.streams.control.scaling import (
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.streams.model.stream import Segment, Stream, covers, segment_journal
 
-WINDOWS = Windows()
+WINDOWS = RateWindows()
 
 
 def stream_of(segments: int) -> Stream:
@@ -162,7 +162,7 @@ def test_windows_may_begin_between_samples() -> None:
 
 
 def test_segments_that_are_gone_are_forgotten_and_memory_is_bounded() -> None:
-    meter = Meter(Windows(1, 2, 3, 4, 5))
+    meter = Meter(RateWindows(1, 2, 3, 4, 5))
     for now in range(1000):
         meter.sample(now, {0: now, 1: now} if now < 500 else {1: now})
     assert set(meter.rates()) == {1}
@@ -279,5 +279,5 @@ def test_a_load_that_comes_and_goes_is_followed_and_does_not_make_it_flap() -> N
 
 
 def test_units() -> None:
-    assert (ScalingPolicy.by_bytes(1).unit, ScalingPolicy.by_events(1).unit) == (Unit.BYTES, Unit.EVENTS)
+    assert (ScalingPolicy.by_bytes(1).unit, ScalingPolicy.by_events(1).unit) == (RateUnit.BYTES, RateUnit.EVENTS)
     assert ScalingPolicy.fixed(1).unit is None

@@ -19,12 +19,12 @@ from coranto.streams.groups.group_state import (
     CheckpointBegun,
     CheckpointPassed,
     Completed,
+    GroupMember,
     GroupState,
     GroupUpdate,
     Joined,
     Left,
     Liveness,
-    Member,
     Released,
     Reset,
 )
@@ -311,7 +311,7 @@ def test_a_reader_of_the_same_id_takes_its_predecessors_place() -> None:
     state = CheckpointBegun("c").apply(Beat("r0", "a", {0: SegmentPosition(5)}).apply(two_readers()))
     state = Joined("r0", "anew").apply(state)
     assert state.unowned() == [0]
-    assert state.members["r0"] == Member("anew")
+    assert state.members["r0"] == GroupMember("anew")
     checkpoint = state.checkpoint("c")
     assert checkpoint is not None
     assert checkpoint.remaining == {"r1"}

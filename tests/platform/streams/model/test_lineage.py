@@ -21,7 +21,7 @@ from coranto.errors import (
 )
 from coranto.streams.model.keys import KEY_SPACE, KeyRange
 from coranto.streams.model.lineage import Lineage, trace
-from coranto.streams.model.registers import Entry, Registers
+from coranto.streams.model.registers import Registers, WriterEntry
 from coranto.streams.model.stream import Segment, Stream, segment_journal
 from coranto.streams.writer.failures import failure_of
 
@@ -45,7 +45,7 @@ class History:
     def says(self, number: int, sequence: int | None, **others: str) -> None:
         found = {"coranto.dev/held": "1", **{f"coranto.dev/{name}": value for name, value in others.items()}}
         if sequence is not None:
-            found[LABEL] = Entry(1, sequence, 100 + sequence, 0, 0).encode()
+            found[LABEL] = WriterEntry(1, sequence, 100 + sequence, 0, 0).encode()
         self.registers[number] = Registers.of(labels.label_set(found)), 10
 
     async def look(self, segment: Segment) -> tuple[Registers, int] | None:

@@ -18,11 +18,11 @@ from coranto.messages.uuids import ProducerId
 from coranto.streams.model.registers import (
     MAX_FENCES,
     Conditions,
-    Entry,
     Expired,
     Fence,
-    Identity,
     Registers,
+    WriterEntry,
+    WriterIdentity,
     WriterStatus,
     advance,
     enter,
@@ -36,7 +36,7 @@ from coranto.streams.model.registers import (
 from coranto.wire import protocol_pb2 as pb
 
 NUMBERS = st.integers(0, (1 << 64) - 1)
-ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+ENTRIES = st.builds(WriterEntry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 
 
 class Journal:
@@ -67,17 +67,17 @@ class Journal:
         self.found = pb.LabelSet()
 
 
-def identity(number: int, session: int = 1, *, stable: bool = False) -> Identity:
-    return Identity(f"writer {number}", ProducerId(b"\x01" + number.to_bytes(5)), session, stable)
+def identity(number: int, session: int = 1, *, stable: bool = False) -> WriterIdentity:
+    return WriterIdentity(f"writer {number}", ProducerId(b"\x01" + number.to_bytes(5)), session, stable)
 
 
-def entered(journal: Journal, who: Identity, entry: Entry, max_writers: int = 64) -> bool:
+def entered(journal: Journal, who: WriterIdentity, entry: WriterEntry, max_writers: int = 64) -> bool:
     nonce = f"{who.session:x}.{who.producer.hex()}.{entry.clock:x}"
     return journal.append(enter(journal.registers, who.label, entry.encode(), nonce=nonce, max_writers=max_writers))
 
 
 @given(ENTRIES)
-def test_an_entry_survives_its_label(entry: Entry) -> None:
+def test_an_entry_survives_its_label(entry: WriterEntry) -> None:
     found = labels.label_set({"coranto.dev/writer-01": entry.encode()})
     assert Registers.of(found).entries == {"coranto.dev/writer-01": entry}
 
@@ -85,11 +85,11 @@ def test_an_entry_survives_its_label(entry: Entry) -> None:
 @pytest.mark.parametrize("value", ["", "1.2.3.4", "1.2.3.4.5.6", "1.2.3.4.x", "1.2.3.4.-5", "1.2.3.4.1_0", "1.2.3.4."])
 def test_what_is_no_entry_is_corrupt(value: str) -> None:
     with pytest.raises(CorruptData, match="not a register"):
-        Entry.decode(value)
+        WriterEntry.decode(value)
 
 
 @given(st.lists(ENTRIES, min_size=2, max_size=5, unique=True), st.data())
-def test_an_append_is_applied_only_upon_the_one_before_it(chain: list[Entry], data: st.DataObject) -> None:
+def test_an_append_is_applied_only_upon_the_one_before_it(chain: list[WriterEntry], data: st.DataObject) -> None:
     """However often attempts are repeated and in whatever order they come, each is applied once, and in order."""
     journal, who = Journal(), identity(1)
     assert entered(journal, who, chain[0])
@@ -108,12 +108,12 @@ def test_the_first_append_to_a_journal_is_one_only() -> None:
     first, second = identity(1), identity(2)
     seen = journal.registers
     attempts = [
-        enter(seen, who.label, Entry(1, 1, 1, 0, 1).encode(), nonce=who.writer.replace(" ", ""), max_writers=64)
+        enter(seen, who.label, WriterEntry(1, 1, 1, 0, 1).encode(), nonce=who.writer.replace(" ", ""), max_writers=64)
         for who in (first, second)
     ]
     assert journal.append(attempts[0])
     assert not journal.append(attempts[1])  # It has to look again.
-    assert entered(journal, second, Entry(1, 1, 1, 0, 1))
+    assert entered(journal, second, WriterEntry(1, 1, 1, 0, 1))
     assert set(journal.registers.entries) == {first.label, second.label}
     assert not journal.append(hold())
 
@@ -121,12 +121,12 @@ def test_the_first_append_to_a_journal_is_one_only() -> None:
 def test_an_outdated_attempt_to_enter_is_never_applied() -> None:
     """Not even when the writer's entry is absent again, as it was when the attempt was made."""
     journal = Journal()
-    assert entered(journal, identity(0), Entry(1, 1, 1, 0, 0))
+    assert entered(journal, identity(0), WriterEntry(1, 1, 1, 0, 0))
     who = identity(1)
-    late = enter(journal.registers, who.label, Entry(1, 1, 1, 0, 1).encode(), nonce="late", max_writers=2)
-    assert entered(journal, who, Entry(1, 2, 2, 0, 1), max_writers=2)
+    late = enter(journal.registers, who.label, WriterEntry(1, 1, 1, 0, 1).encode(), nonce="late", max_writers=2)
+    assert entered(journal, who, WriterEntry(1, 2, 2, 0, 1), max_writers=2)
     for number in range(2, 6):
-        assert entered(journal, identity(number), Entry(1, 1, 1, 0, number), max_writers=2)
+        assert entered(journal, identity(number), WriterEntry(1, 1, 1, 0, number), max_writers=2)
     assert who.label not in journal.registers.entries
     assert not journal.append(late)
 
@@ -141,7 +141,7 @@ def test_entries_are_bounded_and_the_least_recently_used_go_first(
     for now, number in enumerate(writers, start=1):
         who = identity(number)
         before = journal.registers.entries
-        entry = Entry(1, now, rng.randrange(1 << 40), 0, now)
+        entry = WriterEntry(1, now, rng.randrange(1 << 40), 0, now)
         if who.label in before:
             assert journal.append(advance(who.label, before[who.label].encode(), entry.encode()))
         else:
@@ -160,29 +160,29 @@ def test_an_entry_used_in_the_future_goes_first() -> None:
     year, now = 365 * 24 * 3600, 1_900_000_000
     journal = Journal()
     for number in range(3):
-        assert entered(journal, identity(number), Entry(1, 1, 1, 100 - number, now + year), 4)
+        assert entered(journal, identity(number), WriterEntry(1, 1, 1, 100 - number, now + year), 4)
     right = identity(5)
-    assert entered(journal, right, Entry(1, 1, 1, 90, now), 4)
+    assert entered(journal, right, WriterEntry(1, 1, 1, 90, now), 4)
     for number, gone in ((10, 2), (11, 1), (12, 0)):
         assert identity(gone).label in journal.registers.entries
-        assert entered(journal, identity(number), Entry(1, 1, 1, 200, now + number), 4)
+        assert entered(journal, identity(number), WriterEntry(1, 1, 1, 200, now + number), 4)
         assert identity(gone).label not in journal.registers.entries
     assert right.label in journal.registers.entries
     # A writer whose own clock is behind believes nobody's, and goes by offsets.
-    assert entered(journal, identity(13), Entry(1, 1, 1, 300, now - year), 4)
+    assert entered(journal, identity(13), WriterEntry(1, 1, 1, 300, now - year), 4)
     assert right.label not in journal.registers.entries
 
 
 def test_a_writer_is_not_removed_that_was_used_meanwhile() -> None:
     journal = Journal()
     old, young, new = identity(1), identity(2), identity(3)
-    assert entered(journal, old, Entry(1, 1, 1, 0, 1))
-    assert entered(journal, young, Entry(1, 1, 1, 0, 2))
+    assert entered(journal, old, WriterEntry(1, 1, 1, 0, 1))
+    assert entered(journal, young, WriterEntry(1, 1, 1, 0, 2))
     seen = journal.registers
-    assert journal.append(advance(old.label, Entry(1, 1, 1, 0, 1).encode(), Entry(1, 2, 2, 0, 3).encode()))
-    attempt = enter(seen, new.label, Entry(1, 1, 1, 0, 4).encode(), nonce="n", max_writers=2)
+    assert journal.append(advance(old.label, WriterEntry(1, 1, 1, 0, 1).encode(), WriterEntry(1, 2, 2, 0, 3).encode()))
+    attempt = enter(seen, new.label, WriterEntry(1, 1, 1, 0, 4).encode(), nonce="n", max_writers=2)
     assert not journal.append(attempt)
-    assert entered(journal, new, Entry(1, 1, 1, 0, 4), 2)
+    assert entered(journal, new, WriterEntry(1, 1, 1, 0, 4), 2)
     assert set(journal.registers.entries) == {old.label, new.label}
 
 
@@ -190,21 +190,21 @@ def test_how_a_writer_stands() -> None:
     journal = Journal()
     plain, stable = identity(1, 7), identity(1, 7, stable=True)
 
-    def stands(who: Identity, taken_from: int | None = None) -> WriterStatus:
+    def stands(who: WriterIdentity, taken_from: int | None = None) -> WriterStatus:
         return writer_status(journal.registers, journal.head, who, taken_from)
 
     assert stands(plain) is WriterStatus.NEW
-    assert entered(journal, identity(2), Entry(1, 1, 1, 0, 1))
+    assert entered(journal, identity(2), WriterEntry(1, 1, 1, 0, 1))
     assert stands(plain) is WriterStatus.NEW
-    assert entered(journal, identity(1), Entry(3, 1, 1, 0, 2))
+    assert entered(journal, identity(1), WriterEntry(3, 1, 1, 0, 2))
     assert stands(plain) is WriterStatus.FOREIGN
     assert stands(stable) is WriterStatus.FOREIGN
     assert stands(stable, taken_from=3) is WriterStatus.TAKEN_OVER
     assert stands(plain, taken_from=3) is WriterStatus.FOREIGN  # Nobody else can have had its id.
-    taken = Entry(7, 2, 2, 0, 3)
-    assert journal.append(advance(plain.label, Entry(3, 1, 1, 0, 2).encode(), taken.encode()))
+    taken = WriterEntry(7, 2, 2, 0, 3)
+    assert journal.append(advance(plain.label, WriterEntry(3, 1, 1, 0, 2).encode(), taken.encode()))
     assert stands(stable, taken_from=3) is WriterStatus.OURS
-    assert entered(journal, identity(4), Entry(1, 1, 1, 0, 4), 1)
+    assert entered(journal, identity(4), WriterEntry(1, 1, 1, 0, 4), 1)
     assert stands(stable, taken_from=3) is WriterStatus.FORGOTTEN
     journal.lose()
     assert stands(stable) is WriterStatus.LOST
@@ -216,8 +216,8 @@ def test_how_a_writer_stands() -> None:
 def test_after_a_loss_nothing_that_was_under_way_is_applied_and_one_restores() -> None:
     journal, who = Journal(), identity(1)
     fence = Fence("shard-0", "token")
-    before, after = Entry(1, 1, 1, 0, 1).encode(), Entry(1, 2, 2, 0, 1).encode()
-    assert entered(journal, who, Entry(1, 1, 1, 0, 1))
+    before, after = WriterEntry(1, 1, 1, 0, 1).encode(), WriterEntry(1, 2, 2, 0, 1).encode()
+    assert entered(journal, who, WriterEntry(1, 1, 1, 0, 1))
     assert journal.append(raise_fence(journal.registers, fence))
     late = enter(journal.registers, "coranto.dev/writer-02", before, nonce="late", max_writers=64)
     journal.lose()
@@ -232,8 +232,8 @@ def test_after_a_loss_nothing_that_was_under_way_is_applied_and_one_restores() -
 
 def test_a_fence_holds_off_whoever_has_another_token() -> None:
     journal, who = Journal(), identity(1)
-    chain = [Entry(1, number, number, 0, 1).encode() for number in range(1, 5)]
-    assert entered(journal, who, Entry.decode(chain[0]))
+    chain = [WriterEntry(1, number, number, 0, 1).encode() for number in range(1, 5)]
+    assert entered(journal, who, WriterEntry.decode(chain[0]))
     old, new = Fence("f", "old"), Fence("f", "new")
     assert journal.append(raise_fence(journal.registers, old))
     assert journal.append(advance(who.label, chain[0], chain[1], old))

@@ -14,7 +14,7 @@ from coranto.streams.model.frontier import graph_of
 from coranto.streams.model.keys import KeyRange
 from coranto.streams.model.positions import SegmentPosition, StreamPosition
 from coranto.streams.model.stream import Stream, marks_journal
-from coranto.streams.model.watermarks import Mark, TimeWindow, Watermark, Watermarks, passed
+from coranto.streams.model.watermarks import TimeMark, TimeWindow, Watermark, Watermarks, passed
 from coranto.streams.reader.stream_reader import StreamReader
 from coranto.streams.writer.stream_writer import StreamWriter
 from coranto.testing.stream_world import STREAM, StreamWorld
@@ -25,22 +25,22 @@ ONE = graph_of(Stream("s", {0: segment(0, KeyRange.FULL)}))
 
 def test_time_is_where_the_slowest_writer_is() -> None:
     marks = Watermarks(timeout=100)
-    assert marks.add(Mark("a", 10, {0: 5}), 1) == Watermark(10, 10, {0: 5})
-    assert marks.add(Mark("b", 8, {1: 7}), 2) is None, "time does not go back for one who comes later"
-    assert marks.add(Mark("a", 30, {0: 9}), 3) is None
-    assert marks.add(Mark("b", 20, {1: 8}), 4) == Watermark(20, 30, {0: 9, 1: 8})
-    assert marks.add(Mark("a", 29, {0: 10}), 5) is None, "a writer's own time does not go back either"
+    assert marks.add(TimeMark("a", 10, {0: 5}), 1) == Watermark(10, 10, {0: 5})
+    assert marks.add(TimeMark("b", 8, {1: 7}), 2) is None, "time does not go back for one who comes later"
+    assert marks.add(TimeMark("a", 30, {0: 9}), 3) is None
+    assert marks.add(TimeMark("b", 20, {1: 8}), 4) == Watermark(20, 30, {0: 9, 1: 8})
+    assert marks.add(TimeMark("a", 29, {0: 10}), 5) is None, "a writer's own time does not go back either"
 
 
 def test_a_silent_writer_does_not_hold_up_time_for_ever() -> None:
     marks = Watermarks(timeout=100)
-    marks.add(Mark("a", 10, {0: 5}), 0)
-    marks.add(Mark("b", 11, {0: 6}), 0)
-    assert marks.add(Mark("a", 50, {0: 7}), 50) == Watermark(11, 50, {0: 7})
-    assert marks.add(Mark("a", 55, {0: 7}), 100) is None
-    assert marks.add(Mark("a", 60, {0: 8}), 100.5) == Watermark(60, 60, {0: 8})
-    assert marks.add(Mark("b", 12, {0: 9}), 101) is None, "it may come back, and time does not go back"
-    assert marks.add(Mark("a", 70, {0: 10}), 102) is None, "it holds up time again"
+    marks.add(TimeMark("a", 10, {0: 5}), 0)
+    marks.add(TimeMark("b", 11, {0: 6}), 0)
+    assert marks.add(TimeMark("a", 50, {0: 7}), 50) == Watermark(11, 50, {0: 7})
+    assert marks.add(TimeMark("a", 55, {0: 7}), 100) is None
+    assert marks.add(TimeMark("a", 60, {0: 8}), 100.5) == Watermark(60, 60, {0: 8})
+    assert marks.add(TimeMark("b", 12, {0: 9}), 101) is None, "it may come back, and time does not go back"
+    assert marks.add(TimeMark("a", 70, {0: 10}), 102) is None, "it holds up time again"
 
 
 @given(
@@ -59,7 +59,7 @@ def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
         now += pause
         for name in (*(other for other in "abc" if times[other] < now - 1 and pause > 20), writer):
             times[name] = now
-            marks.add(Mark(name, now, {0: number}), now + ahead[name])
+            marks.add(TimeMark(name, now, {0: number}), now + ahead[name])
         lower = marks.found[-1].lower if marks.found else 0
         assert lower <= min(times.values()), "time is where the slowest is"
 
@@ -67,14 +67,14 @@ def test_no_clock_that_is_ahead_or_is_set_drops_a_writer_that_lives(
 def test_one_writer_whose_clock_is_ahead_does_not_end_the_time_of_others() -> None:
     """By a day: before, each of its marks made all other writers silent for longer than the time-out."""
     marks = Watermarks(timeout=120)
-    marks.add(Mark("slow", 10, {0: 5}), 1000)
-    assert marks.add(Mark("ahead", 50, {1: 5}), 1001 + 86_400) is None
-    assert marks.add(Mark("ahead", 60, {1: 6}), 1002 + 86_400) is None
-    assert marks.add(Mark("slow", 20, {0: 6}), 1003) == Watermark(20, 60, {0: 6, 1: 6})
+    marks.add(TimeMark("slow", 10, {0: 5}), 1000)
+    assert marks.add(TimeMark("ahead", 50, {1: 5}), 1001 + 86_400) is None
+    assert marks.add(TimeMark("ahead", 60, {1: 6}), 1002 + 86_400) is None
+    assert marks.add(TimeMark("slow", 20, {0: 6}), 1003) == Watermark(20, 60, {0: 6, 1: 6})
     # The same for one that is set forward meanwhile, or back.
     for step in (3600, -7200):
-        assert marks.add(Mark("ahead", 70, {1: 7}), 1004 + 86_400 + step) is None
-    assert marks.add(Mark("slow", 30, {0: 7}), 1005) == Watermark(30, 70, {0: 7, 1: 7})
+        assert marks.add(TimeMark("ahead", 70, {1: 7}), 1004 + 86_400 + step) is None
+    assert marks.add(TimeMark("slow", 30, {0: 7}), 1005) == Watermark(30, 70, {0: 7, 1: 7})
 
 
 @pytest.mark.parametrize("off", [1000.0, -1000.0, 10.0**9])
@@ -82,12 +82,12 @@ def test_a_writer_whose_clock_is_off_does_not_make_others_silent(off: float) -> 
     """Time would go on without them, and readers be told that their events are all read."""
     marks = Watermarks(timeout=100)
     for second in range(0, 1000, 40):
-        marks.add(Mark("right", second, {0: second}), second)
-        marks.add(Mark("off", second + 20, {0: second}), second + 20 + off)
+        marks.add(TimeMark("right", second, {0: second}), second)
+        marks.add(TimeMark("off", second + 20, {0: second}), second + 20 + off)
         assert marks.found[-1].lower <= second + 1
     # It is the only one that is left, and its clock counts as well as any.
     for second in range(1000, 1200, 40):
-        marks.add(Mark("off", second, {0: second}), second + off)
+        marks.add(TimeMark("off", second, {0: second}), second + off)
     assert marks.found[-1].lower > 1000
 
 
@@ -96,9 +96,9 @@ def test_a_clock_that_is_stepped_or_stands_still_does_not_make_others_silent() -
     for second in range(0, 1000, 40):
         stepped = {0: 0.0, 400: 10.0**6, 480: -(10.0**6)}
         step = next(by for since, by in sorted(stepped.items(), reverse=True) if second >= since)
-        marks.add(Mark("right", second, {0: second}), second)
-        marks.add(Mark("frozen", second + 30, {0: second}), 5.0)
-        marks.add(Mark("stepped", second + 30, {0: second}), second + step)
+        marks.add(TimeMark("right", second, {0: second}), second)
+        marks.add(TimeMark("frozen", second + 30, {0: second}), 5.0)
+        marks.add(TimeMark("stepped", second + 30, {0: second}), second + step)
         assert marks.found[-1].lower <= second + 1
 
 
@@ -109,7 +109,7 @@ def test_writers_that_go_on_noting_times_are_never_passed_over(seed: int, skews:
     rng = random.Random(seed)
     marks, noted, last = Watermarks(timeout=100), [0.0] * 3, [0.0] * 3
     for writer in range(3):
-        marks.add(Mark(str(writer), 0, {}), skews[writer])
+        marks.add(TimeMark(str(writer), 0, {}), skews[writer])
     now = 0.0
     for _ in range(60):
         now += rng.uniform(0, 20)
@@ -118,22 +118,22 @@ def test_writers_that_go_on_noting_times_are_never_passed_over(seed: int, skews:
             return
         noted[writer] += rng.randrange(5)
         last[writer] = now
-        marks.add(Mark(str(writer), noted[writer], {0: 1}), now + skews[writer])
+        marks.add(TimeMark(str(writer), noted[writer], {0: 1}), now + skews[writer])
         assert marks.found[-1].lower <= min(noted)
 
 
 def test_a_writer_that_left_does_not_count() -> None:
     marks = Watermarks(timeout=100)
-    marks.add(Mark("a", 10, {0: 5}), 0)
-    marks.add(Mark("b", 30, {0: 6}), 1)
-    assert marks.add(Mark("a", 10, left=True), 2) == Watermark(30, 30, {0: 6})
-    assert marks.add(Mark("b", 30, left=True), 2) is None
+    marks.add(TimeMark("a", 10, {0: 5}), 0)
+    marks.add(TimeMark("b", 30, {0: 6}), 1)
+    assert marks.add(TimeMark("a", 10, left=True), 2) == Watermark(30, 30, {0: 6})
+    assert marks.add(TimeMark("b", 30, left=True), 2) is None
 
 
 def test_the_window_of_a_reader_moves_with_it() -> None:
     marks = Watermarks()
     for time in (10, 20, 30):
-        marks.add(Mark("a", time, {0: time}), time)
+        marks.add(TimeMark("a", time, {0: time}), time)
 
     def window(offset: int) -> TimeWindow:
         return marks.window(StreamPosition({0: SegmentPosition(offset)}), ONE)
@@ -143,7 +143,7 @@ def test_the_window_of_a_reader_moves_with_it() -> None:
     assert window(10) == TimeWindow(10, 20)
     assert window(29) == TimeWindow(20, 30)
     assert window(30) == TimeWindow(30, None)
-    marks.add(Mark("a", 40, {0: 40}), 40)
+    marks.add(TimeMark("a", 40, {0: 40}), 40)
     assert window(35) == TimeWindow(30, 40)
     assert len(marks.found) <= 2
 
@@ -178,13 +178,13 @@ def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None
     journal: list[tuple[int, int, float]] = []
     for writer in "ab":
         # Both have said something before anybody reads: time does not wait for who is not known.
-        marks.add(Mark(writer, 0, {}), 0)
+        marks.add(TimeMark(writer, 0, {}), 0)
     for number in sorted(stream.segments):
         for offset in range(stream.segments[number].sealed_at or 0):
             writer = rng.choice("ab")
             if rng.random() < 0.5:
                 times[writer] += rng.randrange(5)
-                marks.add(Mark(writer, times[writer], dict(written[writer])), len(journal))
+                marks.add(TimeMark(writer, times[writer], dict(written[writer])), len(journal))
             journal.append((number, offset, times[writer] + rng.randrange(3)))
             written[writer][number] = offset + 1
     for read in range(len(journal) + 1):
@@ -196,8 +196,8 @@ def test_a_reader_past_a_watermark_has_read_all_earlier_times(seed: int) -> None
 
 
 def test_marks_are_messages() -> None:
-    mark = Mark("w", 12.5, {3: 4}, left=True)
-    assert Mark.of(mark.to_message()) == mark
+    mark = TimeMark("w", 12.5, {3: 4}, left=True)
+    assert TimeMark.of(mark.to_message()) == mark
     for broken in (
         {},
         {"writer": 1, "time": 1, "positions": {}},
@@ -207,7 +207,7 @@ def test_marks_are_messages() -> None:
         {"writer": "w", "time": 1, "positions": {"0": -1}},
     ):
         with pytest.raises(CorruptData):
-            Mark.of(broken)
+            TimeMark.of(broken)
     with pytest.raises(InvalidInput):
         Watermarks(0)
 

@@ -13,8 +13,7 @@ from coranto.client import JournalClient
 from coranto.errors import InvalidInput, OffsetJump, StreamNotFound, StreamTruncated
 from coranto.messages.framing import JsonObject
 from coranto.messages.transactions import TransactionBuilder
-from coranto.messages.uuids import Clock as UuidClock
-from coranto.messages.uuids import new_producer_id
+from coranto.messages.uuids import ProducerClock, new_producer_id
 from coranto.streams.control.lifecycle import Streams, default_template
 from coranto.streams.control.scaling import Merge, Split
 from coranto.streams.model.events import JsonEvents
@@ -244,7 +243,7 @@ def test_an_open_transaction_of_another_writer_is_kept_with_the_position() -> No
         journal = segment_journal("s", 0)
         builder: TransactionBuilder[JsonObject] = TransactionBuilder(
             new_producer_id(world.loop.rng.randbytes),
-            UuidClock(lambda: int(world.clock.now() * 1e9)),
+            ProducerClock(lambda: int(world.clock.now() * 1e9)),
             JsonEvents(),
         )
         builder.add(journal, {"n": 100})

@@ -17,12 +17,12 @@ from coranto.errors import CommitUnknown, IndexHasGreaterOffset, Outcome, WriteE
 from coranto.labels import label_selector
 from coranto.specs.validation import validate
 from coranto.streams import JsonEvents, Split, StreamWriter
-from coranto.streams.model.registers import Advances, Entry, advance
-from coranto.testing.stream_world import STREAM, Point, stream_world
+from coranto.streams.model.registers import Advances, WriterEntry, advance
+from coranto.testing.stream_world import STREAM, CutPoint, stream_world
 
 LABEL = "coranto.dev/writer-010203040506"
 NUMBERS = st.integers(0, (1 << 63) - 1)
-ENTRIES = st.builds(Entry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+ENTRIES = st.builds(WriterEntry, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
 
 
 class Fragile(JsonEvents):
@@ -71,7 +71,7 @@ async def test_a_writer_that_is_cancelled_at_once_leaves_no_call_open(monkeypatc
 
 
 @given(ENTRIES, ENTRIES)
-def test_the_parameters_of_appends_are_those_of_an_advance(before: Entry, after: Entry) -> None:
+def test_the_parameters_of_appends_are_those_of_an_advance(before: WriterEntry, after: WriterEntry) -> None:
     advances = Advances("some/journal", LABEL)
     for first, second in ((before, after), (after, before)):  # Nothing is left of the one before.
         found = advances.parameters(first.encode(), second.encode())
@@ -90,7 +90,7 @@ async def test_what_is_in_doubt_stays_so_when_nobody_knows_a_sealed_segment_any_
         else:
             assert await writer.last_sequence("key") == -1
         applied = asyncio.Event()
-        world.wire.cut(Point.ANSWER, then=applied.set)
+        world.wire.cut(CutPoint.ANSWER, then=applied.set)
         doubtful = writer.write_events("key", [{"n": 1}])
         await applied.wait()
         await world.cluster.kill(int(route.members[route.primary].suffix.rpartition("-")[2]), expire=True)

@@ -9,12 +9,24 @@ import pytest
 
 from coranto.errors import TransactionStateError, TransactionTimeout, Unavailable
 from coranto.streams.writer.promise import Promise
-from coranto.streams.writer.transactions import TABLE, Action, Call, Transaction, TransactionState
+from coranto.streams.writer.transactions import (
+    TABLE,
+    Transaction,
+    TransactionAction,
+    TransactionEvent,
+    TransactionState,
+)
 from coranto.streams.writer.units import CommitResult
 
 RESULT = CommitResult("journal", 0, 0, 10, 7, 1, 0)
 STATES = list(TransactionState)
-USERS_CALLS = (Call.WRITE, Call.COMMIT, Call.ABORT, Call.EXIT, Call.RAISE)
+USERS_CALLS = (
+    TransactionEvent.WRITE,
+    TransactionEvent.COMMIT,
+    TransactionEvent.ABORT,
+    TransactionEvent.EXIT,
+    TransactionEvent.RAISE,
+)
 
 
 class Writer:
@@ -70,20 +82,23 @@ async def in_state(state: TransactionState) -> tuple[Writer, Transaction[Any]]:
     return writer, txn
 
 
-async def call(txn: Transaction[Any], what: Call) -> Any:
-    if what is Call.WRITE:
+async def call(txn: Transaction[Any], what: TransactionEvent) -> Any:
+    if what is TransactionEvent.WRITE:
         return txn.write(b"another")
-    if what is Call.COMMIT:
+    if what is TransactionEvent.COMMIT:
         return await txn.commit()
-    if what is Call.ABORT:
+    if what is TransactionEvent.ABORT:
         return txn.abort()
-    error = ValueError("of the block") if what is Call.RAISE else None
+    error = ValueError("of the block") if what is TransactionEvent.RAISE else None
     return await txn.__aexit__(type(error) if error else None, error, None)
 
 
 def test_t16_the_table_is_total() -> None:
-    driven = {(state, what) for state in STATES for what in (*USERS_CALLS, Call.EXPIRE)}
-    committing = {(TransactionState.COMMITTING, Call.SUCCEED), (TransactionState.COMMITTING, Call.FAIL)}
+    driven = {(state, what) for state in STATES for what in (*USERS_CALLS, TransactionEvent.EXPIRE)}
+    committing = {
+        (TransactionState.COMMITTING, TransactionEvent.SUCCEED),
+        (TransactionState.COMMITTING, TransactionEvent.FAIL),
+    }
     assert set(TABLE) == driven | committing
     final = set(STATES) - {TransactionState.OPEN, TransactionState.COMMITTING}
     assert all(after is before for (before, _), (after, _) in TABLE.items() if before in final)
@@ -91,36 +106,38 @@ def test_t16_the_table_is_total() -> None:
 
 @pytest.mark.parametrize("what", USERS_CALLS, ids=lambda what: what.name)
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
-async def test_t16_every_call_in_every_state_does_what_the_table_says(state: TransactionState, what: Call) -> None:
+async def test_t16_every_call_in_every_state_does_what_the_table_says(
+    state: TransactionState, what: TransactionEvent
+) -> None:
     writer, txn = await in_state(state)
     after, action = TABLE[state, what]
     commits, ends = len(writer.commits), len(writer.ends)
     task = asyncio.create_task(call(txn, what))
     await asyncio.sleep(0)
-    if action in (Action.BEGIN, Action.JOIN):
+    if action in (TransactionAction.BEGIN, TransactionAction.JOIN):
         assert not task.done()
         assert txn.raw_state is TransactionState.COMMITTING
         writer.done.set_result(RESULT)
         result = await task
-        assert result == (RESULT if what is Call.COMMIT else None)
+        assert result == (RESULT if what is TransactionEvent.COMMIT else None)
         after = TransactionState.COMMITTED
-    elif action is Action.REFUSE:
+    elif action is TransactionAction.REFUSE:
         with pytest.raises(TransactionStateError, match=state.value):
             await task
-    elif action is Action.TOO_LATE:
+    elif action is TransactionAction.TOO_LATE:
         with pytest.raises(TransactionTimeout):
             await task
-    elif action is Action.REPEAT and state is TransactionState.FAILED:
+    elif action is TransactionAction.REPEAT and state is TransactionState.FAILED:
         with pytest.raises(Unavailable):
             await task
-    elif action is Action.REPEAT:
+    elif action is TransactionAction.REPEAT:
         assert await task == RESULT
     else:
         assert await task is None
     assert txn.raw_state is after
-    assert len(writer.commits) == commits + (action is Action.BEGIN)
-    assert len(writer.ends) == ends + (action is Action.DISCARD)
-    if action is Action.TAKE:
+    assert len(writer.commits) == commits + (action is TransactionAction.BEGIN)
+    assert len(writer.ends) == ends + (action is TransactionAction.DISCARD)
+    if action is TransactionAction.TAKE:
         assert txn.size == 3 + len(b"event") + len(b"another")
 
 

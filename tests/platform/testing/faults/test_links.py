@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coranto.testing.faults.cluster import FaultyCluster
-from coranto.testing.faults.links import Link, Proxy
+from coranto.testing.faults.links import ProxiedLink, Proxy
 from coranto.testing.faults.workload import Workload
 from coranto.testing.laboratory.processes import until
 
@@ -20,7 +20,7 @@ class Echo:
     """A server that sends back what it gets, through a proxy with one link."""
 
     def __init__(self, folder: Path) -> None:
-        self.link = Link()
+        self.link = ProxiedLink()
         self.pids: list[int] = []
         self.folder = folder
 
@@ -38,7 +38,7 @@ class Echo:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(self._proxy.endpoint.removeprefix("unix://localhost"))
 
-    def _link_of(self, pid: int) -> Link:
+    def _link_of(self, pid: int) -> ProxiedLink:
         self.pids.append(pid)
         return self.link
 

@@ -14,7 +14,7 @@ from coranto.errors import CorruptData
 from coranto.streams.control.lifecycle import Streams
 from coranto.streams.control.scaling import Change, ScalingPolicy
 from coranto.streams.groups.group_reader import GroupReader
-from coranto.streams.groups.group_state import Checkpoint, GroupState
+from coranto.streams.groups.group_state import GroupCheckpoint, GroupState
 from coranto.streams.groups.reader_groups import ReaderGroup
 from coranto.streams.groups.state_synchronizer import StateSynchronizer
 from coranto.streams.model.positions import StreamPosition
@@ -292,7 +292,7 @@ class ReaderGroupFace(Face):
         """Begin a checkpoint. It is complete when every reader has passed it."""
         self._run(self._inner.begin_checkpoint(name))
 
-    def checkpoint(self, name: str | None = None) -> Checkpoint | None:
+    def checkpoint(self, name: str | None = None) -> GroupCheckpoint | None:
         """Return a checkpoint, by default the last complete one; None if there is none."""
         return self._run(self._inner.checkpoint(name))
 

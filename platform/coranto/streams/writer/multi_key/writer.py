@@ -48,8 +48,7 @@ from coranto.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from coranto.messages.uuids import Clock as UuidClock
-from coranto.messages.uuids import Flags, ProducerId, build_uuid, new_producer_id
+from coranto.messages.uuids import Flags, ProducerClock, ProducerId, build_uuid, new_producer_id
 from coranto.streams.control.batches import Batches, ContentRange
 from coranto.streams.control.decisions import Decisions
 from coranto.streams.control.lifecycle import Streams
@@ -58,7 +57,7 @@ from coranto.streams.model.keys import key_hash
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment, Stream, validate_stream
 from coranto.streams.writer.handshake import hold_registers
-from coranto.streams.writer.transactions import TABLE, Action, Call, TransactionState
+from coranto.streams.writer.transactions import TABLE, TransactionAction, TransactionEvent, TransactionState
 
 E = TypeVar("E")
 
@@ -153,7 +152,7 @@ class MultiKeyWriter(Generic[E]):
         self._format = format
         self._streams = Streams(client, clock=self._clock, entropy=entropy)
         self._decisions = Decisions(client, stream, entropy)
-        self._ticks = UuidClock(lambda: int(self._clock.now() * 1e9))
+        self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
         self._look: _Look | None = None
         self._held: set[str] = set()
         self._batches: dict[str, Batches] = {}
@@ -413,10 +412,10 @@ class MultiKeyTransaction(Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self._apply(Call.RAISE)
+            self._apply(TransactionEvent.RAISE)
             return
-        action = self._apply(Call.EXIT)
-        if action in (Action.BEGIN, Action.JOIN):
+        action = self._apply(TransactionEvent.EXIT)
+        if action in (TransactionAction.BEGIN, TransactionAction.JOIN):
             await self._outcome(action)
 
     @property
@@ -430,7 +429,7 @@ class MultiKeyTransaction(Generic[E]):
         Raises InvalidInput for an invalid event, TransactionTimeout, and TransactionStateError if the transaction is
         not open. Raises MaxTransactionSizeExceeded, which leaves the transaction as it was.
         """
-        if self._apply(Call.WRITE) is Action.TAKE:
+        if self._apply(TransactionEvent.WRITE) is TransactionAction.TAKE:
             encoded = self._writer.encode(event, self._size)
             place = self._places.get(key)
             if place is None:
@@ -445,30 +444,30 @@ class MultiKeyTransaction(Generic[E]):
         TransactionTimeout, WriteError, whose `outcome` tells whether the transaction may be committed, and errors of
         the client.
         """
-        return await self._outcome(self._apply(Call.COMMIT))
+        return await self._outcome(self._apply(TransactionEvent.COMMIT))
 
     def abort(self) -> None:
         """Drop the events. Raises TransactionStateError if the transaction is being committed or is committed."""
-        self._apply(Call.ABORT)
+        self._apply(TransactionEvent.ABORT)
 
     def _expire(self) -> None:
         if self._state is TransactionState.OPEN and self._clock.monotonic() >= self._deadline:
-            self._state, _ = TABLE[self._state, Call.EXPIRE]
+            self._state, _ = TABLE[self._state, TransactionEvent.EXPIRE]
             self._events.clear()
 
-    def _apply(self, call: Call) -> Action:
+    def _apply(self, call: TransactionEvent) -> TransactionAction:
         self._expire()
         self._state, action = TABLE[self._state, call]
-        if action is Action.REFUSE:
+        if action is TransactionAction.REFUSE:
             raise TransactionStateError(f"{call.value}: the transaction is {self._state.value}")
-        if action is Action.TOO_LATE:
+        if action is TransactionAction.TOO_LATE:
             raise TransactionTimeout(f"the transaction was open for more than {self._timeout:g} s, and was aborted")
-        if action is Action.DISCARD:
+        if action is TransactionAction.DISCARD:
             self._events.clear()
         return action
 
-    async def _outcome(self, action: Action) -> MultiKeyResult:
-        if action is Action.BEGIN:
+    async def _outcome(self, action: TransactionAction) -> MultiKeyResult:
+        if action is TransactionAction.BEGIN:
             self._task = asyncio.create_task(self._committed())
         assert self._task is not None
         return await asyncio.shield(self._task)
@@ -478,7 +477,7 @@ class MultiKeyTransaction(Generic[E]):
         try:
             result = await self._writer.commit(events) if events else MultiKeyResult("", ())
         except BaseException:
-            self._state, _ = TABLE[self._state, Call.FAIL]
+            self._state, _ = TABLE[self._state, TransactionEvent.FAIL]
             raise
-        self._state, _ = TABLE[self._state, Call.SUCCEED]
+        self._state, _ = TABLE[self._state, TransactionEvent.SUCCEED]
         return result
