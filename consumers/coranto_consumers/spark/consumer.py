@@ -18,7 +18,9 @@ Pending messages of the failed transaction are never acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import structlog
@@ -95,30 +97,62 @@ class SparkConsumer:
 
         After any of them, the next run goes on from the last commit.
         """
-        with SyncJournalClient.of(self._config) as client:
-            try:
-                return self._run(client, max_transactions)
-            except PySparkException as error:
-                ours = error_of_task(error)
-                if ours is None:
-                    raise
-                raise ours from error
 
-    def _run(self, client: SyncJournalClient, max_transactions: int | None) -> ConsumeReport:
+        def done(report: ConsumeReport) -> bool:
+            return max_transactions is not None and report.transactions >= max_transactions
+
+        with SyncJournalClient.of(self._config) as client, _errors_of_tasks():
+            report, sources = self._begin(client)
+            report, _ = self._catch_up(client, report, sources, self._present_heads(client), done)
+            return replace(report, heads=_heads(client, report.heads))
+
+    def run_until_stopped(
+        self, stop: Callable[[], bool], *, wait: Callable[[], object] = lambda: time.sleep(1.0)
+    ) -> ConsumeReport:
+        """Process content as it is written, under one fence, until `stop` returns True.
+
+        `stop` is asked before each transaction, and `wait` is called when there is nothing to read. Journals that the
+        application's selector matches only later are read, too. Raises as `run_until_caught_up` does.
+        """
+        with SyncJournalClient.of(self._config) as client, _errors_of_tasks():
+            report, sources = self._begin(client)
+            caught_up: Mapping[str, int] | None = None
+            while not stop():
+                heads = self._present_heads(client)
+                if heads == caught_up:
+                    wait()
+                    continue
+                report, sources = self._catch_up(client, report, sources, heads, lambda _: stop())
+                caught_up = heads
+            return report
+
+    def _present_heads(self, client: SyncJournalClient) -> dict[str, int]:
+        return _heads(client, find_journals(client, self._application.sources, field="application sources"))
+
+    def _begin(self, client: SyncJournalClient) -> tuple[ConsumeReport, Mapping[str, Source]]:
+        """Run step 1 of the module's description."""
         fence, checkpoint = self._store.raise_fence(self._application.name)
         self._hooks.reached(Step.FENCED)
         replayed = self._acknowledge(client, checkpoint.ack_intents)
         self._delete_stale_rows(fence)
         self._hooks.reached(Step.RECOVERED)
+        return ConsumeReport(0, 0, 0, 0, {}, {}, replayed, fence), checkpoint.sources
 
-        journals = find_journals(client, self._application.sources, field="application sources")
-        heads = {journal: client.head(journal) for journal in journals}
-        sources = {**checkpoint.sources, **self._new_sources(client, journals, checkpoint)}
+    def _catch_up(
+        self,
+        client: SyncJournalClient,
+        report: ConsumeReport,
+        sources: Mapping[str, Source],
+        heads: Mapping[str, int],
+        done: Callable[[ConsumeReport], bool],
+    ) -> tuple[ConsumeReport, Mapping[str, Source]]:
+        """Process the content up to `heads` in transactions, until there is none left or `done`."""
+        sources = {**sources, **self._new_sources(client, heads, sources)}
         _require_content(sources, heads)
-        report = ConsumeReport(0, 0, 0, 0, _offsets(journals, sources), heads, replayed, fence)
+        report = replace(report, offsets=_offsets(heads, sources), heads=heads)
         self._on_progress(report)
-        behind = set(journals)
-        while max_transactions is None or report.transactions < max_transactions:
+        behind = set(heads)
+        while not done(report):
             ranges = plan_transaction(
                 {journal: (sources[journal].read_through, heads[journal]) for journal in sorted(behind)},
                 self._max_transaction_bytes,
@@ -130,7 +164,7 @@ class SparkConsumer:
             behind -= {each.journal for each in ranges if after[each.journal].read_through == each.begin}
             sources = after
             self._on_progress(report)
-        return replace(report, heads={journal: client.head(journal) for journal in journals})
+        return report, sources
 
     def _input_reader(self) -> InputReader:
         if self._inputs is None:
@@ -218,14 +252,28 @@ class SparkConsumer:
             raise self._store.failure("stale staged rows could not be deleted", error) from error
 
     def _new_sources(
-        self, client: SyncJournalClient, journals: Sequence[str], checkpoint: Checkpoint
+        self, client: SyncJournalClient, journals: Iterable[str], known: Mapping[str, Source]
     ) -> dict[str, Source]:
-        """Return the sources that the checkpoint does not have. They are read from their earliest offset."""
+        """Return the sources that are not known yet. They are read from their earliest offset."""
         return {
-            journal: Source(earliest(fragment_begins(client, journal)))
-            for journal in journals
-            if journal not in checkpoint.sources
+            journal: Source(earliest(fragment_begins(client, journal))) for journal in journals if journal not in known
         }
+
+
+@contextmanager
+def _errors_of_tasks() -> Iterator[None]:
+    """Raise Coranto's error that ended a task of Spark's in place of Spark's own."""
+    try:
+        yield
+    except PySparkException as error:
+        ours = error_of_task(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _heads(client: SyncJournalClient, journals: Iterable[str]) -> dict[str, int]:
+    return {journal: client.head(journal) for journal in journals}
 
 
 def _require_content(sources: Mapping[str, Source], heads: Mapping[str, int]) -> None:

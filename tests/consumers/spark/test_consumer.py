@@ -178,6 +178,36 @@ def test_a_run_catches_up_in_bounded_transactions(spark, world, store_url):
     world.check(store_url)
 
 
+def test_a_continuous_run_reads_what_is_written_meanwhile_under_one_fence(spark, world, sqlite_url):
+    new = "delays/events/three"
+    waits = iter(range(10))
+
+    def write_more() -> None:
+        """Called when nothing is left to read: publish, then publish to a journal that there was not, then nothing."""
+        turn = next(waits)
+        if turn == 0:
+            world.publish(10)
+        if turn == 1:
+            world.broker.create(new)
+            publisher, rows = world.publisher(), world.rows(5)
+            for row in rows:
+                publisher.add(new, row)
+            publisher.commit()
+            world.committed += rows
+        if turn == 2:
+            world.broker.write(SOURCES[0], b'{"unfinished')
+
+    world.publish(10)
+    idle = []
+    runner = consumer(spark, world, sqlite_url)
+    report = runner.run_until_stopped(lambda: len(idle) == 6, wait=lambda: (idle.append(1), write_more()))
+    world.check(sqlite_url)
+    assert (report.fence, report.messages) == (1, 25)
+    assert set(report.offsets) == {*SOURCES, new}
+    assert report.transactions == 4, "one for each writing, and none while nothing is written"
+    assert report.lag_bytes == len(b'{"unfinished')
+
+
 class Crash(Exception):
     pass
 
