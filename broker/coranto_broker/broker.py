@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator
+from coranto.coordination.headers import unrouted_header
 from coranto.coordination.keyspace import Item
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Disk
-from coranto.errors import CoordinationError, CorantoError, InvalidInput, StatusError, status_error
+from coranto.errors import CorantoError, InvalidInput, StatusError, status_error
 from coranto.fragments.stores import StoreRegistry
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls
 from coranto.security.tokens import TOKEN_SECONDS, Capability
+from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.receiving import Ahead
@@ -160,43 +161,31 @@ class Broker:
             spawn=self.spawn,
             per_second=settings.retention_rate,
         )
-        self._allocator = AllocatorLoop(keyspace, coordinator, self.member, clock=clock)
-        self._allocation: asyncio.Task[None] | None = None
         self._looking_after: asyncio.Task[None] | None = None
 
     def start(self, session: MemberSession) -> None:
-        """Serve the journals that are assigned to this broker, and take part in assigning, while `session` lives."""
+        """Serve the journals that are assigned to this broker while `session` lives."""
         self.session = session
         self.resolver.start()
-        self._allocation = self.spawn(self._allocate())
         self._looking_after = self.spawn(self._leftovers.run())
         self.spawn(self._keep_saved_records())
         if self.settings.fsync is Fsync.INTERVAL:
             self.spawn(self._keep_flushed())
 
-    async def exit_gracefully(self, session: MemberSession) -> None:
-        """Hand over journals to other brokers, store content that is only here, then leave the in-sync records.
+    def member_spec(self, endpoint: str) -> pb.BrokerSpec:
+        """Return the spec of this broker for etcd. Raises InvalidInput."""
+        process = pb.ProcessSpec(
+            id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix), endpoint=endpoint
+        )
+        spec = pb.BrokerSpec(process_spec=process, journal_limit=self.settings.journal_limit)
+        validate_broker_spec(spec)
+        return spec
 
-        After that, others can go on where this broker's journals end. Handing over, stopping and storing take at most
-        `exit_seconds` each, leaving takes at most LEAVING_SECONDS.
+    async def exit(self) -> None:
+        """Store content that is only here, then leave the in-sync records, so that others go on where journals end.
+
+        Stopping and storing take at most `exit_seconds` each, leaving takes at most LEAVING_SECONDS.
         """
-        spec = pb.BrokerSpec()
-        state = self.keyspace.state
-        member = state.member(self.member)
-        if member is not None and may_drain(state, self.member):
-            spec.CopyFrom(member.spec)
-            spec.exiting = True
-            try:
-                await session.update(spec.SerializeToString(deterministic=True))
-                # Also ends if all others exit, too, as when a whole cluster stops: nobody is left to take over.
-                await self.keyspace.wait_until(
-                    lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
-                    timeout=self.settings.exit_seconds,
-                )
-            except TimeoutError:
-                _log.warning("journals were not taken over in time", journals=len(self.resolver.local_replicas))
-            except CorantoError as error:
-                _log.warning("journals could not be handed over", error=str(error))
         kept = self.resolver.local_replicas
         await self.stop()
         await self._leave_records(kept)
@@ -251,11 +240,7 @@ class Broker:
 
     def unrouted_header(self, state: JournalState) -> pb.Header:
         """Return the header for a response that is not about one journal."""
-        return pb.Header(
-            process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
-            route=pb.Route(primary=-1),
-            etcd=state.header.to_wire(),
-        )
+        return unrouted_header(self.member, state.header)
 
     # -- For the append state machine ----------------------------------------------------------------------------------
 
@@ -450,26 +435,6 @@ class Broker:
             self.metrics.store_probed(url, self._probed[url] and not self.backlog.refused_by(url))
 
     # -- In the background ---------------------------------------------------------------------------------------------
-
-    async def _allocate(self) -> None:
-        try:
-            await self._allocator.run()
-        except CoordinationError as error:
-            _log.warning("this broker takes no part in assigning any more", error=str(error))
-
-    async def allocation_ended(self) -> None:
-        """Return once this started broker no longer takes part in assigning. The broker should then stop.
-
-        If it were the leader and went on, nobody else could assign.
-        """
-        if self._allocation is not None:
-            await asyncio.wait([self._allocation])
-
-    @property
-    def seen(self) -> tuple[int, tuple[str, ...]]:
-        """The latest known revision of etcd, and the brokers that exist."""
-        members = tuple(str(member.id) for member in self.keyspace.state.members)
-        return self.keyspace.known_revision, members
 
     @property
     def unreadable_spools(self) -> int:

@@ -1,42 +1,31 @@
-"""The settings of a broker process: their names, limits and descriptions, in one place.
-
-The command line options, the environment variables (CORANTO_BROKER_<NAME>), the keys of a configuration file and the
-table in docs/operations.md all come from here. `coranto_broker.server.configuration` defines which of them wins.
-"""
+"""The settings of a broker process. The environment variables are CORANTO_BROKER_<NAME>; see `MemberSettings`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
+from coranto.member.settings import MemberSettings
 from coranto_broker.spool.durable_spool import Fsync
 
 
-class BrokerSettings(BaseSettings):
-    """The settings of one broker. Sizes are in bytes, times in seconds, rates in bytes per second."""
+class BrokerSettings(MemberSettings):
+    """The settings of one broker: those of all members, and these."""
 
     model_config = SettingsConfigDict(env_prefix="CORANTO_BROKER_", frozen=True)
+    command: ClassVar[str] = "coranto broker"
+    harm: ClassVar[str] = "read and write everything"
 
-    etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
-    etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")
-    etcd_ca: Path | None = Field(default=None, description="PEM file: authorities that etcd's certificate is of.")
-    etcd_cert: Path | None = Field(default=None, description="PEM file: certificate to show to etcd.")
-    etcd_key: Path | None = Field(default=None, description="PEM file: key of etcd_cert.")
-    host: str = Field(default="127.0.0.1", description="Address to listen on, and to tell others.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
-    advertise: str = Field(default="", description="Endpoint to tell others, when it differs: http://host:port.")
     http_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
         description="Port of the HTTP gateway; 0 chooses a free one. Without, there is none.",
     )
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port of /metrics, /ready and /live; 0 chooses a free one."
-    )
-    zone: str = Field(default="local", description="Failure zone of this broker.")
     id: str = Field(default="broker-0", description="Name of this broker, unique within its zone.")
     data_dir: Path = Field(default=Path(".coranto/broker-0"), description="Folder for spools; of one broker only.")
     file_root: Path | None = Field(
@@ -46,7 +35,6 @@ class BrokerSettings(BaseSettings):
         default="",
         description="Addresses that ?endpoint= of a store may name: http://host:port, with commas; * for any.",
     )
-    lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead broker goes unnoticed.")
     journal_limit: int = Field(default=1024, ge=0, le=131072, description="Most journals that this broker takes.")
     max_replication: int = Field(default=9, ge=1, description="Caps the replication of every journal.")
     fsync: Fsync = Field(
@@ -93,47 +81,7 @@ class BrokerSettings(BaseSettings):
         ge=0,
         description="How long spools of deleted journals are kept in data_dir/deleted; 0 removes them at once.",
     )
-    exit_seconds: float = Field(
-        default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
-    )
     allow_nested_names: bool = Field(
         default=False,
         description="Let journals be created whose names nest with others', as in a/b and a/b/c.",
     )
-    auth_keys: SecretStr = Field(
-        default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
-    )
-    tls_cert: Path | None = Field(default=None, description="PEM file: certificate chain to serve with TLS.")
-    tls_key: Path | None = Field(default=None, description="PEM file: key of tls_cert.")
-    tls_client_ca: Path | None = Field(
-        default=None, description="PEM file: clients and peers must show certificates of it."
-    )
-    peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
-    peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
-    peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
-    serve_anyone_without_keys: bool = Field(
-        default=False,
-        description="Listen beyond this machine although anyone there may then read and write everything.",
-    )
-    log_level: str = Field(default="info", description="debug, info, warning or error.")
-    log_json: bool = Field(default=False, description="Log lines as JSON.")
-
-
-SECRETS = frozenset(name for name, field in BrokerSettings.model_fields.items() if field.annotation is SecretStr)
-"""Settings that are never printed and not allowed on the command line, which process lists show."""
-
-
-def markdown_table() -> str:
-    """Return the table of settings in docs/operations.md."""
-    lines = ["| setting | default | |", "|---|---|---|"]
-    for name, field in BrokerSettings.model_fields.items():
-        default = field.get_default()
-        shown = "" if default is None or name in SECRETS or default == "" else f"`{_plain(default)}`"
-        lines.append(f"| `{name}` | {shown} | {field.description} |")
-    return "\n".join(lines)
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))

@@ -12,7 +12,7 @@ from coranto_broker.append.states import TRANSITIONS, State
 from coranto_broker.authorization import RULES
 from coranto_broker.http.gateway import METHODS
 from coranto_broker.metrics import WATCHED, Metrics
-from coranto_broker.settings import BrokerSettings, markdown_table
+from coranto_broker.settings import BrokerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,8 +23,10 @@ def operations() -> str:
 
 
 def test_the_table_of_settings_is_current(operations: str) -> None:
-    assert markdown_table() in operations, f"put this table into docs/operations.md:\n{markdown_table()}"
-    assert len(markdown_table().splitlines()) == len(BrokerSettings.model_fields) + 2
+    assert BrokerSettings.markdown_table() in operations, (
+        f"put this table into docs/operations.md:\n{BrokerSettings.markdown_table()}"
+    )
+    assert len(BrokerSettings.markdown_table().splitlines()) == len(BrokerSettings.model_fields) + 2
 
 
 def test_every_status_has_a_row(operations: str) -> None:

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
+from coranto.member.hosts import trusts_the_machine
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.http.hosts import trusts_the_machine
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import create, running_broker
 

@@ -1,7 +1,7 @@
 """A broker inside another process, on given effects: for simulations and in-process clusters.
 
-`serve` does the same as `coranto_broker.server.process.BrokerProcess`, but opens nothing by itself. `run` is the entry
-point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
+`serve` runs the same membership as `coranto_broker.server.process.BrokerProcess`, but opens nothing by itself. `run` is
+the entry point (group `coranto.testing`) by which `coranto.testing.Cluster` finds the broker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from coranto.coordination.entities import JournalEntities
 from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
-from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.coordination.lease import LeaseRecord, MemberSession
 from coranto.effects import Clock, Disk, Entropy
 from coranto.errors import ClusterError
 from coranto.fragments.stores import StoreRegistry
+from coranto.member.membership import Membership
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
-from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker
 from coranto_broker.fragments.cache import FragmentCache
@@ -81,8 +81,8 @@ async def serve(
     Raises the error that keeps the broker from starting.
     """
     keyspace = KeySpace(coordinator, layout, JournalEntities(), clock=clock)
-    member_id = MemberId(settings.zone, settings.id)
-    residence = await Residence.check(coordinator, layout, member_id, settings.data_dir, disk, entropy)
+    member = MemberId(settings.zone, settings.id)
+    residence = await Residence.check(coordinator, layout, member, settings.data_dir, disk, entropy)
     broker = make(
         settings,
         clock=clock,
@@ -93,39 +93,22 @@ async def serve(
         peers=peers,
         residence=residence,
     )
-    endpoint = place.endpoint(broker)
-    session = await open_session(
-        coordinator,
-        ttl_seconds=settings.lease_seconds,
-        record=LeaseRecord.within(settings.data_dir, disk),
+    membership = Membership(
+        broker.member,
+        broker,
+        coordinator=coordinator,
+        keyspace=keyspace,
         clock=clock,
+        exit_seconds=settings.exit_seconds,
+        residence=residence,
     )
-    member = pb.ProcessSpec.ID(zone=settings.zone, suffix=settings.id)
-    spec = pb.BrokerSpec(
-        process_spec=pb.ProcessSpec(id=member, endpoint=endpoint), journal_limit=settings.journal_limit
-    )
-    await session.announce(layout.member_key(member_id), spec.SerializeToString())
-    await residence.move_in()
-    await keyspace.start()
-    broker.start(session)
-    async with place.listening(broker, session):
-        waits = [
-            asyncio.ensure_future(stop.wait()),
-            asyncio.ensure_future(session.lost.wait()),
-            asyncio.ensure_future(keyspace.wait_failed()),
-            asyncio.ensure_future(residence.keep(clock, lambda: broker.seen)),
-        ]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if stop.is_set():
-            await broker.exit_gracefully(session)
-        else:
-            await broker.stop()
+    record = LeaseRecord.within(settings.data_dir, disk)
+    await membership.join(place.endpoint(broker), lease_seconds=settings.lease_seconds, record=record)
+    async with place.listening(broker, membership.session):
+        code = await membership.serve_until(stop)
+    await membership.close()
     await broker.close()
-    await keyspace.close()
-    await session.close(revoke=stop.is_set())
-    return stop.is_set()
+    return code == 0
 
 
 async def run(place: BrokerPlace, effects: BrokerEffects, listen: Listen, stop: asyncio.Event) -> None:

@@ -61,14 +61,14 @@ class BrokerChild:
         return self._log.read_text()
 
     async def ready(self) -> dict[str, Any]:
-        """Wait until it serves, and return its "ready" log entry with its endpoints."""
+        """Wait until it serves, and return its "member.ready" log entry with its endpoints."""
 
         def serves() -> bool:
             assert self.process.poll() is None, self.log()
-            return len(self.events("ready")) >= self._lives
+            return len(self.events("member.ready")) >= self._lives
 
         await eventually(serves, _SECONDS)
-        return self.events("ready")[-1]
+        return self.events("member.ready")[-1]
 
     async def client(self) -> RawClient:
         """Wait until it serves, and return a client."""
@@ -76,7 +76,9 @@ class BrokerChild:
 
     def metrics(self) -> dict[str, float]:
         """Return its metrics by name with labels. The broker must serve metrics."""
-        with urllib.request.urlopen(self.events("ready")[-1]["metrics"] + "/metrics", timeout=_SECONDS) as answer:
+        with urllib.request.urlopen(
+            self.events("member.ready")[-1]["metrics"] + "/metrics", timeout=_SECONDS
+        ) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}

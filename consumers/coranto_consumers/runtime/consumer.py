@@ -10,12 +10,12 @@ from typing import Any
 import structlog
 
 from coranto.client import JournalClient
-from coranto.coordination.allocator import AllocatorLoop, may_drain
 from coranto.coordination.etcd import Coordinator, KeyValue, Put, unmodified
+from coranto.coordination.headers import unrouted_header
 from coranto.coordination.layout import MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, Entropy
-from coranto.errors import CorantoError, TxnOutcomeUnknown, Unavailable
+from coranto.errors import TxnOutcomeUnknown, Unavailable
 from coranto.security.admission import Authorizer
 from coranto.security.call_tokens import CallTokens
 from coranto.security.server import keys_of, peer_tls
@@ -28,6 +28,7 @@ from coranto_consumers.runtime.peers import ShardPeers
 from coranto_consumers.runtime.replica import ShardReplica
 from coranto_consumers.runtime.resolver import ShardKeySpace, ShardResolver
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
+from coranto_consumers.runtime.specs import validate_consumer_spec
 
 _log = structlog.get_logger(__name__)
 
@@ -66,85 +67,38 @@ class Consumer:
         self._app = app
         self._client = client
         self._stopping: set[asyncio.Task[None]] = set()
-        self._allocator = AllocatorLoop(keyspace, coordinator, member, clock=clock)
-        self._allocation: asyncio.Task[None] | None = None
-        self.session: MemberSession
         self.resolver: ShardResolver
 
+    def member_spec(self, endpoint: str) -> pc.ConsumerSpec:
+        """Return the spec of this process for etcd. Raises InvalidInput."""
+        process = pb.ProcessSpec(
+            id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix), endpoint=endpoint
+        )
+        spec = pc.ConsumerSpec(process_spec=process, shard_limit=self.settings.shard_limit)
+        validate_consumer_spec(spec)
+        return spec
+
     def start(self, session: MemberSession) -> None:
-        """Start to run the shards that are assigned to this process, and to take part in assigning shards.
-
-        Both go on for as long as `session` lives. The key space must have been loaded.
-        """
-        self.session = session
+        """Start to run the shards that are assigned to this process. The key space must have been loaded."""
         self.resolver = ShardResolver(self.keyspace, self.member, self._start_replica, self._stop_replica)
-        self._allocation = asyncio.create_task(self._allocator.run(), name="allocator")
 
-    async def close(self) -> None:
-        """Stop all shards in bounded time, and the background tasks."""
-        if self._allocation is not None:
-            await self.stop_shards()
-            self._allocation.cancel()
-            await asyncio.gather(self._allocation, return_exceptions=True)
-        await self.peers.close()
-
-    async def serve_until(self, stop: asyncio.Event) -> int:
-        """Serve until `stop` is set or the process cannot go on, and return the exit code.
-
-        On `stop` it hands shards over and returns 0. It returns 1 when the lease, key space or allocator is lost.
-        """
-        assert self._allocation is not None
-        waits = [
-            asyncio.ensure_future(stop.wait()),
-            asyncio.ensure_future(self.session.lost.wait()),
-            asyncio.ensure_future(self.keyspace.wait_failed()),
-        ]
-        try:
-            await asyncio.wait([*waits, self._allocation], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if stop.is_set():
-            await self.exit_gracefully()
-            return 0
-        _log.error("this process can no longer know what is assigned to it, and ends")
-        await self.stop_shards()
-        return 1
-
-    async def exit_gracefully(self) -> None:
-        """Hand shards over to other processes that can take them, then stop the remaining ones."""
-        _log.info("exiting")
-        state = self.keyspace.state
-        member = state.member(self.member)
-        if member is not None and may_drain(state, self.member):
-            spec = pc.ConsumerSpec()
-            spec.CopyFrom(member.spec)
-            spec.exiting = True
-            try:
-                await self.session.update(spec.SerializeToString(deterministic=True))
-                await self.keyspace.wait_until(
-                    lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
-                    timeout=self.settings.exit_seconds,
-                )
-            except TimeoutError:
-                _log.warning("shards were not taken over in time", shards=len(self.resolver.replicas))
-            except CorantoError as error:
-                _log.warning("shards could not be handed over", error=str(error))
-        await self.stop_shards()
-
-    async def stop_shards(self) -> None:
+    async def stop(self) -> None:
         """Complete the open transactions of local shards in bounded time, and process nothing more."""
         self.resolver.stop()
         while self._stopping:
             await asyncio.wait(set(self._stopping))
 
+    async def exit(self) -> None:
+        """Do what `stop` does: other processes go on from the checkpoints."""
+        await self.stop()
+
+    async def close(self) -> None:
+        """Close the channels to other processes."""
+        await self.peers.close()
+
     def unrouted_header(self) -> pb.Header:
         """Return the header of a response that is not about one shard."""
-        return pb.Header(
-            process_id=pb.ProcessSpec.ID(zone=self.member.zone, suffix=self.member.suffix),
-            route=pb.Route(primary=-1),
-            etcd=self.keyspace.state.header.to_wire(),
-        )
+        return unrouted_header(self.member, self.keyspace.state.header)
 
     # -- Replicas ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""The check of the header that a caller sends, written once for brokers and consumers."""
+"""Headers of requests and responses, written once for brokers and consumers."""
 
 from __future__ import annotations
 
+from coranto.coordination.etcd import EtcdHeader
 from coranto.coordination.layout import MemberId
 from coranto.errors import InvalidInput
 from coranto.wire import protocol_pb2 as pb
@@ -23,3 +24,9 @@ def check_header(header: pb.Header, cluster_id: int, member: MemberId, kind: str
             f"the request is meant for {kind} {wanted.zone}#{wanted.suffix}, but this is {member}",
             field="header.process_id",
         )
+
+
+def unrouted_header(member: MemberId, etcd: EtcdHeader) -> pb.Header:
+    """Return the header of a response of `member` that is not about one item."""
+    process = pb.ProcessSpec.ID(zone=member.zone, suffix=member.suffix)
+    return pb.Header(process_id=process, route=pb.Route(primary=-1), etcd=etcd.to_wire())

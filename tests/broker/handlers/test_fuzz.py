@@ -306,7 +306,7 @@ class Target:
 
     def address(self, kind: str = "endpoint") -> tuple[str, int]:
         """Host and port of the first broker's gRPC (or with `http`, its gateway)."""
-        host, _, port = str(self._children[0].events("ready")[-1][kind]).removeprefix("http://").rpartition(":")
+        host, _, port = str(self._children[0].events("member.ready")[-1][kind]).removeprefix("http://").rpartition(":")
         return host, int(port)
 
     async def close(self) -> None:

@@ -74,8 +74,8 @@ def test_a_broker_without_etcd_says_so(
     tmp_path: Path, free_port: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = functools.partial(EtcdCoordinator, timeout_seconds=0.3)
-    monkeypatch.setattr("coranto_broker.server.process.EtcdCoordinator", impatient)
+    monkeypatch.setattr("coranto.member.process.EtcdCoordinator", impatient)
     arguments = ["serve", "--etcd", f"127.0.0.1:{free_port}", "--port", "0", "--data-dir", str(tmp_path)]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 1
-    assert "broker cannot run" in capfd.readouterr().err + result.output
+    assert "member.cannot_run" in capfd.readouterr().err + result.output

@@ -123,7 +123,7 @@ async def test_an_exit_under_load_is_noticed_by_nobody(children: list[BrokerChil
         spools = list((leaving.settings.data_dir / "spools").rglob("*.content"))
         assert [path for path in spools if path.stat().st_size] == [], "everything is in the store"
         for given_up in (
-            "journals were not taken over in time",
+            "member.handover_timed_out",
             "fragments remain in local files; the next start stores them",
         ):
             assert not leaving.events(given_up)

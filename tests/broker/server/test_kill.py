@@ -196,5 +196,5 @@ async def test_two_brokers_cannot_share_a_data_folder(
         assert await asyncio.to_thread(second.process.wait, 120) == 1
     finally:
         second.close()
-    (event,) = second.events("broker cannot run")
+    (event,) = second.events("member.cannot_run")
     assert "in use by process" in str(event["error"])

@@ -183,7 +183,7 @@ async def test_a_broker_that_loses_its_lease_ends(
     async def opened(*arguments: Any, clock: Clock, **more: Any) -> MemberSession:
         return await open_session(*arguments, clock=_Hasty(), **more)
 
-    monkeypatch.setattr("coranto_broker.server.process.open_session", opened)
+    monkeypatch.setattr("coranto.member.membership.open_session", opened)
     async with running_broker(broker_settings) as (process, client):
         await create(client, spec())
         await process.broker.coordinator.lease_revoke(process.session.lease)

@@ -108,7 +108,7 @@ def served(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         lines = []
         for line in process.stderr:
             lines.append(line)
-            if b"ready" in line:
+            if b"member.ready" in line:
                 break
         else:
             pytest.fail(b"".join(lines).decode())

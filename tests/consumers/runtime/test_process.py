@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import urllib.request
 from dataclasses import replace
 from typing import Any
@@ -377,10 +378,11 @@ async def test_metrics_tell_of_shards(journals, consumer, sums):
     await consumer.stat(process, one=head)
     await consumer.status(process, "PRIMARY")
 
-    def scrape() -> str:
-        with urllib.request.urlopen(f"{process.metrics_endpoint}/metrics", timeout=60) as response:
+    def scrape(path: str = "metrics") -> str:
+        with urllib.request.urlopen(f"{process.metrics_endpoint}/{path}", timeout=60) as response:
             return response.read().decode()
 
+    assert json.loads(await asyncio.to_thread(scrape, "ready"))["ready"] is True
     text = await asyncio.to_thread(scrape)
     assert 'coranto_shard_status{shard="shard-sums"} 300.0' in text
     assert 'coranto_shard_messages_total{shard="shard-sums"} 3.0' in text

@@ -15,9 +15,9 @@ from coranto.client import AppendResult, Chunk, JournalClient
 from coranto.coordination.etcd import Op, Put
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import AssignmentKey, Layout
-from coranto.coordination.lease import open_session
 from coranto.errors import Unavailable
 from coranto.labels import CONTENT_TYPE, JSON_LINES, RECOVERY_LOG, label_set
+from coranto.member.membership import Membership
 from coranto.messages import Flags, JsonLines, iter_messages
 from coranto.testing.sim.clocks import SimClock
 from coranto.testing.sim.etcd import SimCoordinator
@@ -33,7 +33,6 @@ from coranto_consumers.runtime.application import Shard
 from coranto_consumers.runtime.consumer import Consumer
 from coranto_consumers.runtime.metrics import ConsumerMetrics
 from coranto_consumers.runtime.peers import ShardPeers
-from coranto_consumers.runtime.process import member_spec
 from coranto_consumers.runtime.service import ShardService
 from coranto_consumers.runtime.settings import ConsumerProcessSettings
 from coranto_consumers.runtime.specs import ShardEntities
@@ -190,19 +189,22 @@ class ConsumerMachine(Host):
             metrics=ConsumerMetrics(),
             peers=_SimShardPeers(world.rpc, self.name, process),
         )
-        session = await open_session(coordinator, ttl_seconds=self._settings.lease_seconds, clock=clock)
-        spec = member_spec(self.member, self.endpoint, self._settings)
-        await session.announce(SHARDS.member_key(self.member), spec.SerializeToString(deterministic=True))
-        await keyspace.start()
-        consumer.start(session)
+        membership = Membership(
+            self.member,
+            consumer,
+            coordinator=coordinator,
+            keyspace=keyspace,
+            clock=clock,
+            exit_seconds=self._settings.exit_seconds,
+        )
+        await membership.join(self.endpoint, lease_seconds=self._settings.lease_seconds)
         world.rpc.endpoints.listen(self.endpoint, self.name, process, ShardService(consumer))
         self.consumer = consumer
-        ended = await consumer.serve_until(self.stop_requested)
+        ended = await membership.serve_until(self.stop_requested)
         world.coverage.sometimes("a consumer lost its lease or etcd" if ended else "a consumer exited gracefully")
         world.rpc.endpoints.close(self.endpoint, process)
+        await membership.close()
         await consumer.close()
-        await keyspace.close()
-        await session.close(revoke=not session.lost.is_set())
 
     def _application(self, process: Process, clock: SimClock) -> Tally:
         world = self._world

@@ -1,4 +1,4 @@
-"""One HTTP port of a broker."""
+"""One HTTP port of a member."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READ_BUFFER_BYTES = 1 << 19
 """Buffer for a request's body. The sender is held back once twice as much is unread."""
 
 # Handlers log their own errors. Requests that are not HTTP need no log entry.
-_silent = logging.getLogger("coranto_broker.http.silent")
+_silent = logging.getLogger("coranto.member.silent")
 _silent.setLevel(logging.CRITICAL + 1)
 
 

@@ -1,4 +1,4 @@
-"""Sources of a broker's settings. In order of precedence: command line, environment, configuration file, default.
+"""Sources of a member's settings. In order of precedence: command line, environment, configuration file, default.
 
 The file is TOML, or YAML if its name ends in .yaml or .yml. Settings are top-level keys. An unknown key is an error.
 """
@@ -13,17 +13,18 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from coranto.errors import InvalidInput
-from coranto_broker.settings import SECRETS, BrokerSettings
+from coranto.member.settings import MemberSettings
 
-FILE_VARIABLE = "CORANTO_BROKER_CONFIG"
-_PREFIX = "coranto_broker_"
+SettingsT = TypeVar("SettingsT", bound=MemberSettings)
+FILE_VARIABLE = "config"
+"""The environment variable that may name the configuration file, as `MemberSettings.variable` spells it."""
 
 
 class Origin(enum.Enum):
@@ -36,24 +37,24 @@ class Origin(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Generic[SettingsT]):
     """Settings, the sources of those that are not defaults, and warnings."""
 
-    settings: BrokerSettings
+    settings: SettingsT
     origins: Mapping[str, Origin]
     warnings: tuple[str, ...] = ()
 
 
-def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
-    """Return the settings in effect. Without `file`, $CORANTO_BROKER_CONFIG may name the configuration file.
+def load(kind: type[SettingsT], flags: Mapping[str, Any], file: Path | None = None) -> Configuration[SettingsT]:
+    """Return the settings in effect. Without `file`, an environment variable may name the configuration file.
 
     Raises InvalidInput with the setting and its source if a setting is unknown or invalid.
     """
-    if file is None and (named := os.environ.get(FILE_VARIABLE)):
+    if file is None and (named := os.environ.get(kind.variable(FILE_VARIABLE))):
         file = Path(named)
     layers = (
-        (Origin.FILE, read_file(file) if file is not None else {}),
-        (Origin.ENVIRONMENT, _environment()),
+        (Origin.FILE, read_file(kind, file) if file is not None else {}),
+        (Origin.ENVIRONMENT, dict(EnvSettingsSource(kind)())),
         (Origin.FLAG, dict(flags)),
     )
     values: dict[str, Any] = {}
@@ -62,13 +63,14 @@ def load(flags: Mapping[str, Any], file: Path | None = None) -> Configuration:
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     try:
-        return Configuration(BrokerSettings(**values), origins, (*_unknown_variables(), *_readable_keys(file, origins)))
+        warnings = (*_unknown_variables(kind), *_readable_keys(kind, file, origins))
+        return Configuration(kind(**values), origins, warnings)
     except ValidationError as error:
-        problems = (_problem(dict(each), origins, file) for each in error.errors(include_url=False))
+        problems = (_problem(kind, dict(each), origins, file) for each in error.errors(include_url=False))
         raise InvalidInput("; ".join(problems), field="settings") from None
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(kind: type[MemberSettings], path: Path) -> dict[str, Any]:
     """Return the settings of a configuration file by name. Raises InvalidInput."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -81,17 +83,16 @@ def read_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise InvalidInput(f"{path} does not hold settings by name, as in `port = 8080`", field="config")
-    known = BrokerSettings.model_fields
     result = {str(key).replace("-", "_"): value for key, value in content.items()}
-    for key in result.keys() - known.keys():
-        raise InvalidInput(f"{path}: there is no setting {key!r}; {_hint(key)}", field="config")
+    for key in result.keys() - kind.model_fields.keys():
+        raise InvalidInput(f"{path}: there is no setting {key!r}; {_hint(kind, key)}", field="config")
     return result
 
 
-def render(configuration: Configuration) -> str:
+def render(configuration: Configuration[Any]) -> str:
     """Return the settings in effect as a configuration file, with the source of each. Secrets are not shown."""
     lines: list[str] = []
-    for name, field in BrokerSettings.model_fields.items():
+    for name, field in type(configuration.settings).model_fields.items():
         value = getattr(configuration.settings, name)
         origin = configuration.origins.get(name, Origin.DEFAULT).value
         lines.append(f"# {field.description}")
@@ -104,38 +105,36 @@ def render(configuration: Configuration) -> str:
     return "\n".join(lines)
 
 
-def _hint(name: str) -> str:
-    nearest = difflib.get_close_matches(name, BrokerSettings.model_fields, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else "`coranto broker settings` shows all that there are"
+def _hint(kind: type[MemberSettings], name: str) -> str:
+    nearest = difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else f"`{kind.command} settings` shows all that there are"
 
 
-def _unknown_variables() -> Iterator[str]:
+def _unknown_variables(kind: type[MemberSettings]) -> Iterator[str]:
     """Yield a warning for each unknown variable. It is not an error, because other programs share the environment."""
     for variable in sorted(os.environ):
-        name = variable.lower().removeprefix(_PREFIX)
-        if variable.lower() != name and variable != FILE_VARIABLE and name not in BrokerSettings.model_fields:
-            yield f"${variable} is no setting; {_hint(name)}"
+        name = variable.lower().removeprefix(kind.variable("").lower())
+        if variable.lower() != name and name not in {FILE_VARIABLE, *kind.model_fields}:
+            yield f"${variable} is no setting; {_hint(kind, name)}"
 
 
-def _readable_keys(file: Path | None, origins: Mapping[str, Origin]) -> Iterator[str]:
-    has_keys = any(origins.get(name) is Origin.FILE for name in SECRETS)
+def _readable_keys(kind: type[MemberSettings], file: Path | None, origins: Mapping[str, Origin]) -> Iterator[str]:
+    has_keys = any(origins.get(name) is Origin.FILE for name in kind.secrets())
     if file is not None and has_keys and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield f"{file} holds keys, and can be read by others than its owner; chmod 600 it"
 
 
-def _environment() -> dict[str, Any]:
-    return dict(EnvSettingsSource(BrokerSettings)())
-
-
-def _problem(error: dict[str, Any], origins: Mapping[str, Origin], file: Path | None) -> str:
+def _problem(
+    kind: type[MemberSettings], error: dict[str, Any], origins: Mapping[str, Origin], file: Path | None
+) -> str:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     origin = origins.get(name, Origin.DEFAULT)
     said = {
         Origin.FILE: f" ({file})",
-        Origin.ENVIRONMENT: f" ($CORANTO_BROKER_{name.upper()})",
+        Origin.ENVIRONMENT: f" (${kind.variable(name)})",
         Origin.FLAG: f" (--{name.replace('_', '-')})",
     }.get(origin, "")
-    value = "" if name in SECRETS else f", not {error['input']!r}"
+    value = "" if name in kind.secrets() else f", not {error['input']!r}"
     return f"{name}{said}: {error['msg']}{value}"
 
 

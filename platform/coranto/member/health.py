@@ -1,11 +1,11 @@
-"""A broker's condition over HTTP: `/metrics` for Prometheus, `/ready` and `/live` for orchestrators and load balancers.
+"""A member's condition over HTTP: `/metrics` for Prometheus, `/ready` and `/live` for orchestrators and load balancers.
 
-A broker is *ready* if it has loaded the key space, is announced under a lease that it holds, and is not exiting.
+A member is *ready* if it has loaded the key space, is announced under a lease that it holds, and is not exiting.
 Readiness ignores fragment stores: if one fails, it fails for all brokers, and all of them would be taken out of service
 although appends and reads of recent content still work. The stores' health is in the answers of appends, in
 FragmentStoreHealth and in `coranto_fragment_store_healthy`.
 
-A broker is *alive* if its event loop answers. One that has lost its lease or its key space ends by itself.
+A member is *alive* if its event loop answers. One that has lost its lease or its key space ends by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from coranto_broker.http.hosts import local_only
+from coranto.member.hosts import local_only
 
 Checks = Callable[[], Mapping[str, bool]]
 

@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from coranto.errors import InvalidInput
+from coranto.member.configuration import Configuration, Origin, read_file, render
+from coranto.member.configuration import load as load_settings
 from coranto_broker.server.cli import app
-from coranto_broker.server.configuration import Origin, load, read_file, render
-from coranto_broker.settings import SECRETS, BrokerSettings
+from coranto_broker.settings import BrokerSettings
 from coranto_broker.spool.durable_spool import Fsync
+from coranto_consumers.cli.consumer import app as consumer_app
 
 SECRET = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3JldA=="
+
+
+def load(flags: dict[str, Any], file: Path | None = None) -> Configuration[BrokerSettings]:
+    return load_settings(BrokerSettings, flags, file)
 
 
 def written(path: Path, text: str) -> Path:
@@ -79,7 +85,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read: No such file"):
         load({}, tmp_path / "none.toml")
     with pytest.raises(InvalidInput, match="does not hold settings by name"):
-        read_file(written(tmp_path / "list.yaml", "- 1\n"))
+        read_file(BrokerSettings, written(tmp_path / "list.yaml", "- 1\n"))
 
 
 def test_a_wrong_variable_and_a_wrong_flag_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +136,10 @@ def test_any_text_survives_being_printed(zone: str) -> None:
 def test_every_setting_is_an_option_unless_it_is_secret() -> None:
     result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     for name, field in BrokerSettings.model_fields.items():
-        assert (f"--{name.replace('_', '-')} " in result.stdout) is (name not in SECRETS), name
+        assert (f"--{name.replace('_', '-')} " in result.stdout) is (name not in BrokerSettings.secrets()), name
         assert field.description
-        assert (field.description.split()[-1] in result.stdout) or name in SECRETS
-    assert set(SECRETS) == {"auth_keys"}
+        assert (field.description.split()[-1] in result.stdout) or name in BrokerSettings.secrets()
+    assert BrokerSettings.secrets() == {"auth_keys"}
 
 
 def test_usage_errors_name_the_setting(tmp_path: Path) -> None:
@@ -143,3 +149,12 @@ def test_usage_errors_name_the_setting(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert problem in result.output
+
+
+def test_consumers_take_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORANTO_CONSUMER_CONFIG", str(written(tmp_path / "c.toml", 'zone = "z"\nshard_limit = 7\n')))
+    monkeypatch.setenv("CORANTO_CONSUMER_SHARDS", "5")
+    result = CliRunner().invoke(consumer_app, ["settings", "--port", "5"])
+    assert result.exit_code == 0
+    assert "shard_limit = 7  # file" in result.stdout
+    assert result.stderr.startswith("$CORANTO_CONSUMER_SHARDS is no setting; ")

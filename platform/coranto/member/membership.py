@@ -1,0 +1,242 @@
+"""A member's life, on given effects: real ones in `coranto.member.process`, simulated ones in simulations.
+
+A member goes through four phases, in this order. It never goes back; it may leave out DRAINING.
+
+========  ==========================================================================================================
+STARTING  It has no lease, or has not loaded the key space. It may wait here for an older process of its name to end.
+SERVING   Its key is announced and the key space is loaded. It takes items and serves them, and takes part in assigning.
+DRAINING  It was asked to end. Its key says that it exits, so the allocator gives its items to others. It still serves.
+EXITING   It stops the items that it still has, and gives up its lease. After a loss (of the lease, the key space, the
+          allocator or the data directory) it comes here straight from SERVING.
+========  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import structlog
+
+from coranto.coordination.allocator import AllocatorLoop, may_drain
+from coranto.coordination.etcd import Coordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import MemberId
+from coranto.coordination.lease import LeaseRecord, MemberSession, open_session
+from coranto.effects import Clock
+from coranto.errors import CoordinationError, CorantoError
+from coranto.wire import consumer_pb2 as pc
+from coranto.wire import protocol_pb2 as pb
+
+_log = structlog.get_logger(__name__)
+
+Seen = tuple[int, tuple[str, ...]]
+"""The latest known revision of etcd, and the names of the members that exist."""
+
+
+class Phase(enum.Enum):
+    """A phase of a member's life; see above."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    EXITING = "exiting"
+
+
+class Work(Protocol):
+    """The work of a member on the items that are assigned to it: journals of a broker, shards of a consumer."""
+
+    def member_spec(self, endpoint: str) -> pb.BrokerSpec | pc.ConsumerSpec:
+        """Return the spec to announce. Raises InvalidInput."""
+        ...
+
+    def start(self, session: MemberSession) -> None:
+        """Serve assigned items while `session` lives. The key space is loaded, and holds the member's key."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop serving, in bounded time. A second call does nothing."""
+        ...
+
+    async def exit(self) -> None:
+        """Stop serving as `stop` does, and let others go on where this member ends."""
+        ...
+
+
+class Residence(Protocol):
+    """A member's right to use its data directory, which etcd knows of."""
+
+    async def move_in(self) -> None:
+        """Mark the directory as used by this process. Raises WrongCluster."""
+        ...
+
+    async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
+        """Return the reason once the directory and etcd no longer match."""
+        ...
+
+    async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
+        """Note in the directory what was last seen."""
+        ...
+
+
+class Membership:
+    """One member: its lease, its key, its part in assigning, and its `work`."""
+
+    def __init__(
+        self,
+        member: MemberId,
+        work: Work,
+        *,
+        coordinator: Coordinator,
+        keyspace: KeySpace[Any, Any, Any],
+        clock: Clock,
+        exit_seconds: float,
+        residence: Residence | None = None,
+    ) -> None:
+        """`exit_seconds` bounds DRAINING. `residence` is for members whose data outlives them."""
+        self.member = member
+        self.phase = Phase.STARTING
+        self.session: MemberSession
+        self._work = work
+        self._coordinator = coordinator
+        self._keyspace = keyspace
+        self._clock = clock
+        self._exit_seconds = exit_seconds
+        self._residence = residence
+        self._allocator = AllocatorLoop(keyspace, coordinator, member, clock=clock)
+        self._allocation: asyncio.Task[None]
+        self._stopped = False
+        self._undo = contextlib.AsyncExitStack()
+
+    async def join(
+        self,
+        endpoint: str,
+        *,
+        lease_seconds: float,
+        record: LeaseRecord | None = None,
+        patience: float | None = None,
+    ) -> None:
+        """Announce the member at `endpoint`, load the key space and start the work. Then the phase is SERVING.
+
+        With `record`, a lease that an earlier process left is resumed. `patience` is that of `MemberSession.announce`.
+        Raises Unavailable, LeaseLost, MemberInUse and WrongCluster. After an error or a cancellation, call `close`.
+        """
+        self.session = await open_session(
+            self._coordinator, ttl_seconds=lease_seconds, record=record, clock=self._clock
+        )
+        self._undo.push_async_callback(self._close_session)
+        spec = self._work.member_spec(endpoint).SerializeToString(deterministic=True)
+        await self.session.announce(self._keyspace.layout.member_key(self.member), spec, patience=patience)
+        if self._residence is not None:
+            await self._residence.move_in()
+        await self._keyspace.start()
+        self._undo.push_async_callback(self._keyspace.close)
+        self._work.start(self.session)
+        self._allocation = asyncio.create_task(self._allocate(), name="allocator")
+        self._undo.push_async_callback(self._stop)
+        self.phase = Phase.SERVING
+
+    async def serve_until(self, stop: asyncio.Event) -> int:
+        """Serve until `stop`, or until the member cannot go on. Returns an exit code.
+
+        At `stop` it exits gracefully and returns 0. It returns 1 when its lease is lost, its key space or its allocator
+        fails, or its data directory and etcd no longer match. A cancellation leaves the member serving.
+        """
+        waits = [
+            asyncio.ensure_future(stop.wait()),
+            asyncio.ensure_future(self.session.lost.wait()),
+            asyncio.ensure_future(self._keyspace.wait_failed()),
+        ]
+        if self._residence is not None:
+            waits.append(asyncio.ensure_future(self._keep(self._residence)))
+        try:
+            await asyncio.wait([*waits, self._allocation], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if stop.is_set():
+            await self.exit_gracefully()
+            return 0
+        _log.error("member.cannot_go_on", member=str(self.member))
+        await self._stop()
+        return 1
+
+    async def exit_gracefully(self) -> None:
+        """Hand items over to members that can take them, then stop the remaining ones."""
+        _log.info("member.exiting", member=str(self.member))
+        self.phase = Phase.DRAINING
+        await self._hand_over()
+        self.phase = Phase.EXITING
+        await self._work.exit()
+        self._stopped = True
+        await self._end_allocation()
+        if self._residence is not None:
+            try:
+                await self._residence.refresh(*self._seen())
+            except (CorantoError, OSError) as error:
+                _log.warning("member.last_use_not_noted", error=str(error))
+
+    async def close(self) -> None:
+        """Stop the work, and give up the lease and the key space. Cancelled, it leaves the lease to run out."""
+        await self._undo.aclose()
+
+    @property
+    def is_announced(self) -> bool:
+        """True if the loaded key space holds the member's key."""
+        return self.phase is not Phase.STARTING and self._keyspace.state.member(self.member) is not None
+
+    async def _hand_over(self) -> None:
+        """Mark the member as exiting, and wait until others have its items, or nobody is left to take them over."""
+        state = self._keyspace.state
+        member = state.member(self.member)
+        if member is None or not may_drain(state, self.member):
+            return
+        spec = type(member.spec)()
+        spec.CopyFrom(member.spec)
+        spec.exiting = True
+        try:
+            await self.session.update(spec.SerializeToString(deterministic=True))
+            # Also ends if all others exit, too, as when a whole cluster stops: nobody is left to take over.
+            await self._keyspace.wait_until(
+                lambda now: not now.by_member.get(self.member) or not may_drain(now, self.member),
+                timeout=self._exit_seconds,
+            )
+        except TimeoutError:
+            remaining = len(self._keyspace.state.by_member.get(self.member, ()))
+            _log.warning("member.handover_timed_out", items=remaining, seconds=self._exit_seconds)
+        except CorantoError as error:
+            _log.warning("member.handover_failed", error=str(error))
+
+    async def _stop(self) -> None:
+        self.phase = Phase.EXITING
+        if not self._stopped:
+            await self._work.stop()
+            self._stopped = True
+        await self._end_allocation()
+
+    async def _end_allocation(self) -> None:
+        self._allocation.cancel()
+        await asyncio.gather(self._allocation, return_exceptions=True)
+
+    async def _close_session(self) -> None:
+        # A lease that we only lost sight of may live on. With it, the next process can resume this one's assignments.
+        await self.session.close(revoke=not self.session.lost.is_set())
+
+    async def _allocate(self) -> None:
+        """Take part in assigning. If a leader's allocator ended and the leader went on, nobody else could assign."""
+        try:
+            await self._allocator.run()
+        except CoordinationError as error:
+            _log.warning("member.allocator_ended", error=str(error))
+        except Exception:  # noqa: BLE001  Whatever it was, the member ends.
+            _log.exception("member.allocator_failed")
+
+    async def _keep(self, residence: Residence) -> None:
+        reason = await residence.keep(self._clock, self._seen)
+        _log.error("member.data_directory_mismatch", reason=reason)
+
+    def _seen(self) -> Seen:
+        return self._keyspace.known_revision, tuple(str(each.id) for each in self._keyspace.state.members)

@@ -1,0 +1,172 @@
+"""A process that is a member: from its settings to a served port, until it is asked to end or cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+import grpc.aio
+import structlog
+from prometheus_client import CollectorRegistry
+
+from coranto.coordination.etcd import Coordinator, EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.lease import LeaseRecord, MemberSession
+from coranto.effects import SystemClock
+from coranto.errors import ClusterError
+from coranto.member import health
+from coranto.member.membership import Membership, Phase, Residence, Work
+from coranto.member.settings import MemberSettings
+from coranto.member.site import Site
+from coranto.process.memory import spare_garbage_collection
+from coranto.security.server import check_exposure, etcd_tls, server_credentials
+from coranto.security.tls import is_loopback
+
+SettingsT = TypeVar("SettingsT", bound=MemberSettings)
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a member that brokers and consumers make differently."""
+
+    work: Work
+    keyspace: KeySpace[Any, Any, Any]
+    server: grpc.aio.Server
+    """The gRPC server of the work, not yet bound to a port."""
+    registry: CollectorRegistry
+    close: Callable[[], Awaitable[None]]
+    """Closes what the work has opened, at the very end."""
+    residence: Residence | None = None
+    record: LeaseRecord | None = None
+    patience: float | None = None
+    """See `Membership` and `Membership.join` for these three."""
+
+
+class MemberProcess(ABC, Generic[SettingsT]):
+    """A running member with its own etcd connection, lease and ports. Tests run it in their own process.
+
+    Entering it starts the member, leaving it stops the member at once. `membership` has the phases in between.
+    """
+
+    grace_seconds: float
+    """Time that calls in progress have to finish once the member has stopped serving."""
+
+    def __init__(self, settings: SettingsT, member: MemberId) -> None:
+        self.settings = settings
+        self.member = member
+        self.endpoint = ""
+        self.metrics_endpoint = ""
+        """Endpoint of /metrics, /ready and /live, or "" if there is none."""
+        self.membership: Membership
+        self._started = False
+        self._exits = contextlib.AsyncExitStack()
+
+    @abstractmethod
+    async def _make(self, coordinator: Coordinator, layout: Layout) -> Parts:
+        """Make the parts of the member. Nothing is announced yet."""
+
+    async def _start(self) -> None:
+        settings = self.settings
+        coordinator = EtcdCoordinator(settings.etcd, clock=SystemClock(), tls=etcd_tls(settings))
+        self._exits.push_async_callback(coordinator.close)
+        parts = await self._make(coordinator, Layout(settings.etcd_prefix))
+        self._exits.push_async_callback(parts.close)
+        if settings.metrics_port is not None:
+            application = health.application(parts.registry, self.readiness, local=is_loopback(settings.host))
+            site = Site(application, grace_seconds=0.1)
+            self._exits.push_async_callback(site.stop)
+            self.metrics_endpoint = await site.start(settings.host, settings.metrics_port)
+        self.endpoint = self._bind(parts.server)
+        check_exposure(settings, self.endpoint, harm=settings.harm)
+        self.membership = Membership(
+            self.member,
+            parts.work,
+            coordinator=coordinator,
+            keyspace=parts.keyspace,
+            clock=SystemClock(),
+            exit_seconds=settings.exit_seconds,
+            residence=parts.residence,
+        )
+        self._exits.push_async_callback(self.membership.close)
+        await self.membership.join(
+            self.endpoint, lease_seconds=settings.lease_seconds, record=parts.record, patience=parts.patience
+        )
+        await parts.server.start()
+        self._exits.push_async_callback(parts.server.stop, self.grace_seconds)
+
+    def _bind(self, server: grpc.aio.Server) -> str:
+        """Bind `server` to the port of the settings, and return the endpoint to announce. Raises ClusterError."""
+        settings, credentials = self.settings, server_credentials(self.settings)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.port}"
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+        if port == 0:
+            raise ClusterError(f"cannot listen on {address}: is the port taken? Free it, or choose another --port")
+        return settings.advertise or f"{'http' if credentials is None else 'https'}://{host}:{port}"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        self._started = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    @property
+    def session(self) -> MemberSession:
+        """The member's lease. It is there once the member has joined."""
+        return self.membership.session
+
+    async def serve_until(self, stop: asyncio.Event) -> int:
+        """Serve until `stop` (returns 0, after a graceful exit), or until the member cannot go on (returns 1)."""
+        return await self.membership.serve_until(stop)
+
+    async def exit_gracefully(self) -> None:
+        """Hand items over to other members that can take them, then stop the remaining ones."""
+        await self.membership.exit_gracefully()
+
+    def readiness(self) -> dict[str, bool]:
+        """Return the conditions of readiness by name, and whether each holds."""
+        started = self._started
+        return {
+            "started": started,  # The key space is loaded, and calls are served.
+            "lease": started and not self.session.lost.is_set(),
+            "announced": started and self.membership.is_announced,
+            "staying": not started or self.membership.phase is Phase.SERVING,
+        }
+
+    def facts(self) -> dict[str, object]:
+        """Return what the log says of the member once it serves."""
+        settings = self.settings
+        return {
+            "member": str(self.member),
+            "endpoint": self.endpoint,
+            "metrics": self.metrics_endpoint,
+            "etcd": settings.etcd,
+            "etcd_prefix": settings.etcd_prefix,
+        }
+
+    async def run(self) -> int:
+        """Run the member until SIGTERM or SIGINT (returns 0), or until it cannot go on (returns 1)."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with self:
+            spare_garbage_collection()
+            _log.info("member.ready", **self.facts())
+            return await self.serve_until(stop)

@@ -1,0 +1,84 @@
+"""The settings that all members share: their names, limits and descriptions.
+
+The command line options, the environment variables, the keys of a configuration file and the tables in the docs all
+come from `MemberSettings` and its two subclasses. `coranto.member.configuration` defines which source wins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class MemberSettings(BaseSettings):
+    """The settings of one member. Sizes are in bytes, times in seconds, rates in bytes per second."""
+
+    model_config = SettingsConfigDict(frozen=True)
+    command: ClassVar[str]
+    """The group of commands that take these settings, such as `coranto broker`."""
+    harm: ClassVar[str]
+    """What strangers could do to a member without keys, such as "change shards"."""
+
+    etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
+    etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")
+    etcd_ca: Path | None = Field(default=None, description="PEM file: authorities that etcd's certificate is of.")
+    etcd_cert: Path | None = Field(default=None, description="PEM file: certificate to show to etcd.")
+    etcd_key: Path | None = Field(default=None, description="PEM file: key of etcd_cert.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on, and to tell others.")
+    port: int = Field(default=0, ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
+    advertise: str = Field(default="", description="Endpoint to tell others, when it differs: http://host:port.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of /metrics, /ready and /live; 0 chooses a free one."
+    )
+    zone: str = Field(default="local", description="Failure zone of this process.")
+    id: str = Field(default="", description="Name of this process, unique within its zone. Default: host and pid.")
+    lease_seconds: float = Field(default=20.0, gt=0, description="How long a dead process goes unnoticed.")
+    exit_seconds: float = Field(
+        default=20.0, gt=0, description="Most time of a graceful exit, for each of draining, stopping and storing."
+    )
+    auth_keys: SecretStr = Field(
+        default=SecretStr(""), description="Keys of tokens, base64 with commas; the first signs. Empty: no tokens."
+    )
+    tls_cert: Path | None = Field(default=None, description="PEM file: certificate chain to serve with TLS.")
+    tls_key: Path | None = Field(default=None, description="PEM file: key of tls_cert.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file: clients and peers must show certificates of it."
+    )
+    peer_cert: Path | None = Field(default=None, description="PEM file: certificate to show to peers.")
+    peer_key: Path | None = Field(default=None, description="PEM file: key of peer_cert.")
+    peer_ca: Path | None = Field(default=None, description="PEM file: authorities that peers' certificates are of.")
+    serve_anyone_without_keys: bool = Field(
+        default=False,
+        description="Listen beyond this machine although anyone there may then read and change everything.",
+    )
+    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    log_json: bool = Field(default=False, description="Log lines as JSON.")
+
+    @classmethod
+    def secrets(cls) -> frozenset[str]:
+        """Return the settings that are never printed, and not allowed on the command line, which process lists show."""
+        return frozenset(name for name, field in cls.model_fields.items() if field.annotation is SecretStr)
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """Return the environment variable of a setting."""
+        return f"{cls.model_config['env_prefix']}{name.upper()}"
+
+    @classmethod
+    def markdown_table(cls) -> str:
+        """Return the table of settings for the docs."""
+        lines = ["| setting | default | |", "|---|---|---|"]
+        for name, field in cls.model_fields.items():
+            default = field.get_default()
+            shown = "" if default is None or name in cls.secrets() or default == "" else f"`{_plain(default)}`"
+            lines.append(f"| `{name}` | {shown} | {field.description} |")
+        return "\n".join(lines)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))

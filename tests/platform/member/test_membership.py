@@ -1,0 +1,160 @@
+"""The phases of a member's life, on a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from coranto.coordination.entities import JournalEntities
+from coranto.coordination.etcd import EtcdCoordinator
+from coranto.coordination.keyspace import KeySpace
+from coranto.coordination.layout import Layout, MemberId
+from coranto.coordination.lease import MemberSession
+from coranto.effects import Clock, SystemClock
+from coranto.errors import LeaseLost
+from coranto.member.membership import Membership, Phase, Seen
+from coranto.wire import protocol_pb2 as pb
+from tests.platform.coordination.test_allocator import put_journals, synchronize
+
+pytestmark = pytest.mark.integration
+WAIT_SECONDS = 60
+
+
+class Work:
+    """Work that writes down in which phase it was asked for what."""
+
+    def __init__(self, name: str) -> None:
+        self.id = MemberId("zone-1", name)
+        self.membership: Membership
+        self.asked: list[tuple[str, Phase]] = []
+        self.breaks = asyncio.Event()
+
+    def member_spec(self, endpoint: str) -> pb.BrokerSpec:
+        process = pb.ProcessSpec(id=pb.ProcessSpec.ID(zone=self.id.zone, suffix=self.id.suffix), endpoint=endpoint)
+        return pb.BrokerSpec(process_spec=process, journal_limit=10)
+
+    def start(self, session: MemberSession) -> None:
+        self._note("start")
+
+    async def stop(self) -> None:
+        self._note("stop")
+
+    async def exit(self) -> None:
+        self._note("exit")
+
+    def _note(self, what: str) -> None:
+        self.asked.append((what, self.membership.phase))
+
+    async def move_in(self) -> None:
+        self._note("move in")
+
+    async def keep(self, clock: Clock, seen: Callable[[], Seen]) -> str:
+        await self.breaks.wait()
+        return "somebody else uses the directory"
+
+    async def refresh(self, revision: int, brokers: tuple[str, ...]) -> bool:
+        self._note(f"refresh {', '.join(brokers)}")
+        return True
+
+
+@pytest.fixture
+async def member(coordinator: EtcdCoordinator, layout: Layout) -> AsyncIterator[Callable[[str], Work]]:
+    made: list[Membership] = []
+
+    def make(name: str) -> Work:
+        work = Work(name)
+        work.membership = Membership(
+            work.id,
+            work,
+            coordinator=coordinator,
+            keyspace=KeySpace(coordinator, layout, JournalEntities(), apply_delay_seconds=0.0),
+            clock=SystemClock(),
+            exit_seconds=WAIT_SECONDS,
+            residence=work,
+        )
+        made.append(work.membership)
+        return work
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+async def join(work: Work) -> Membership:
+    await work.membership.join(f"http://{work.id.suffix}:80", lease_seconds=WAIT_SECONDS)
+    return work.membership
+
+
+async def test_a_member_passes_its_phases_in_order(
+    member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
+) -> None:
+    work = member("broker-a")
+    assert (work.membership.phase, work.membership.is_announced) == (Phase.STARTING, False)
+    membership = await join(work)
+    assert (membership.phase, membership.is_announced) == (Phase.SERVING, True)
+    stop = asyncio.Event()
+    stop.set()
+    assert await asyncio.wait_for(membership.serve_until(stop), WAIT_SECONDS) == 0
+    await membership.close()
+    assert [what for what, _ in work.asked] == ["move in", "start", "exit", "refresh zone-1#broker-a"]
+    assert [phase for _, phase in work.asked] == [Phase.STARTING, Phase.STARTING, Phase.EXITING, Phase.EXITING]
+    assert (await coordinator.get(layout.member_key(work.id)))[1] is None
+
+
+async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
+    member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
+) -> None:
+    await put_journals(coordinator, layout, count=1, replication=1)
+    follower = KeySpace(coordinator, layout, JournalEntities(), apply_delay_seconds=0.0)
+    first, second = member("broker-a"), member("broker-b")
+    await follower.start()
+    primaries = [asyncio.create_task(synchronize(follower, coordinator, each.id)) for each in (first, second)]
+    try:
+        await join(first)
+        await follower.wait_until(lambda state: bool(state.by_member.get(first.id)), timeout=WAIT_SECONDS)
+        await join(second)
+        await asyncio.wait_for(first.membership.exit_gracefully(), WAIT_SECONDS)
+        assert [each.member for each in follower.state.all_assignments] == [second.id]
+        assert second.membership.phase is Phase.SERVING
+    finally:
+        for each in primaries:
+            each.cancel()
+        await asyncio.gather(*primaries, return_exceptions=True)
+        await follower.close()
+
+
+async def test_a_member_that_lost_its_lease_stops_at_once(member: Callable[[str], Work]) -> None:
+    work = member("broker-a")
+    membership = await join(work)
+    membership.session.lost.set()
+    assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
+    assert work.asked[-1] == ("stop", Phase.EXITING)
+    await membership.close()
+    assert [what for what, _ in work.asked].count("stop") == 1
+
+
+async def test_a_member_whose_data_directory_is_used_by_another_stops(member: Callable[[str], Work]) -> None:
+    work = member("broker-a")
+    membership = await join(work)
+    work.breaks.set()
+    assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
+    assert work.asked[-1] == ("stop", Phase.EXITING)
+
+
+async def test_a_member_that_cannot_be_announced_leaves_nothing_behind(
+    member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
+) -> None:
+    work = member("broker-a")
+
+    async def refuse() -> None:
+        raise LeaseLost("refused by the test")
+
+    work.move_in = refuse  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        await join(work)
+    assert work.membership.phase is Phase.STARTING
+    await work.membership.close()
+    assert (await coordinator.get(layout.member_key(work.id)))[1] is None
+    assert work.asked == []
