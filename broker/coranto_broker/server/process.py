@@ -15,7 +15,7 @@ from coranto.coordination.lease import LeaseRecord
 from coranto.effects import LocalDisk, SystemClock
 from coranto.fragments.store_endpoints import AllowedEndpoints
 from coranto.fragments.stores import StoreRegistry
-from coranto.member.process import MemberProcess, Parts
+from coranto.member.process import MemberParts, MemberProcess
 from coranto.member.site import Site
 from coranto.process.dirlock import DirectoryLock
 from coranto.process.memory import keep_freed_memory
@@ -65,7 +65,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
     def facts(self) -> dict[str, object]:
         return super().facts() | {"http": self.http_endpoint, "data_dir": str(self.settings.data_dir)}
 
-    async def _make(self, coordinator: Coordinator, layout: Layout) -> Parts:
+    async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
         settings = self.settings
         clock, disk = SystemClock(), LocalDisk()
         keyspace = KeySpace(coordinator, layout, JournalEntities(max_replication=settings.max_replication), clock=clock)
@@ -83,7 +83,7 @@ class BrokerProcess(MemberProcess[BrokerSettings]):
         if settings.metrics_port is not None:
             facts = {"zone": settings.zone, "id": settings.id, "fsync": settings.fsync.value}
             self.broker.metrics.watch(facts, self.broker.values)
-        return Parts(
+        return MemberParts(
             self.broker,
             keyspace,
             make_server(self.broker),

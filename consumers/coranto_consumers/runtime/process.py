@@ -15,7 +15,7 @@ from coranto.coordination.etcd import Coordinator
 from coranto.coordination.keyspace import KeySpace
 from coranto.coordination.layout import Layout, MemberId
 from coranto.effects import SystemClock
-from coranto.member.process import MemberProcess, Parts
+from coranto.member.process import MemberParts, MemberProcess
 from coranto.wire import consumer_pb2_grpc as pc_grpc
 from coranto_consumers.runtime.application import Application
 from coranto_consumers.runtime.consumer import Consumer
@@ -46,7 +46,7 @@ class ConsumerProcess(MemberProcess[ConsumerProcessSettings]):
         self.keyspace: ShardKeySpace
         self.consumer: Consumer
 
-    async def _make(self, coordinator: Coordinator, layout: Layout) -> Parts:
+    async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
         settings, clock = self.settings, SystemClock()
         folder = tempfile.TemporaryDirectory(prefix="coranto-consumer-", dir=settings.data_dir)
         entities = ShardEntities(max_hot_standbys=settings.max_hot_standbys)
@@ -63,7 +63,9 @@ class ConsumerProcess(MemberProcess[ConsumerProcessSettings]):
             recovery_folder=Path(self._exits.enter_context(folder)),
             metrics=self.metrics,
         )
-        return Parts(self.consumer, self.keyspace, self._make_server(), self.metrics.registry, self.consumer.close)
+        return MemberParts(
+            self.consumer, self.keyspace, self._make_server(), self.metrics.registry, self.consumer.close
+        )
 
     def _make_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(

@@ -37,7 +37,7 @@ Seen = tuple[int, tuple[str, ...]]
 """The latest known revision of etcd, and the names of the members that exist."""
 
 
-class Phase(enum.Enum):
+class MemberPhase(enum.Enum):
     """A phase of a member's life; see above."""
 
     STARTING = "starting"
@@ -46,7 +46,7 @@ class Phase(enum.Enum):
     EXITING = "exiting"
 
 
-class Work(Protocol):
+class MemberWork(Protocol):
     """The work of a member on the items that are assigned to it: journals of a broker, shards of a consumer."""
 
     def member_spec(self, endpoint: str) -> pb.BrokerSpec | pc.ConsumerSpec:
@@ -66,7 +66,7 @@ class Work(Protocol):
         ...
 
 
-class Residence(Protocol):
+class DataDirectory(Protocol):
     """A member's right to use its data directory, which etcd knows of."""
 
     async def move_in(self) -> None:
@@ -88,17 +88,17 @@ class Membership:
     def __init__(
         self,
         member: MemberId,
-        work: Work,
+        work: MemberWork,
         *,
         coordinator: Coordinator,
         keyspace: KeySpace[Any, Any, Any],
         clock: Clock,
         exit_seconds: float,
-        residence: Residence | None = None,
+        residence: DataDirectory | None = None,
     ) -> None:
         """`exit_seconds` bounds DRAINING. `residence` is for members whose data outlives them."""
         self.member = member
-        self.phase = Phase.STARTING
+        self.phase = MemberPhase.STARTING
         self.session: MemberSession
         self._work = work
         self._coordinator = coordinator
@@ -137,7 +137,7 @@ class Membership:
         self._work.start(self.session)
         self._allocation = asyncio.create_task(self._allocate(), name="allocator")
         self._undo.push_async_callback(self._stop)
-        self.phase = Phase.SERVING
+        self.phase = MemberPhase.SERVING
 
     async def serve_until(self, stop: asyncio.Event) -> int:
         """Serve until `stop`, or until the member cannot go on. Returns an exit code.
@@ -167,9 +167,9 @@ class Membership:
     async def exit_gracefully(self) -> None:
         """Hand items over to members that can take them, then stop the remaining ones."""
         _log.info("member.exiting", member=str(self.member))
-        self.phase = Phase.DRAINING
+        self.phase = MemberPhase.DRAINING
         await self._hand_over()
-        self.phase = Phase.EXITING
+        self.phase = MemberPhase.EXITING
         await self._work.exit()
         self._stopped = True
         await self._end_allocation()
@@ -186,7 +186,7 @@ class Membership:
     @property
     def is_announced(self) -> bool:
         """True if the loaded key space holds the member's key."""
-        return self.phase is not Phase.STARTING and self._keyspace.state.member(self.member) is not None
+        return self.phase is not MemberPhase.STARTING and self._keyspace.state.member(self.member) is not None
 
     async def _hand_over(self) -> None:
         """Mark the member as exiting, and wait until others have its items, or nobody is left to take them over."""
@@ -211,7 +211,7 @@ class Membership:
             _log.warning("member.handover_failed", error=str(error))
 
     async def _stop(self) -> None:
-        self.phase = Phase.EXITING
+        self.phase = MemberPhase.EXITING
         if not self._stopped:
             await self._work.stop()
             self._stopped = True
@@ -234,7 +234,7 @@ class Membership:
         except Exception:  # noqa: BLE001  Whatever it was, the member ends.
             _log.exception("member.allocator_failed")
 
-    async def _keep(self, residence: Residence) -> None:
+    async def _keep(self, residence: DataDirectory) -> None:
         reason = await residence.keep(self._clock, self._seen)
         _log.error("member.data_directory_mismatch", reason=reason)
 

@@ -21,7 +21,7 @@ from coranto.coordination.lease import LeaseRecord, MemberSession
 from coranto.effects import SystemClock
 from coranto.errors import ClusterError
 from coranto.member import health
-from coranto.member.membership import Membership, Phase, Residence, Work
+from coranto.member.membership import DataDirectory, MemberPhase, Membership, MemberWork
 from coranto.member.settings import MemberSettings
 from coranto.member.site import Site
 from coranto.process.memory import spare_garbage_collection
@@ -33,17 +33,17 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MemberParts:
     """The parts of a member that brokers and consumers make differently."""
 
-    work: Work
+    work: MemberWork
     keyspace: KeySpace[Any, Any, Any]
     server: grpc.aio.Server
     """The gRPC server of the work, not yet bound to a port."""
     registry: CollectorRegistry
     close: Callable[[], Awaitable[None]]
     """Closes what the work has opened, at the very end."""
-    residence: Residence | None = None
+    residence: DataDirectory | None = None
     record: LeaseRecord | None = None
     patience: float | None = None
     """See `Membership` and `Membership.join` for these three."""
@@ -69,7 +69,7 @@ class MemberProcess(ABC, Generic[SettingsT]):
         self._exits = contextlib.AsyncExitStack()
 
     @abstractmethod
-    async def _make(self, coordinator: Coordinator, layout: Layout) -> Parts:
+    async def _make(self, coordinator: Coordinator, layout: Layout) -> MemberParts:
         """Make the parts of the member. Nothing is announced yet."""
 
     async def _start(self) -> None:
@@ -146,7 +146,7 @@ class MemberProcess(ABC, Generic[SettingsT]):
             "started": started,  # The key space is loaded, and calls are served.
             "lease": started and not self.session.lost.is_set(),
             "announced": started and self.membership.is_announced,
-            "staying": not started or self.membership.phase is Phase.SERVING,
+            "staying": not started or self.membership.phase is MemberPhase.SERVING,
         }
 
     def facts(self) -> dict[str, object]:

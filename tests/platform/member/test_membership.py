@@ -14,7 +14,7 @@ from coranto.coordination.layout import Layout, MemberId
 from coranto.coordination.lease import MemberSession
 from coranto.effects import Clock, SystemClock
 from coranto.errors import LeaseLost
-from coranto.member.membership import Membership, Phase, Seen
+from coranto.member.membership import MemberPhase, Membership, Seen
 from coranto.wire import protocol_pb2 as pb
 from tests.platform.coordination.test_allocator import put_journals, synchronize
 
@@ -28,7 +28,7 @@ class Work:
     def __init__(self, name: str) -> None:
         self.id = MemberId("zone-1", name)
         self.membership: Membership
-        self.asked: list[tuple[str, Phase]] = []
+        self.asked: list[tuple[str, MemberPhase]] = []
         self.breaks = asyncio.Event()
 
     def member_spec(self, endpoint: str) -> pb.BrokerSpec:
@@ -91,15 +91,20 @@ async def test_a_member_passes_its_phases_in_order(
     member: Callable[[str], Work], coordinator: EtcdCoordinator, layout: Layout
 ) -> None:
     work = member("broker-a")
-    assert (work.membership.phase, work.membership.is_announced) == (Phase.STARTING, False)
+    assert (work.membership.phase, work.membership.is_announced) == (MemberPhase.STARTING, False)
     membership = await join(work)
-    assert (membership.phase, membership.is_announced) == (Phase.SERVING, True)
+    assert (membership.phase, membership.is_announced) == (MemberPhase.SERVING, True)
     stop = asyncio.Event()
     stop.set()
     assert await asyncio.wait_for(membership.serve_until(stop), WAIT_SECONDS) == 0
     await membership.close()
     assert [what for what, _ in work.asked] == ["move in", "start", "exit", "refresh zone-1#broker-a"]
-    assert [phase for _, phase in work.asked] == [Phase.STARTING, Phase.STARTING, Phase.EXITING, Phase.EXITING]
+    assert [phase for _, phase in work.asked] == [
+        MemberPhase.STARTING,
+        MemberPhase.STARTING,
+        MemberPhase.EXITING,
+        MemberPhase.EXITING,
+    ]
     assert (await coordinator.get(layout.member_key(work.id)))[1] is None
 
 
@@ -117,7 +122,7 @@ async def test_a_member_that_exits_hands_its_items_over_before_it_stops(
         await join(second)
         await asyncio.wait_for(first.membership.exit_gracefully(), WAIT_SECONDS)
         assert [each.member for each in follower.state.all_assignments] == [second.id]
-        assert second.membership.phase is Phase.SERVING
+        assert second.membership.phase is MemberPhase.SERVING
     finally:
         for each in primaries:
             each.cancel()
@@ -130,7 +135,7 @@ async def test_a_member_that_lost_its_lease_stops_at_once(member: Callable[[str]
     membership = await join(work)
     membership.session.lost.set()
     assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
-    assert work.asked[-1] == ("stop", Phase.EXITING)
+    assert work.asked[-1] == ("stop", MemberPhase.EXITING)
     await membership.close()
     assert [what for what, _ in work.asked].count("stop") == 1
 
@@ -140,7 +145,7 @@ async def test_a_member_whose_data_directory_is_used_by_another_stops(member: Ca
     membership = await join(work)
     work.breaks.set()
     assert await asyncio.wait_for(membership.serve_until(asyncio.Event()), WAIT_SECONDS) == 1
-    assert work.asked[-1] == ("stop", Phase.EXITING)
+    assert work.asked[-1] == ("stop", MemberPhase.EXITING)
 
 
 async def test_a_member_that_cannot_be_announced_leaves_nothing_behind(
@@ -154,7 +159,7 @@ async def test_a_member_that_cannot_be_announced_leaves_nothing_behind(
     work.move_in = refuse  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
         await join(work)
-    assert work.membership.phase is Phase.STARTING
+    assert work.membership.phase is MemberPhase.STARTING
     await work.membership.close()
     assert (await coordinator.get(layout.member_key(work.id)))[1] is None
     assert work.asked == []
