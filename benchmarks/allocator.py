@@ -75,7 +75,7 @@ class _Stopwatch:
 
 def _settled(count: int) -> AllocationWorld:
     world = AllocationWorld(items(count), members(0, MEMBERS), planning=Planner().plan)
-    world.settle()
+    world.converge()
     return world
 
 
@@ -207,7 +207,7 @@ def _converge(name: str, change: Change, assignments: Sequence[PlanAssignment]) 
     world = AllocationWorld(items(ITEMS), members(0, MEMBERS), assignments, planning=watch.plan)
     change(world)
     needed = _moves_needed(world)
-    effort = world.settle()
+    effort = world.converge()
     return ChangeCost(name, needed, effort, watch.seconds)
 
 

@@ -194,7 +194,7 @@ def generated_method(method: FaceMethod) -> list[str]:
         body.append(f"return self._iterate(lambda: {call})")
     elif _hands(method):
         returns = f"concurrent.futures.Future[{inner}]"
-        body.append(f"return self._hand(lambda: {call})")
+        body.append(f"return self._submit(lambda: {call})")
     elif isinstance(node, ast.AsyncFunctionDef):
         body.append(f"return self._run({call})")
     else:
@@ -215,7 +215,7 @@ def generated_class(face: FaceSpec) -> list[str]:
     variables = variables_of(node)
     own = f"{face.name}[{', '.join(variables)}]" if variables else face.name
     base = (
-        "HandingFace"
+        "QueuedFace"
         if any(_hands(method) for method in methods_of(node) if method.name not in face.without)
         else "Face"
     )
@@ -272,7 +272,7 @@ def imports_of(face: FaceSpec, used: set[str]) -> tuple[set[str], set[str]]:
 def generated_module(faces: Iterable[FaceSpec]) -> str:
     """Return the text of a module of faces, not formatted yet."""
     body: list[str] = []
-    imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import HandingFace"}
+    imports = {"from abc import abstractmethod", f"from {LOOP} import Face", f"from {HANDOVER} import QueuedFace"}
     variables: set[str] = set()
     for face in faces:
         lines = generated_class(face)

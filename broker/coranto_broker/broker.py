@@ -37,7 +37,7 @@ from coranto_broker.metrics import Metrics
 from coranto_broker.ownership import Signal
 from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
-from coranto_broker.recovery.orphaned_spools import Leftovers
+from coranto_broker.recovery.orphaned_spools import OrphanedSpools
 from coranto_broker.recovery.residence import Residence, spools_of
 from coranto_broker.recovery.saved_records import SavedRecords
 from coranto_broker.replication.peer_copies import PeerCopies
@@ -148,7 +148,7 @@ class Broker:
         self._failed: set[str] = set()  # Journals whose next replica must not trust its folder.
         self._spools = spools_of(settings.data_dir)
         self._deleted = DeletedSpools(settings.data_dir, disk, clock, settings.deleted_spool_seconds)
-        self._leftovers = Leftovers(
+        self._orphaned_spools = OrphanedSpools(
             self._spools, disk, clock, self, self.in_sync, self.persister, self._deleted, self._base
         )
         self._health = StoreHealth(stores, clock, self.spawn, self._store_probed, self._store_forgotten)
@@ -167,7 +167,7 @@ class Broker:
         """Serve the journals that are assigned to this broker while `session` lives."""
         self.session = session
         self.resolver.start()
-        self._looking_after = self.spawn(self._leftovers.run())
+        self._looking_after = self.spawn(self._orphaned_spools.run())
         self.spawn(self._keep_saved_records())
         if self.settings.fsync is Fsync.INTERVAL:
             self.spawn(self._keep_flushed())
@@ -286,7 +286,7 @@ class Broker:
         return self._health.is_healthy(url) and not self.backlog.problem(journal, url)
 
     async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
-        return await self._health.problem(url, until) or await self.backlog.room(journal, url, until)
+        return await self._health.problem(url, until) or await self.backlog.wait_for_room(journal, url, until)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work until the broker stops."""
@@ -326,7 +326,7 @@ class Broker:
         )
         self._failed.discard(item.id)
         self._used_folders.add(replica.folder.path)
-        self._leftovers.release(replica.folder.path)
+        self._orphaned_spools.release(replica.folder.path)
         replica.start(after=self._stopping_of(item.id))
         return replica
 
@@ -350,7 +350,7 @@ class Broker:
         folder = replica.folder.path
         if all(other.folder.path != folder for other in self.resolver.local_replicas):
             self._used_folders.discard(folder)
-            self._leftovers.add(folder)
+            self._orphaned_spools.add(folder)
 
     def _stopping_of(self, journal: str) -> list[asyncio.Task[None]]:
         """Return tasks that use a journal's files, such as stopping replicas. The next replica must wait for them."""
@@ -439,7 +439,7 @@ class Broker:
     @property
     def unreadable_spools(self) -> int:
         """The number of spools that the disk refuses to read. They are tried again."""
-        return len(self._leftovers.unreadable) + sum(each.unreadable for each in self.resolver.local_replicas)
+        return len(self._orphaned_spools.unreadable) + sum(each.unreadable for each in self.resolver.local_replicas)
 
     async def _keep_saved_records(self) -> None:
         """Remove saved in-sync records a while after their journals have gone."""

@@ -318,23 +318,23 @@ def _has_all(wanted: pb.LabelSet, labels: pb.LabelSet) -> bool:
 
 def matcher(selector: pb.LabelSelector) -> Callable[[pb.LabelSet], bool]:
     """Return `matches` for one selector and many sets. It prepares the selector, which may be long, only once."""
-    include, exclude = _wishes(selector.include), _wishes(selector.exclude)
+    include, exclude = _accepted_values(selector.include), _accepted_values(selector.exclude)
 
     def match(labels: pb.LabelSet) -> bool:
         found: set[str] = set()
         for label in labels.labels:
-            wish = exclude.get(label.name)
-            if wish is not None and wish.met_by(label.value):
+            accepted = exclude.get(label.name)
+            if accepted is not None and accepted.met_by(label.value):
                 return False
-            wish = include.get(label.name)
-            if wish is not None and wish.met_by(label.value):
+            accepted = include.get(label.name)
+            if accepted is not None and accepted.met_by(label.value):
                 found.add(label.name)
         return len(found) == len(include)
 
     return match
 
 
-class _Wish:
+class _AcceptedValues:
     """The values of one label name that a selector accepts."""
 
     def __init__(self) -> None:
@@ -346,17 +346,17 @@ class _Wish:
         return self.any or value in self.values or value.startswith(self.prefixes)
 
 
-def _wishes(side: pb.LabelSet) -> dict[str, _Wish]:
-    result: dict[str, _Wish] = {}
+def _accepted_values(side: pb.LabelSet) -> dict[str, _AcceptedValues]:
+    result: dict[str, _AcceptedValues] = {}
     prefixes: dict[str, list[str]] = {}
     for label in side.labels:
-        wish = result.setdefault(label.name, _Wish())
+        accepted = result.setdefault(label.name, _AcceptedValues())
         if not label.value:
-            wish.any = True
+            accepted.any = True
         elif label.prefix:
             prefixes.setdefault(label.name, []).append(label.value)
         else:
-            wish.values.add(label.value)
+            accepted.values.add(label.value)
     for name, values in prefixes.items():
         result[name].prefixes = tuple(values)
     return result

@@ -27,7 +27,7 @@ from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.preconditions import Verdict
 from coranto_broker.append.states import State
 from coranto_broker.fragments.backlog import Backlog
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
 from coranto_broker.recovery import residence, spool_recovery
 from coranto_broker.recovery.adoption import Adoption
@@ -225,9 +225,9 @@ def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch
         return Recovered(Spool(folder.journal))
 
     def check_nothing(
-        request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float
+        request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: IndexSummary, now: float
     ) -> Verdict:
-        return real(request, spec, spool, Known(), now)
+        return real(request, spec, spool, IndexSummary(), now)
 
     monkeypatch.setattr(spool_recovery, "recover", forget)
     monkeypatch.setattr(fsm.preconditions, "check", check_nothing)

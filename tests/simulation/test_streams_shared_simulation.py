@@ -97,10 +97,10 @@ def test_decisions_that_nobody_carries_out_for_the_dead_are_caught(monkeypatch: 
 def test_a_decision_that_is_taken_for_failed_when_its_answer_is_lost_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def settle(self: Decisions, txn: str, begin: int) -> bool:
+    async def was_decided(self: Decisions, txn: str, begin: int) -> bool:
         return False
 
-    monkeypatch.setattr(Decisions, "settle", settle)
+    monkeypatch.setattr(Decisions, "was_decided", was_decided)
     assert caught("undelivered", "duplicate", "phantom", "partial", **SEVERAL | {"harm": 0.4})
 
 

@@ -23,7 +23,7 @@ from coranto.fragments.fragment import Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.replication.waiting_appends import AppendRange, Refusal, Resolved, WaitingAppend
 from coranto_broker.spool.spool import CommittedState
 
@@ -40,7 +40,7 @@ PROPOSALS_IN_FLIGHT = 2
 class Course:
     """The journal as it will be once all appends admitted so far have committed."""
 
-    def __init__(self, spec: pb.JournalSpec, committed: CommittedState, known: Known, now: float) -> None:
+    def __init__(self, spec: pb.JournalSpec, committed: CommittedState, known: IndexSummary, now: float) -> None:
         """`committed` and `known` are the arguments of `preconditions.check`. `now` is wall time in seconds."""
         self._spec = spec
         self._committed = committed
@@ -88,7 +88,7 @@ class Course:
             extended = Fragment(fragment.journal, fragment.begin, end, fragment.sum, fragment.codec)
             self._committed = CommittedState(extended, registers, self._committed.first_append_time or self._now)
             known = self._known
-            self._known = Known(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
+            self._known = IndexSummary(fragment.begin if known.empty else known.begin, max(known.end, end), empty=False)
         return AppendRange(begin, end, registers)
 
 

@@ -14,7 +14,7 @@ from coranto.errors import InvalidInput
 from coranto.fragments.fragment import Codec, Fragment
 from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState, empty_at
 
 Suspend = pb.JournalSpec.Suspend
@@ -46,7 +46,9 @@ GO: Final = Verdict()
 """Content may stream to the present fragment."""
 
 
-def check(request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float) -> Verdict:
+def check(
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: IndexSummary, now: float
+) -> Verdict:
     """Check an append against the synchronized spool and all known fragments. `now` is wall time in seconds.
 
     An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
@@ -99,7 +101,7 @@ def may_have_content(request: pb.AppendRequest) -> bool:
 
 
 def _check_suspension(
-    request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: Known, now: float
+    request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: IndexSummary, now: float
 ) -> Verdict | None:
     """Return the verdict on the request's suspend mode for a journal that is not fully suspended; None to go on."""
     level, end = spec.suspend.level, spool.fragment.end

@@ -324,5 +324,5 @@ class Readying(Appending):
         self._owner = resolution
         if self._pipeline is not None:
             # Appends that arrive meanwhile join the group.
-            await self._pipeline.room(PROPOSALS_IN_FLIGHT, until)
+            await self._pipeline.wait_for_room(PROPOSALS_IN_FLIGHT, until)
             await replica.line.gathered()

@@ -19,7 +19,7 @@ from coranto_broker.append.fsm import has_parameters, registers_change
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line, Whole
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
-from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.rpc.source import MessageSource, next_message, require_readable
 
@@ -39,8 +39,8 @@ class Ahead:
     def __init__(self, each: int) -> None:
         """`each` bounds the bytes of one append, except for its last message. 0: nothing is received ahead."""
         self.each = each
-        self.rota = Rota()
-        self.silent = Rota()
+        self.rota = DeadlineQueue()
+        self.silent = DeadlineQueue()
         """The deadlines of streams whose first message has not come."""
         self.held = 0
         """Bytes held or reserved."""
@@ -146,7 +146,7 @@ class FirstCredit:
 
     __slots__ = ("_begun", "_clock", "_earned", "_min_rate", "_task", "_watchdog", "closed", "due")
 
-    def __init__(self, min_rate: int, clock: Clock, rota: Rota) -> None:
+    def __init__(self, min_rate: int, clock: Clock, rota: DeadlineQueue) -> None:
         self._min_rate = min_rate
         self._clock = clock
         self._begun = clock.monotonic()
@@ -196,7 +196,7 @@ class Watchdog:
         self,
         flow: FlowControl,
         clock: Clock,
-        rota: Rota | None = None,
+        rota: DeadlineQueue | None = None,
         task: asyncio.Task[object] | None = None,
         due: float = math.inf,
     ) -> None:

@@ -143,7 +143,7 @@ class Backlog:
             )
         return ""
 
-    async def room(self, journal: str, url: str, until: Signal | None = None) -> str:
+    async def wait_for_room(self, journal: str, url: str, until: Signal | None = None) -> str:
         """Wait a while for a problem to pass, and return `problem`. Raises Invalidated when `until` fires first."""
         while problem := self.problem(journal, url):
             left = self._since[journal] + PATIENCE_SECONDS - self._clock.monotonic()

@@ -27,12 +27,12 @@ class Copies(Protocol):
 
 async def mend(sealed: Sealed, copies: Copies) -> str:
     """Replace damaged content that was set aside by a good copy. Returns the broker that had it, or "" if none has."""
-    fetched = sealed.content.beside(sealed.content.path.name + FETCHED)
+    fetched = sealed.content.sibling(sealed.content.path.name + FETCHED)
     try:
         source = await copies.fetch(sealed.fragment, fetched)
         if source and not sealed.content.discarded:
             await asyncio.to_thread(fetched.sync)
-            sealed.content.put_in(fetched)
+            sealed.content.replace_with(fetched)
         return source
     finally:
         if not fetched.discarded:

@@ -34,7 +34,7 @@ from coranto.errors import Unavailable
 from coranto.fragments.codecs import can_hold
 from coranto.fragments.cover_set import CoverSet
 from coranto.fragments.fragment import Fragment
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.durable_spool import Sealed
 from coranto_broker.spool.shared_file import SharedFile
 
@@ -65,7 +65,7 @@ class IndexEntry:
     @property
     def local(self) -> SharedFile | None:
         """The local file to read from, or None to read from the store."""
-        damaged = self.content is not None and self.content.taken_out
+        damaged = self.content is not None and self.content.is_quarantined
         return None if damaged and self.fragment.backing_store else self.content
 
 
@@ -144,10 +144,10 @@ class FragmentIndex:
         return max(self._all.end_offset, self._noted_head, self._ahead)
 
     @property
-    def known(self) -> Known:
+    def known(self) -> IndexSummary:
         """The summary that preconditions of appends use."""
         count = len(self._all)
-        return Known(
+        return IndexSummary(
             self._all.begin_offset, self.head, count == 0, self._all[count - 1].fragment.mod_time if count else 0
         )
 

@@ -283,7 +283,7 @@ class FragmentPersister:
         path = sealed.fragment.content_path
         self._failed(job)
         job.damaged_at = now if job.damaged_at is None else job.damaged_at
-        if sealed.content.taken_out:
+        if sealed.content.is_quarantined:
             if self._copies is None or self._draining or now - job.damaged_at >= _HOPE_SECONDS:
                 job.unreadable = True
                 self._discount(job)  # Otherwise appends would wait for it.
@@ -295,7 +295,7 @@ class FragmentPersister:
             job.delay = 0.0
         folder = str(sealed.content.path.parent / "set-aside")
         try:
-            sealed.set_content_aside()
+            sealed.quarantine_content()
         except OSError as failure:
             folder = f"it stays where it was: {failure}"
         _log.error("local content of a fragment is damaged", fragment=path, error=str(error), set_aside=folder)
@@ -355,7 +355,7 @@ class FragmentPersister:
                 if not await self._has(store, fragment):
                     await self._check(sealed)
                     await self._folders.mark(journal, url)
-                    if sealed.content.taken_out:
+                    if sealed.content.is_quarantined:
                         await self._mend(job)
                     await self._put(store, fragment, sealed)
             except StoreDenied:

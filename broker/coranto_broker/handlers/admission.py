@@ -14,7 +14,7 @@ import structlog
 from coranto.effects import Clock
 from coranto_broker.fast_counters import FastCounter
 from coranto_broker.metrics import UnderWay
-from coranto_broker.rpc.rolled_back import Crowded
+from coranto_broker.rpc.rolled_back import TooManyAppends
 
 LOG_SECONDS: Final = 1.0
 """Interval in which refusals share one log entry, since they come by the thousand."""
@@ -34,7 +34,10 @@ class Admission:
         self._untold = 0
 
     def enter(self) -> None:
-        """Count one more append. Call `leave` when it is done. Raises Crowded at the limit, and then counts nothing."""
+        """Count one more append. Call `leave` when it is done.
+
+        Raises TooManyAppends, and counts nothing, at the limit.
+        """
         if self._under_way.count >= self._most:
             self._refuse()
         self._under_way.count += 1
@@ -50,4 +53,4 @@ class Admission:
         if now - self._told_at >= LOG_SECONDS:
             _log.warning("appends are refused: too many are under way", under_way=count, refused=self._untold)
             self._told_at, self._untold = now, 0
-        raise Crowded(count)
+        raise TooManyAppends(count)

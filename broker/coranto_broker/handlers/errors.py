@@ -23,7 +23,7 @@ from coranto.errors import (
     Unavailable,
 )
 from coranto_broker.authorization import TokenExpired
-from coranto_broker.rpc.rolled_back import Crowded, RolledBack
+from coranto_broker.rpc.rolled_back import RolledBack, TooManyAppends
 
 _log = structlog.get_logger(__name__)
 _MOST_TOLD: Final = 1500
@@ -72,7 +72,7 @@ async def reported(method: str, context: Context) -> AsyncIterator[None]:
 async def report(error: CorantoError | OSError, method: str, context: Context) -> NoReturn:
     """End the call with the status code of an error, and log it."""
     code = code_of(error)
-    if not isinstance(error, Crowded):  # `Admission` logs these, many in one entry.
+    if not isinstance(error, TooManyAppends):  # `Admission` logs these, many in one entry.
         log = _log.info if code is grpc.StatusCode.INVALID_ARGUMENT else _log.warning
         journal = {"journal": name} if (name := _concerned.get()) else {}
         text = str(error)[:_MOST_LOGGED]

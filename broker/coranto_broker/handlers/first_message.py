@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import RolledBack
 from coranto_broker.rpc.source import MessageSource
 
@@ -31,11 +31,11 @@ class _Wait:
 
     __slots__ = ("_task", "closed", "due", "late")
 
-    def __init__(self, rota: Rota) -> None:
+    def __init__(self, deadlines: DeadlineQueue) -> None:
         self._task = asyncio.current_task()
         self.due = asyncio.get_running_loop().time() + FIRST_MESSAGE_SECONDS
         self.closed = self.late = False
-        rota.add(self)
+        deadlines.add(self)
 
     def check(self) -> None:
         assert self._task is not None
@@ -51,9 +51,9 @@ class _Wait:
         self._task = None
 
 
-async def first_message(source: MessageSource, rota: Rota) -> Any:
-    """Read the first message of `source`. `rota` must serve only such waits. Raises SilentStream."""
-    wait = _Wait(rota)
+async def first_message(source: MessageSource, deadlines: DeadlineQueue) -> Any:
+    """Read the first message of `source`. `deadlines` must serve only such waits. Raises SilentStream."""
+    wait = _Wait(deadlines)
     try:
         return await source.read()
     except asyncio.CancelledError:

@@ -116,11 +116,11 @@ async def _drive(
     while request is not None:
         if isinstance(request, ContentMessage):
             spool.write(request.content_delta, request.content)
-            await spool.room()
+            await spool.wait_for_room()
         elif not request.HasField("proposal"):
             if request.content:
                 spool.write(request.content_delta, request.content)
-                await spool.room()
+                await spool.wait_for_room()
             else:
                 spool.publish_through(request.readable)
         else:

@@ -23,7 +23,7 @@ from coranto_broker.http.statuses import HINTS, STATUSES
 MAX_OFFSET = (1 << 63) - 1
 
 
-class _Enough(Exception):
+class _ContentComplete(Exception):
     """All content that the headers promised was written."""
 
 
@@ -45,7 +45,7 @@ class ReadAnswer:
         """
         try:
             await reading
-        except _Enough:
+        except _ContentComplete:
             return
         if self._next < self._stop:
             raise Unavailable(f"the read ended at offset {self._next}, before {self._stop}")
@@ -65,7 +65,7 @@ class ReadAnswer:
                 await self.response.prepare(self._http)
             await self.response.write(content)
             if self._next == self._stop:
-                raise _Enough  # The journal may have grown since the headers were sent.
+                raise _ContentComplete  # The journal may have grown since the headers were sent.
         elif self.response is None:
             self.response = self._begin(message)
         # Ignore later metadata: that of another fragment says nothing new, that of a reached head ends the content.

@@ -33,7 +33,7 @@ from coranto.wire import protocol_pb2 as pb
 from coranto_broker.fragments.persister import FragmentPersister
 from coranto_broker.recovery.deleted_spools import SWEEP_SECONDS, DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords
-from coranto_broker.recovery.spool_recovery import take_up
+from coranto_broker.recovery.spool_recovery import recover_spool
 from coranto_broker.spool import commit_log, in_sync
 from coranto_broker.spool.durable_spool import Fsync, Sealed, SettledOffset, SpoolFolder
 from coranto_broker.spool.shared_file import SharedFile
@@ -47,7 +47,7 @@ SOON_SECONDS = 0.5
 _log = structlog.get_logger(__name__)
 
 
-class Journals(Protocol):
+class JournalFacts(Protocol):
     """The facts about the key space and this broker's replicas that decide what happens to leftovers."""
 
     def spec_of(self, journal: str, create_revision: int) -> pb.JournalSpec | None:
@@ -76,7 +76,7 @@ class Journals(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Leftover:
+class _OrphanedSpool:
     """A recovered folder, which observes its spool."""
 
     folder: SpoolFolder
@@ -115,7 +115,7 @@ class _Leftover:
         self.pending.remove(sealed)
 
 
-class Leftovers:
+class OrphanedSpools:
     """Stores, sets aside or removes leftover folders below `root`. Run `run` as a task."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Leftovers:
         root: Path,
         disk: Disk,
         clock: Clock,
-        journals: Journals,
+        journals: JournalFacts,
         records: InSyncRecords,
         persister: FragmentPersister,
         deleted: DeletedSpools,
@@ -141,7 +141,7 @@ class Leftovers:
         self._records = records
         self._persister = persister
         self._found: dict[Path, None] = {}
-        self._taken: dict[Path, _Leftover] = {}
+        self._taken: dict[Path, _OrphanedSpool] = {}
 
     def add(self, folder: Path) -> None:
         """Look after this folder from now on, because its replica is done with it."""
@@ -162,9 +162,9 @@ class Leftovers:
             for path in list(self._found):
                 if path in self._found and not self._journals.is_used(path):
                     await self._try(self._look(path), path)
-            for path, leftover in list(self._taken.items()):
+            for path, orphan in list(self._taken.items()):
                 if path in self._taken:
-                    await self._try(self._decide(leftover), path)
+                    await self._try(self._decide(orphan), path)
             await self._try(self._sweep(), self._root)
             await self._pause()
 
@@ -181,13 +181,13 @@ class Leftovers:
             if any(map(self._is_waited_for, self._taken.values())):
                 return
 
-    def _is_waited_for(self, leftover: _Leftover) -> bool:
+    def _is_waited_for(self, orphan: _OrphanedSpool) -> bool:
         """Return True if other brokers wait for a rescue by this broker, and its next step can be done now."""
-        if leftover.former:
-            return not leftover.pending
-        if not leftover.alone or (leftover.deserted and leftover.pending):
+        if orphan.former:
+            return not orphan.pending
+        if not orphan.alone or (orphan.deserted and orphan.pending):
             return False
-        route = self._journals.route_of(leftover.folder.journal)
+        route = self._journals.route_of(orphan.folder.journal)
         return bool(route) and self._records.me not in route
 
     @staticmethod
@@ -223,7 +223,7 @@ class Leftovers:
     async def _take(self, folder: SpoolFolder) -> None:
         await self._persister.release(folder.journal, folder.create_revision)
         try:
-            recovered = await take_up(folder, self._records, self._clock)
+            recovered = await recover_spool(folder, self._records, self._clock)
         except (OSError, CorantoError) as error:
             _log.error(
                 "spool cannot be read; trying again",
@@ -238,26 +238,26 @@ class Leftovers:
         if folder.path in self.unreadable:
             _log.warning("spool can be read again", journal=folder.journal, folder=str(folder.path))
             del self.unreadable[folder.path]
-        leftover = _Leftover(folder, watermark=recovered.watermark)
-        leftover.pending += recovered.sealed
-        spool = recovered.durable(folder, leftover, Fsync.NEVER)
+        orphan = _OrphanedSpool(folder, watermark=recovered.watermark)
+        orphan.pending += recovered.sealed
+        spool = recovered.durable(folder, orphan, Fsync.NEVER)
         try:
             if spool.fragment.length:
                 rolled = empty_at(spool.fragment, spool.end, spool.fragment.codec)
                 spool.propose(rolled, spool.registers, primary=True)
         finally:
             spool.close()
-        leftover.end, leftover.registers, leftover.stamp = spool.end, spool.registers, spool.stamp
-        if leftover.pending:
-            _log.info("took up leftover spool", journal=folder.journal, end=spool.end, fragments=len(leftover.pending))
-        for sealed in list(leftover.pending):
-            self._persister.add(sealed, leftover.stored, primary=True, on_diverged=leftover.diverged)
+        orphan.end, orphan.registers, orphan.stamp = spool.end, spool.registers, spool.stamp
+        if orphan.pending:
+            _log.info("took up leftover spool", journal=folder.journal, end=spool.end, fragments=len(orphan.pending))
+        for sealed in list(orphan.pending):
+            self._persister.add(sealed, orphan.stored, primary=True, on_diverged=orphan.diverged)
         if not self._journals.is_used(folder.path):
-            self._taken[folder.path] = leftover
+            self._taken[folder.path] = orphan
 
-    async def _decide(self, leftover: _Leftover) -> None:
+    async def _decide(self, orphan: _OrphanedSpool) -> None:
         """Remove a folder that is not needed any more, or do the next step to rescue its journal."""
-        folder, me = leftover.folder, self._records.me
+        folder, me = orphan.folder, self._records.me
         spec = self._journals.spec_of(folder.journal, folder.create_revision)
         reading = await self._records.read(folder.journal, folder.create_revision)
         record = reading.record
@@ -267,37 +267,37 @@ class Leftovers:
             successor = self._journals.successor_of(folder.journal)
             if successor is None:
                 return
-            create_revision, leftover.former = successor[1], True
+            create_revision, orphan.former = successor[1], True
         elif spec is None and not in_sync.is_continued(record, folder.create_revision):
             await self._persister.release(folder.journal, folder.create_revision)
             self._set_aside(folder)
             return
-        leftover.alone = record is not None and record.members == (me,) and not record.left and not record.foreign
-        if record is None or me not in record.members or not in_sync.is_complete(record, leftover.stamp, me):
-            if not leftover.pending and folder.path in self._taken:
+        orphan.alone = record is not None and record.members == (me,) and not record.left and not record.foreign
+        if record is None or me not in record.members or not in_sync.is_complete(record, orphan.stamp, me):
+            if not orphan.pending and folder.path in self._taken:
                 self._remove(folder.path)  # Others have all that is not stored.
             return
         if record.left and not former:
             return  # The Route goes on without a rescue. Then it is known whether content that is only here counts.
         route = self._journals.route_of(folder.journal)
         deserted = former or (bool(route) and set(route).isdisjoint(record.members))
-        deserted, leftover.deserted = deserted and (leftover.alone or leftover.deserted), deserted
+        deserted, orphan.deserted = deserted and (orphan.alone or orphan.deserted), deserted
         if not deserted:
             return
         if record.members != (me,) or not record.claimed:
-            _log.warning("rescuing a journal", journal=folder.journal, end=leftover.end, members=list(record.members))
-            record = in_sync.claimed(record, me, leftover.end, leftover.registers)
+            _log.warning("rescuing a journal", journal=folder.journal, end=orphan.end, members=list(record.members))
+            record = in_sync.claimed(record, me, orphan.end, orphan.registers)
             result, reading = await self._records.write(reading, record)
             if not result.succeeded:
                 return
-        leftover.watermark.raise_to(leftover.end)
+        orphan.watermark.raise_to(orphan.end)
         self._persister.hurry(folder.journal)
-        if leftover.pending:
+        if orphan.pending:
             return
-        record = in_sync.closed(record, create_revision, leftover.end, leftover.registers)
+        record = in_sync.closed(record, create_revision, orphan.end, orphan.registers)
         result, _ = await self._records.write(reading, record)
         if result.succeeded and folder.path in self._taken:
-            _log.warning("rescued a journal", journal=folder.journal, end=leftover.end)
+            _log.warning("rescued a journal", journal=folder.journal, end=orphan.end)
             self._remove(folder.path)
 
     async def _is_continued(self, folder: SpoolFolder) -> bool:

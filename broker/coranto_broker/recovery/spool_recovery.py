@@ -16,7 +16,9 @@ from coranto_broker.spool.recovery import Recovered, recover
 _log = structlog.get_logger(__name__)
 
 
-async def take_up(folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False) -> Recovered:
+async def recover_spool(
+    folder: SpoolFolder, records: InSyncRecords, clock: Clock, *, distrusted: bool = False
+) -> Recovered:
     """Recover a folder, and set aside content that is not part of the journal. Waits until etcd answers.
 
     Nothing else may use the folder meanwhile. Raises OSError if the folder cannot be read or cannot be trusted; the

@@ -119,7 +119,7 @@ class LocalStream:
         self._spool.publish_through(offset)
 
     async def drain(self) -> None:
-        await self._spool.room()
+        await self._spool.wait_for_room()
 
     async def acknowledgement(self) -> pb.ReplicateResponse:
         if not self._responses:
@@ -353,7 +353,7 @@ class Pipeline:
         self._turns.append(self._last_turn)
         return self._last_turn
 
-    async def room(self, limit: int, until: Signal | None) -> None:
+    async def wait_for_room(self, limit: int, until: Signal | None) -> None:
         """Return once fewer than `limit` proposals wait for acknowledgements. For the owner of the pipeline.
 
         Raises Invalidated if `until` fires first.

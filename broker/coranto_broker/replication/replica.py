@@ -25,7 +25,7 @@ from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.fragments.journal_folders import JournalFolders
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords
-from coranto_broker.recovery.spool_recovery import take_up
+from coranto_broker.recovery.spool_recovery import recover_spool
 from coranto_broker.replication.flow_control import FlowControl
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.replication.waiting_appends import Line
@@ -65,7 +65,7 @@ class Persister(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class FinalSpoolState:
     """The final state of a replica's spool that takes no more content."""
 
     end: int
@@ -141,14 +141,14 @@ class Replica:
         self._recovering: asyncio.Task[None] | None = None
         self._daemons: list[asyncio.Task[None]] = []
         self._spool: DurableSpool | None = None
-        self._given_up: GivenUp | None = None
+        self._final_state: FinalSpoolState | None = None
 
     @property
-    def stored(self) -> GivenUp | None:
+    def stored(self) -> FinalSpoolState | None:
         """The final state of the spool, once it is stopped and all its content is in fragment stores; else None."""
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
-        return self._given_up
+        return self._final_state
 
     @property
     def growing(self) -> CommittedState | None:
@@ -287,7 +287,7 @@ class Replica:
 
     async def _take_up(self) -> None:
         """Recover the spool from the folder. Raises OSError if the disk fails."""
-        recovered = await take_up(self.folder, self._records, self._clock, distrusted=self._distrusted)
+        recovered = await recover_spool(self.folder, self._records, self._clock, distrusted=self._distrusted)
         spool = recovered.durable(self.folder, self, self._fsync)
         try:
             await spool.flush_commits()  # Before this, readers see nothing and nobody gets an answer.
@@ -355,7 +355,7 @@ class Replica:
         # A journal that nobody has written to has nothing to store.
         usable = not self.stranded and not self.failed
         if not spool.fragment.length and usable and (not spool.end or self._has_stores()):
-            self._given_up = GivenUp(spool.end, spool.registers, spool.stamp)
+            self._final_state = FinalSpoolState(spool.end, spool.registers, spool.stamp)
 
     def _has_stores(self) -> bool:
         try:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 
-class Looked(Protocol):
+class Deadline(Protocol):
     """Checks a client at the time `due`, unless it is closed by then."""
 
     due: float
@@ -16,11 +16,11 @@ class Looked(Protocol):
     def check(self) -> None: ...
 
 
-class Rota:
+class DeadlineQueue:
     """A queue of checks of clients. All are due after the same delay, so one timer is enough for all of them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Looked] = deque()
+        self._waiting: deque[Deadline] = deque()
         self._armed = False
 
     @property
@@ -28,12 +28,12 @@ class Rota:
         """The number of checks that are still to be done."""
         return sum(not each.closed for each in self._waiting)
 
-    def add(self, watchdog: Looked) -> None:
-        """Call `watchdog.check` at its due time, unless it is closed by then."""
+    def add(self, deadline: Deadline) -> None:
+        """Call `deadline.check` at its due time, unless it is closed by then."""
         waiting = self._waiting
         while waiting and waiting[0].closed:
             waiting.popleft()
-        waiting.append(watchdog)
+        waiting.append(deadline)
         if not self._armed:
             self._arm(asyncio.get_running_loop())
 
@@ -45,8 +45,8 @@ class Rota:
         waiting = self._waiting
         self._armed = False
         while waiting and (waiting[0].closed or waiting[0].due <= loop.time()):
-            watchdog = waiting.popleft()
-            if not watchdog.closed:
-                watchdog.check()
+            deadline = waiting.popleft()
+            if not deadline.closed:
+                deadline.check()
         if waiting:
             self._arm(loop)

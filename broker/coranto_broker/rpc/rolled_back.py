@@ -15,7 +15,7 @@ class DiskFull(RolledBack):
     """A broker's disk had no room for an append, which was rolled back."""
 
 
-class Crowded(RolledBack):
+class TooManyAppends(RolledBack):
     """An append was refused because too many are under way."""
 
     def __init__(self, under_way: int) -> None:

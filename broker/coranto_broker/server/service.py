@@ -21,7 +21,7 @@ from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
 from coranto_broker.rpc.content import append_reader, replicate_reader
-from coranto_broker.rpc.rolled_back import Crowded
+from coranto_broker.rpc.rolled_back import TooManyAppends
 from coranto_broker.rpc.source import Unreadable, require_readable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class JournalService(pb_grpc.JournalServicer):
         broker, admission = self._broker, self._admission
         try:
             admission.enter()
-        except Crowded as error:
+        except TooManyAppends as error:
             await report(error, "Append", context)
         try:
             if broker.authorizer.admits_all:

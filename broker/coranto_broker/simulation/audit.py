@@ -152,7 +152,7 @@ def replica_contents(world: World, journal: str) -> Iterator[Observation]:
             if replica.journal != journal:
                 continue
             for entry in replica.index.entries:
-                if entry.content is not None and not entry.content.discarded and not entry.content.taken_out:
+                if entry.content is not None and not entry.content.discarded and not entry.content.is_quarantined:
                     data = machine.disk.content(entry.content.path) or b""
                     by = f"replica of {machine.name}"
                     yield Observation(by, journal, entry.begin, data[: entry.end - entry.begin], world.loop.time())

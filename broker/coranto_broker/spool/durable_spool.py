@@ -46,7 +46,7 @@ from coranto_broker.spool.flush import Current, Flusher
 from coranto_broker.spool.in_sync import UNSTAMPED, Stamp
 from coranto_broker.spool.shared_file import SharedFile
 from coranto_broker.spool.spool import CommittedState, Decision, Hash, ProposalEffect, Spool
-from coranto_broker.spool.write_worker import Aside
+from coranto_broker.spool.write_worker import WriteQueue
 
 COMPACT_LOG_BYTES = 4 << 20
 """A commit log longer than this (in bytes) is replaced by a new one that begins with its last record."""
@@ -59,7 +59,7 @@ DISTRUSTED_FILE = "distrusted"
 FETCHED = ".fetched"
 """The suffix of a file whose content is still being fetched. After a crash it is useless."""
 
-ASIDE_BYTES = 1 << 17
+DEFERRED_BYTES = 1 << 17
 """Content of at least this many bytes is written and hashed by another thread, while this one receives more."""
 
 
@@ -129,9 +129,9 @@ class Sealed:
         for file in (self.log, self.content):
             file.move(self._place_aside(file))
 
-    def set_content_aside(self) -> None:
+    def quarantine_content(self) -> None:
         """Move damaged content to where nobody reads it. The log still claims it, until it is put back or stored."""
-        self.content.take_out(self._place_aside(self.content))
+        self.content.quarantine(self._place_aside(self.content))
 
     def _place_aside(self, file: SharedFile) -> Path:
         return file.path.parent / SET_ASIDE / f"{self.fragment.sum.hex()[:8]}.{file.path.name}"
@@ -247,7 +247,7 @@ class DurableSpool:
         self._generation = generation
         self._stamp = stamp
         self._watermark = watermark or SettledOffset()
-        self._aside = Aside()
+        self._writes = WriteQueue()
         self._published = self._spool.fragment.begin
         self._readable = self._recorded_readable = self._published  # Readers may see all below; as last logged.
         self._unpublished: deque[Fragment] = deque()  # Committed extents that readers do not see yet.
@@ -302,11 +302,11 @@ class DurableSpool:
     def write(self, content_delta: int, content: Bytes) -> None:
         """Add content to the delta. Raises InvalidInput if `content_delta` is not the end of the delta.
 
-        Another thread writes large content and content that follows it: await `room` before writing more. If that
-        thread fails, a later call raises its error, and the whole delta is dropped.
+        Another thread writes large content and content that follows it: await `wait_for_room` before writing more. If
+        that thread fails, a later call raises its error, and the whole delta is dropped.
         """
         self._flusher.require_sound()
-        if self._aside.failed:
+        if self._writes.failed:
             self.join()
         position = self._spool.check_content(content_delta)
         if self._log is None:
@@ -316,36 +316,36 @@ class DurableSpool:
             self._flusher.version += 1
         if not self._flusher.flushed_version and self.fsync is Fsync.COMMIT and not position:
             self._flusher.flush_now()  # Rare: the first pipeline was acknowledged, which nearly always flushed this.
-        if len(content) < ASIDE_BYTES and self._aside.idle:
+        if len(content) < DEFERRED_BYTES and self._writes.idle:
             self._content.write_at(position, content)
             self._spool.extend(content)
             return
         self._content.prepare()
-        self._aside.add(partial(self._content.write_at, position, content), len(content))
-        self._aside.add(self._spool.extend_aside(content), 0)
+        self._writes.add(partial(self._content.write_at, position, content), len(content))
+        self._writes.add(self._spool.extend_later(content), 0)
 
     def hash(self, sum: Hash, content: Bytes) -> None:
         """Update `sum` with content that was just written. The sum is complete once `written` has returned."""
-        if self._aside.idle:
+        if self._writes.idle:
             sum.update(content)
         else:
-            self._aside.add(partial(sum.update, content), 0)
+            self._writes.add(partial(sum.update, content), 0)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Return once there is room for more content in the queue of unwritten content."""
-        await self._aside.room()
+        await self._writes.wait_for_room()
 
     async def written(self) -> None:
         """Return once all content is written. Raises OSError if it cannot be written; the delta is then dropped."""
         with self._failing():
-            await self._aside.done()
+            await self._writes.done()
 
     def join(self) -> None:
         """Do the same as `written`, but block the event loop meanwhile."""
-        if self._aside.idle:
+        if self._writes.idle:
             return
         with self._failing():
-            self._aside.join()
+            self._writes.join()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -395,7 +395,7 @@ class DurableSpool:
                     self._record(decision.committed)
                     self._flusher.version += 1
                     if not self._spool.fragment.length and self._log is not None:
-                        self._log.rest()
+                        self._log.close_for_now()
                 self._spool.adopt(decision)
                 if decision.effect is ProposalEffect.ROLL_BACK:
                     self._content.truncate(self._spool.fragment.length)
@@ -418,7 +418,7 @@ class DurableSpool:
         """
         self._flusher.require_sound()
         spool, stamp = self._spool, self._stamp
-        if self._log is not None and len(content) < ASIDE_BYTES and self._aside.idle:
+        if self._log is not None and len(content) < DEFERRED_BYTES and self._writes.idle:
             self._content.write_at(spool.check_content(0), content)
             spool.extend(content)
         else:
@@ -445,7 +445,7 @@ class DurableSpool:
 
     def roll_back(self) -> None:
         """Drop content that has not committed."""
-        self._aside.abandon()
+        self._writes.abandon()
         if self._spool.delta:
             self._spool.roll_back()
             if not self._flusher.failed:  # After a failed sync, recovery cuts the file.
@@ -492,7 +492,7 @@ class DurableSpool:
 
     def close(self) -> None:
         """Close the files. The spool can be recovered from them."""
-        self._aside.abandon()
+        self._writes.abandon()
         self._content.seal()
         if self._log is not None:
             self._log.seal()
@@ -508,7 +508,7 @@ class DurableSpool:
                 self._record(decision.committed)
                 self._flusher.version += 1
                 if self._log is not None:
-                    self._log.rest()
+                    self._log.close_for_now()
             if self._spool.delta:
                 self._content.truncate(0)
             self._spool.adopt(decision)
@@ -609,7 +609,7 @@ class DurableSpool:
             self._promised_end = end
             self._mark()
         if self._log is not None and not self._spool.fragment.length and not self._spool.delta:
-            self._log.rest()
+            self._log.close_for_now()
 
     def _mark(self) -> None:
         """Record the promised end in the log. Otherwise, content that the disk loses later would not count as lost."""

@@ -141,7 +141,9 @@ class Flusher:
         with ExitStack() as loans:
             # The content of a discarded file is safe in a fragment store.
             borrowed = [
-                loans.enter_context(file.borrow()) for file in pending.files if not (file.discarded or file.taken_out)
+                loans.enter_context(file.borrow())
+                for file in pending.files
+                if not (file.discarded or file.is_quarantined)
             ]
             done = await asyncio.gather(
                 *(asyncio.to_thread(self._force, file.sync) for file in borrowed),
@@ -191,7 +193,7 @@ class Flusher:
     def _sync(self, files: Iterable[SharedFile], folders: Iterable[Path]) -> None:
         try:
             for file in files:
-                if not (file.discarded or file.taken_out):
+                if not (file.discarded or file.is_quarantined):
                     with file.borrow():
                         self._force(file.sync)
             for folder in folders:

@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FragmentFiles:
     """The files of one fragment. `generations` are those of its logs, newest first."""
 
     begin: int
@@ -177,7 +177,7 @@ def recover(folder: SpoolFolder, *, distrusted: bool = False) -> Recovered:
     verified: list[_Verified] = []
     try:
         for found, each in examined:
-            if (kept := _settle(folder, found, each, promised, distrusted)) is not None:
+            if (kept := _keep_verified(folder, found, each, promised, distrusted)) is not None:
                 verified.append(kept)
     except BaseException:
         for kept in verified:
@@ -240,7 +240,7 @@ def _after(last: _Verified) -> Spool:
     return Spool.restored(CommittedState(fragment, last.committed.registers), new_sum())
 
 
-def _find(names: list[str]) -> list[_Found]:
+def _find(names: list[str]) -> list[_FragmentFiles]:
     """Return the fragments that these file names belong to, in offset order."""
     contents: set[int] = set()
     generations: dict[int, list[int]] = defaultdict(list)
@@ -254,12 +254,12 @@ def _find(names: list[str]) -> list[_Found]:
         else:
             generations[begin].append(int(match[3]))
     return [
-        _Found(begin, begin in contents, tuple(sorted(generations[begin], reverse=True)))
+        _FragmentFiles(begin, begin in contents, tuple(sorted(generations[begin], reverse=True)))
         for begin in sorted(contents | generations.keys())
     ]
 
 
-def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Examined]]:
+def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_FragmentFiles, Examined]]:
     """Examine the files of all fragments. Changes nothing."""
     examined = []
     awaits_flush = False
@@ -274,7 +274,7 @@ def _examine_all(folder: SpoolFolder, names: list[str]) -> list[tuple[_Found, Ex
     return examined
 
 
-def _give_up_empty(examined: list[tuple[_Found, Examined]], promised: int) -> int:
+def _give_up_empty(examined: list[tuple[_FragmentFiles, Examined]], promised: int) -> int:
     """Give up empty last fragments that follow one which lost content. Return their offset, or 0 if there are none.
 
     Going on there would leave a hole that readers wait at. If there is content after the hole, it cannot be avoided.
@@ -290,7 +290,7 @@ def _give_up_empty(examined: list[tuple[_Found, Examined]], promised: int) -> in
     return examined[-1][0].begin
 
 
-def _examine(folder: SpoolFolder, found: _Found) -> Examined:
+def _examine(folder: SpoolFolder, found: _FragmentFiles) -> Examined:
     """Examine the files of one fragment. Changes nothing."""
     logs = {each: folder.disk.read(folder.log(found.begin, each).path) for each in found.generations}
     if not found.has_content:
@@ -303,8 +303,8 @@ def _examine(folder: SpoolFolder, found: _Found) -> Examined:
         content.seal()
 
 
-def _settle(
-    folder: SpoolFolder, found: _Found, examined: Examined, promised: int, distrusted: bool
+def _keep_verified(
+    folder: SpoolFolder, found: _FragmentFiles, examined: Examined, promised: int, distrusted: bool
 ) -> _Verified | None:
     """Reduce a fragment's files to the verified part, durably. Return None if nothing remains."""
     content = folder.content(found.begin)
@@ -342,7 +342,7 @@ def _settle(
     return _Verified(record.committed, log, generation, examined.sum, record.stamp, record.readable)
 
 
-def _cut(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
+def _cut(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile, *, superseding: bool) -> None:
     """Cut content and log down to the verified part. `superseding`: older logs go, so this log must be durable."""
     assert examined.record is not None
     content, length = folder.content(found.begin), examined.record.committed.fragment.length
@@ -367,7 +367,7 @@ def _sync(folder: SpoolFolder, file: SharedFile) -> None:
         raise
 
 
-def _write_anew(folder: SpoolFolder, found: _Found, examined: Examined, log: SharedFile) -> None:
+def _write_anew(folder: SpoolFolder, found: _FragmentFiles, examined: Examined, log: SharedFile) -> None:
     """Write the verified part to new files."""
     assert examined.record is not None
     content, old = folder.content(found.begin), folder.log(found.begin, examined.generation)
@@ -398,12 +398,12 @@ def _sealed(folder: SpoolFolder, verified: _Verified, watermark: SettledOffset) 
     )
 
 
-def _files(folder: SpoolFolder, found: _Found) -> list[SharedFile]:
+def _files(folder: SpoolFolder, found: _FragmentFiles) -> list[SharedFile]:
     logs = [folder.log(found.begin, each) for each in found.generations]
     return [*logs, folder.content(found.begin)] if found.has_content else logs
 
 
-def _free_name(folder: SpoolFolder, found: _Found) -> Callable[[str], str]:
+def _free_name(folder: SpoolFolder, found: _FragmentFiles) -> Callable[[str], str]:
     """Return a function that maps file names to names that are still free in `set-aside/`."""
     taken = set(folder.disk.list(folder.path / SET_ASIDE))
     names = [file.path.name for file in _files(folder, found)]
@@ -417,7 +417,7 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{number}.{name}"
 
 
-def _set_aside(folder: SpoolFolder, found: _Found) -> None:
+def _set_aside(folder: SpoolFolder, found: _FragmentFiles) -> None:
     """Move a fragment's files to `set-aside/`."""
     aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
     for file in _files(folder, found):
@@ -426,7 +426,7 @@ def _set_aside(folder: SpoolFolder, found: _Found) -> None:
         folder.disk.sync_folder(folder.path)
 
 
-def _copy_aside(folder: SpoolFolder, found: _Found) -> None:
+def _copy_aside(folder: SpoolFolder, found: _FragmentFiles) -> None:
     """Copy a fragment's files, as they are, to `set-aside/`."""
     aside, name = folder.path / SET_ASIDE, _free_name(folder, found)
     for file in _files(folder, found):

@@ -39,7 +39,7 @@ class SharedFile:
         return self._discarded
 
     @property
-    def taken_out(self) -> bool:
+    def is_quarantined(self) -> bool:
         """True if its content was found to be damaged and has not been replaced yet."""
         return self._taken_out
 
@@ -104,7 +104,7 @@ class SharedFile:
         self._owned = False
         self._close_if_idle()
 
-    def rest(self) -> None:
+    def close_for_now(self) -> None:
         """Close the file until its next use, unless a reader has it. The owner will not write for a while."""
         if self._file is not None and not self._borrowers:
             self._file.close()
@@ -123,8 +123,8 @@ class SharedFile:
         """Return once the file's name, or the removal of its name, survives power loss."""
         self._disk.sync_folder(self.path.parent)
 
-    def take_out(self, target: Path) -> None:
-        """Move the damaged content of a sealed file to `target`, until `put_in` replaces it.
+    def quarantine(self, target: Path) -> None:
+        """Move the damaged content of a sealed file to `target`, until `replace_with` replaces it.
 
         From now on all reads raise CorruptSpool, including those of readers that have borrowed the file. Raises OSError
         if the content cannot be moved; even then it is not read any more.
@@ -137,13 +137,13 @@ class SharedFile:
         self._disk.rename(self.path, target)
         self._disk.sync_folder(target.parent)
 
-    def beside(self, name: str) -> SharedFile:
-        """Return an empty file in the same folder, for `put_in`."""
+    def sibling(self, name: str) -> SharedFile:
+        """Return an empty file in the same folder, for `replace_with`."""
         file = SharedFile(self._disk, self.path.with_name(name))
         file.truncate(0)
         return file
 
-    def put_in(self, other: SharedFile) -> None:
+    def replace_with(self, other: SharedFile) -> None:
         """Replace content that was taken out by that of `other`, a synced file in the same folder."""
         other.move(self.path)
         self._taken_out = False

@@ -151,7 +151,7 @@ class Spool:
         self._next = None
         self._running_sum.update(content)
 
-    def extend_aside(self, content: Bytes) -> Callable[[], object]:
+    def extend_later(self, content: Bytes) -> Callable[[], object]:
         """Add content to the delta, but return the hashing as a job for the caller.
 
         The caller must run such jobs in order, and before it uses anything that depends on the content's sum. If the

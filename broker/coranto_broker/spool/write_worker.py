@@ -17,7 +17,7 @@ _BATCH_BYTES = 4 << 20
 _WORKERS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="aside")  # Its own pool: appends wait for no upload.
 
 
-class Aside:
+class WriteQueue:
     """The jobs of one owner. Jobs that arrive while a thread works are done by the same thread, without a new handover.
 
     After a job has failed, the jobs behind it are not done. `join` and `abandon` may do jobs themselves and then block
@@ -53,7 +53,7 @@ class Aside:
         if self._batch is None:
             self._hand_over()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Return once there is room for more jobs. For one task at a time."""
         if self._added - self._finished <= MAX_BEHIND_BYTES:
             return

@@ -348,11 +348,11 @@ class Recorder:
                         if not mark.done.done():
                             mark.done.set_result(None)
         except asyncio.CancelledError:
-            self._settle(marks, None)
+            self._end_barriers(marks, None)
             raise
         except Exception as error:  # noqa: BLE001  A gate may raise anything; it is for those that wait.
             self._fail(error)
-            self._settle(marks, error)
+            self._end_barriers(marks, error)
 
     def _next_batch(self) -> tuple[list[_Group], list[_Barrier]]:
         groups: list[_Group] = []
@@ -377,7 +377,7 @@ class Recorder:
             self._failure = error
             _log.warning("recorder.failed", log=self.log, author=self.author, reason=str(error))
 
-    def _settle(self, marks: list[_Barrier], error: BaseException | None) -> None:
+    def _end_barriers(self, marks: list[_Barrier], error: BaseException | None) -> None:
         """End all barriers, since nothing more is appended: cancel them, or set `error`."""
         for item in (*marks, *self._queue):
             if isinstance(item, _Barrier) and not item.done.done():

@@ -90,7 +90,7 @@ class OrderedAppends:
                 end = result.begin
                 for piece in batch:
                     end += len(piece.content)
-                    self._settle(piece)
+                    self._resolve(piece)
                     if not piece.done.done():  # The waiting task may have been cancelled, and this future with it.
                         piece.done.set_result(end)
                 batch = []
@@ -107,7 +107,7 @@ class OrderedAppends:
     def _fail(self, lane: _Lane, pieces: Iterable[_Piece], failure: Exception) -> None:
         lane.failure = lane.failure or failure
         for piece in pieces:
-            self._settle(piece)
+            self._resolve(piece)
             if not piece.done.done():
                 piece.done.set_exception(failure)
                 piece.done.exception()  # Perhaps nobody awaits it.
@@ -123,6 +123,6 @@ class OrderedAppends:
             size += len(batch[-1].content)
         return batch
 
-    def _settle(self, piece: _Piece) -> None:
+    def _resolve(self, piece: _Piece) -> None:
         self._bytes -= len(piece.content)
         self._released.set()

@@ -155,7 +155,7 @@ class AppendService:
                     retry_unknown=self._retry_unknown,
                     patience=self._patience,
                 )
-                self._settle(batch, result)
+                self._resolve(batch, result)
                 batch = []
         except CorantoError as error:
             state.failure = error
@@ -178,7 +178,7 @@ class AppendService:
             size += len(batch[-1].content)
         return batch
 
-    def _settle(self, batch: list[_Pending], result: AppendResult) -> None:
+    def _resolve(self, batch: list[_Pending], result: AppendResult) -> None:
         begin = result.begin
         for piece in batch:
             end = begin + len(piece.content)

@@ -54,7 +54,7 @@ class BoundedCalls(CallQueue):
         self._room = threading.Condition()
         self._pending = 0
 
-    def hand(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
+    def submit(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
         """Queue a call, and return a future of its result. Wait first while too much is under way.
 
         Cancelling the future does not take the call back. The future raises the errors of the call.
@@ -70,12 +70,12 @@ class BoundedCalls(CallQueue):
 
     def _begin(self, call: Callable[[], asyncio.Future[T]], weight: int, given: concurrent.futures.Future[T]) -> None:
         try:
-            call().add_done_callback(functools.partial(self._settle, weight, given))
+            call().add_done_callback(functools.partial(self._resolve, weight, given))
         except BaseException as error:  # noqa: BLE001 - the thread that waits for the future gets it
             self._make_room(weight)
             given.set_exception(error)
 
-    def _settle(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
+    def _resolve(self, weight: int, given: concurrent.futures.Future[T], done: asyncio.Future[T]) -> None:
         self._make_room(weight)
         if done.cancelled():
             given.set_exception(concurrent.futures.CancelledError())
@@ -90,13 +90,13 @@ class BoundedCalls(CallQueue):
             self._room.notify_all()
 
 
-class HandingFace(Face):
+class QueuedFace(Face):
     """The base of generated faces that return futures: their calls are handed to the loop in order."""
 
     _calls: BoundedCalls
 
-    def _hand(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
-        return self._calls.hand(call, weight)
+    def _submit(self, call: Callable[[], asyncio.Future[T]], weight: int = 1) -> concurrent.futures.Future[T]:
+        return self._calls.submit(call, weight)
 
     def _run_after_calls(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run work on the loop after all calls handed over before."""

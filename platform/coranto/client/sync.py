@@ -22,7 +22,7 @@ from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
-from coranto.client.handover import BoundedCalls, HandingFace, read_ahead
+from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
 from coranto.client.values import AppendResult, Chunk, Suspend
 from coranto.errors import AppendOutcomeUnknown, Unavailable
@@ -223,7 +223,7 @@ class SyncAppender(AppenderFace):
         self.abort()
 
 
-class SyncAppendService(AppendServiceFace, HandingFace):
+class SyncAppendService(AppendServiceFace, QueuedFace):
     """A blocking `AppendService`. Leaving the `with` block flushes, or drops pending content after an exception.
 
     Several threads may use it. Handing over content does not wait for the loop's thread, only for room.
@@ -250,7 +250,7 @@ class SyncAppendService(AppendServiceFace, HandingFace):
 
     def append(self, journal: str, content: bytes) -> concurrent.futures.Future[Appended]:
         """Accept content, and return a future of its commit. Block first while too much is pending."""
-        return self._hand(lambda: self._service.append_nowait(journal, content), len(content))
+        return self._submit(lambda: self._service.append_nowait(journal, content), len(content))
 
     def flush(self) -> None:
         """Return once all accepted content is committed. Raises the first failure of a journal that is not reset."""

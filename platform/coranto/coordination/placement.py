@@ -55,7 +55,7 @@ def choose_placement(
     return Placement(tuple(map(tuple, network.placed)), tuple(limits), cost)
 
 
-class _Room:
+class _FreeMembers:
     """Members below their ceiling (a number of items), by zone, with the lowest load first."""
 
     def __init__(self, network: FlowNetwork, ceilings: Sequence[int], reluctant: Sequence[bool]) -> None:
@@ -106,21 +106,21 @@ class _Chooser:
 
     def __init__(self, network: FlowNetwork, reluctant: Sequence[bool]) -> None:
         self.network = network
-        self.below_share = _Room(network, network.shares, reluctant)
-        self.below_limit = _Room(network, network.limits, reluctant)
+        self.below_share = _FreeMembers(network, network.shares, reluctant)
+        self.below_limit = _FreeMembers(network, network.limits, reluctant)
 
     def choose(self) -> None:
         self._keep()
         self._respect_limits()
         self._spread()
         self._relieve()
-        for room, anywhere in (
+        for free, anywhere in (
             (self.below_share, False),
             (self.below_limit, False),
             (self.below_share, True),
             (self.below_limit, True),
         ):
-            self._fill(room, anywhere)
+            self._fill(free, anywhere)
 
     def _give(self, item: int, member: int) -> None:
         self.network.give(item, member)
@@ -135,7 +135,7 @@ class _Chooser:
     def _excess(self, member: int) -> int:
         return self.network.counts[member] - self.network.shares[member]
 
-    def _target(self, room: _Room, item: int, leaving: int | None, *, anywhere: bool) -> tuple[int, int] | None:
+    def _target(self, free: _FreeMembers, item: int, leaving: int | None, *, anywhere: bool) -> tuple[int, int] | None:
         """Return the best member with room for the item, and how many other replicas of the item its zone holds.
 
         `leaving` is the member that the item would leave, if any. A member that brings all replicas into one zone is
@@ -146,11 +146,11 @@ class _Chooser:
         zones = [network.zones[member] for member in placed if member != leaving]
         last = network.spreads(item) and len(zones) == network.replication[item] - 1
         best: tuple[int, float, int] | None = None
-        for zone in room.zones:
+        for zone in free.zones:
             near = zones.count(zone)
             if (best is not None and near > best[0]) or (last and not anywhere and near == len(zones)):
                 continue
-            found = room.least_loaded(zone, item, placed)
+            found = free.least_loaded(zone, item, placed)
             if found is not None and (best is None or (near, *found) < best):
                 best = (near, *found)
         return None if best is None else (best[2], best[0])
@@ -205,8 +205,8 @@ class _Chooser:
             if not network.single_zoned(item):
                 continue
             leaving = max(placed, key=lambda member: (self._excess(member), member))
-            for room in (self.below_share, self.below_limit):
-                found = self._target(room, item, leaving, anywhere=False)
+            for free in (self.below_share, self.below_limit):
+                found = self._target(free, item, leaving, anywhere=False)
                 if found is not None:
                     self._take(item, leaving)
                     self._give(item, found[0])
@@ -238,16 +238,16 @@ class _Chooser:
                         self._take(item, leaving)
                         self._give(item, found[0])
 
-    def _fill(self, room: _Room, anywhere: bool) -> None:
+    def _fill(self, free: _FreeMembers, anywhere: bool) -> None:
         """Give items the replicas that they lack, where there is room: one to each first, then a second, and so on."""
         network = self.network
         short = [i for i, placed in enumerate(network.placed) if len(placed) < network.replication[i]]
         wanted = 0
-        while short and room:
+        while short and free:
             wanted += 1
             for item in short:
                 if len(network.placed[item]) < min(wanted, network.replication[item]):
-                    found = self._target(room, item, None, anywhere=anywhere)
+                    found = self._target(free, item, None, anywhere=anywhere)
                     if found is not None:
                         self._give(item, found[0])
             short = [item for item in short if wanted < network.replication[item]]

@@ -166,7 +166,7 @@ class AllocationWorld:
             if which(item) and all(a.member in self.members for a in found) and not all(a.consistent for a in found):
                 self.assignments[item] = [PlanAssignment(a.item, a.member, a.slot, True) for a in found]
 
-    def settle(self, rounds: int = 80) -> Effort:
+    def converge(self, rounds: int = 80) -> Effort:
         """Synchronize, plan and apply until nothing changes. Raises AssertionError when that takes too many rounds."""
         effort = Effort()
         while effort.rounds < rounds:

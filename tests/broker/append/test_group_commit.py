@@ -16,7 +16,7 @@ from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import preconditions
 from coranto_broker.append.group_commit import Course, gather
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.ownership import Signal
 from coranto_broker.replication import waiting_appends
 from coranto_broker.replication.flow_control import FlowControl
@@ -41,8 +41,8 @@ class Journal:
     proposals: int = 0
 
     @property
-    def known(self) -> Known:
-        return Known(self.first or 0, self.spool.end, self.first is None)
+    def known(self) -> IndexSummary:
+        return IndexSummary(self.first or 0, self.spool.end, self.first is None)
 
     def roll(self, to: int) -> None:
         proposal = preconditions.propose(self.spool.committed, to, self.spec.fragment, NOW)
@@ -211,7 +211,7 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         line = Line()
         for resolution in (leader, other, leader):
             line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
-        course = Course(spec, spool.committed, Known(), NOW)
+        course = Course(spec, spool.committed, IndexSummary(), NOW)
         assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
             AppendRange(0, 1, pb.LabelSet())
         ]
@@ -263,7 +263,7 @@ class Forgetful(Course):
     st.lists(st.tuples(st.sampled_from((pb.AppendRequest(journal=J), ODD)), st.integers(0, 5)), max_size=12),
     st.integers(0, 3),
     st.integers(0, 30),
-    st.sampled_from((Known(0, 0, empty=True), Known(0, 9, empty=False), Known(3, 9, empty=False))),
+    st.sampled_from((IndexSummary(0, 0, empty=True), IndexSummary(0, 9, empty=False), IndexSummary(3, 9, empty=False))),
     st.integers(1, 20),
     st.sampled_from((pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY)),
 )
@@ -272,7 +272,7 @@ def test_what_was_found_of_one_plain_append_holds_for_those_after_it(
     appends: list[tuple[pb.AppendRequest, int]],
     begin: int,
     length: int,
-    known: Known,
+    known: IndexSummary,
     limit: int,
     flags: pb.JournalSpec.Flag.ValueType,
 ) -> None:

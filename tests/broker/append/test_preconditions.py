@@ -20,7 +20,7 @@ from coranto_broker.append.preconditions import (
     registers_match,
 )
 from coranto_broker.append.preconditions import check as check_known
-from coranto_broker.fragments.known import Known
+from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.spool.spool import CommittedState
 
 JOURNAL = "a/journal"
@@ -40,7 +40,7 @@ def committed(begin: int, end: int, first: float = 0.0, registers: pb.LabelSet |
 def check(
     request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, begin: int, end: int, flushed_at: int = 0
 ) -> Verdict:
-    return check_known(request, spec, spool, Known(begin, end, begin == end, flushed_at), now=NOW)
+    return check_known(request, spec, spool, IndexSummary(begin, end, begin == end, flushed_at), now=NOW)
 
 
 def request(**fields: object) -> pb.AppendRequest:

@@ -17,7 +17,7 @@ from coranto_broker.append.receiving import Ahead, Watchdog
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line
 from coranto_broker.rpc.content import ContentMessage
-from coranto_broker.rpc.deadlines import Rota
+from coranto_broker.rpc.deadlines import DeadlineQueue
 from coranto_broker.rpc.rolled_back import AppendUnderflow
 
 EOF = object()
@@ -37,12 +37,12 @@ class Client:
         return self._messages.popleft()
 
 
-class Looked(Watchdog):
+class Checked(Watchdog):
     """Looks at its client at a time of the test's choice, and says that it did."""
 
     __slots__ = ("looks",)
 
-    def __init__(self, after: float, rota: Rota) -> None:
+    def __init__(self, after: float, rota: DeadlineQueue) -> None:
         super().__init__(FlowControl(), SystemClock(), rota)  # No minimum rate: it asks for no look.
         self.looks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.due = asyncio.get_running_loop().time() + after
@@ -61,8 +61,8 @@ def virtually(main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
 
 def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> None:
     async def main(loop: SimLoop) -> None:
-        rota = Rota()
-        first, done, last = Looked(0.01, rota), Looked(0.02, rota), Looked(0.03, rota)
+        rota = DeadlineQueue()
+        first, done, last = Checked(0.01, rota), Checked(0.02, rota), Checked(0.03, rota)
         done.close()
         await first.looks
         assert loop.time() == pytest.approx(0.01)
@@ -70,16 +70,16 @@ def test_each_client_is_looked_at_in_its_time_unless_it_is_done_by_then() -> Non
         await last.looks
         assert loop.time() == pytest.approx(0.03)
         assert not done.looks.done()
-        again = Looked(0.01, rota)  # The timer had nobody left to look at.
+        again = Checked(0.01, rota)  # The timer had nobody left to look at.
         await again.looks
 
     virtually(main)
 
 
 async def test_those_that_are_done_are_forgotten_without_a_timer() -> None:
-    rota = Rota()
+    rota = DeadlineQueue()
     for _ in range(100):
-        Looked(60, rota).close()
+        Checked(60, rota).close()
     assert len(rota._waiting) == 1
 
 

@@ -101,9 +101,9 @@ def test_a_journal_whose_fragments_are_gone_is_let_go(backlog: Backlog) -> None:
 
 
 async def test_an_append_waits_a_while_for_room(backlog: Backlog, clock: ManualClock) -> None:
-    assert await backlog.room(A, URL) == ""
+    assert await backlog.wait_for_room(A, URL) == ""
     backlog.add(A, 101)
-    waiting = asyncio.create_task(backlog.room(A, URL))
+    waiting = asyncio.create_task(backlog.wait_for_room(A, URL))
     await asyncio.sleep(0)
     backlog.remove(A, 10)
     await asyncio.sleep(0)
@@ -113,17 +113,17 @@ async def test_an_append_waits_a_while_for_room(backlog: Backlog, clock: ManualC
 
     backlog.add(A, 30)
     clock.advance(PATIENCE_SECONDS)
-    assert "101 bytes" in await backlog.room(A, URL), "those who come later do not wait again"
+    assert "101 bytes" in await backlog.wait_for_room(A, URL), "those who come later do not wait again"
 
 
 async def test_a_changed_route_ends_the_wait(backlog: Backlog) -> None:
     backlog.add(A, 101)
     signal = Signal()
-    waiting = asyncio.create_task(backlog.room(A, URL, signal))
+    waiting = asyncio.create_task(backlog.wait_for_room(A, URL, signal))
     await asyncio.sleep(0)
     signal.fire()
     with pytest.raises(Invalidated):
         await waiting
     with pytest.raises(Invalidated):
-        await backlog.room(A, URL, signal)
+        await backlog.wait_for_room(A, URL, signal)
     assert not backlog._waiters

@@ -281,7 +281,7 @@ async def test_a_local_file_stays_where_the_store_lists_other_content_of_its_off
 async def test_damaged_content_is_read_from_the_store_once_it_is_there(index: FragmentIndex, tmp_path: Path) -> None:
     sealed = local(tmp_path, 0)
     index.spool_complete(sealed)
-    sealed.set_content_aside()
+    sealed.quarantine_content()
     (entry,) = index.entries
     assert entry.local is sealed.content
     with pytest.raises(CorruptSpool, match="damaged"), sealed.content.borrow():

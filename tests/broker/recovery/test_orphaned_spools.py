@@ -24,7 +24,7 @@ from coranto_broker.metrics import Metrics
 from coranto_broker.recovery import orphaned_spools
 from coranto_broker.recovery.deleted_spools import DeletedSpools
 from coranto_broker.recovery.in_sync_records import InSyncRecords, Stranded
-from coranto_broker.recovery.orphaned_spools import Leftovers
+from coranto_broker.recovery.orphaned_spools import OrphanedSpools
 from coranto_broker.spool import in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder, folder_of
 from coranto_broker.spool.in_sync import Epoch, InSyncRecord
@@ -64,7 +64,7 @@ class World:
         )
         journals: Any = self
         self.deleted = DeletedSpools(folder, self.disk, self.clock, keep_seconds=3600.0)
-        self.leftovers = Leftovers(
+        self.orphans = OrphanedSpools(
             self.root, self.disk, self.clock, journals, self.records, self.persister, self.deleted
         )
 
@@ -143,7 +143,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr("coranto_broker.fragments.persister._LATER_SECONDS", 0.02)
     world = World(tmp_path)
     running: list[asyncio.Task[None]] = []
-    monkeypatch.setattr(world, "run", lambda: running.append(asyncio.create_task(world.leftovers.run())), raising=False)
+    monkeypatch.setattr(world, "run", lambda: running.append(asyncio.create_task(world.orphans.run())), raising=False)
     yield world
     for task in running:
         task.cancel()
@@ -237,18 +237,18 @@ async def test_a_journal_that_is_created_at_a_former_revision_again_waits_for_it
 async def test_a_spool_that_cannot_be_read_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write(b"abc", 10)
     world.record = InSyncRecord(7, (OTHER,), (Epoch(10, 0), Epoch(20, 3)))
-    real = orphaned_spools.take_up
+    real = orphaned_spools.recover_spool
 
     async def refuse(*_: object) -> None:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(orphaned_spools, "take_up", refuse)
+    monkeypatch.setattr(orphaned_spools, "recover_spool", refuse)
     world.run()  # type: ignore[attr-defined]
-    await eventually(lambda: list(world.leftovers.unreadable) == [world.folder.path])
-    monkeypatch.setattr(orphaned_spools, "take_up", real)
+    await eventually(lambda: list(world.orphans.unreadable) == [world.folder.path])
+    monkeypatch.setattr(orphaned_spools, "recover_spool", real)
     await eventually(lambda: not world.folder.path.exists())
     assert world.stored == [b"abc"]
-    assert not world.leftovers.unreadable
+    assert not world.orphans.unreadable
 
 
 async def test_the_record_of_a_journal_that_was_created_again_stays(world: World) -> None:
@@ -377,5 +377,5 @@ async def test_a_folder_that_is_used_is_left_alone(world: World) -> None:
     await world.looked(3)
     assert len(world.disk.list(world.folder.path)) == 2
     world.used.clear()
-    world.leftovers.add(world.folder.path)
+    world.orphans.add(world.folder.path)
     await eventually(lambda: not world.folder.path.exists())

@@ -352,11 +352,11 @@ async def test_content_that_was_taken_out_is_not_synced(folder: SpoolFolder, obs
     append(spool, b"abc")
     roll(spool)
     (sealed,) = observer.sealed
-    sealed.set_content_aside()
+    sealed.quarantine_content()
     await spool.flush()
-    fetched = sealed.content.beside("fetched")
+    fetched = sealed.content.sibling("fetched")
     fetched.write_at(0, b"abc")
-    sealed.content.put_in(fetched)
+    sealed.content.replace_with(fetched)
     assert sealed.content.path.read_bytes() == sealed.content.read_at(0, 3) == b"abc"
 
 
@@ -846,7 +846,7 @@ def test_an_empty_spool_that_others_went_on_without_leaves_no_files(folder: Spoo
 
 # ------------------------------------------------------------------------------------- large content, written aside
 
-LARGE = durable_spool.ASIDE_BYTES
+LARGE = durable_spool.DEFERRED_BYTES
 
 
 async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool, folder: SpoolFolder) -> None:
@@ -856,7 +856,7 @@ async def test_large_content_is_written_in_order_and_hashed(spool: DurableSpool,
     for chunk in chunks:
         spool.write(spool.delta, memoryview(chunk))
         spool.hash(whole, chunk)
-        await spool.room()
+        await spool.wait_for_room()
     await spool.written()
     content = b"".join(chunks)
     proposal = spool.next_fragment()
@@ -895,7 +895,7 @@ async def test_a_disk_that_is_full_for_large_content_leaves_what_has_committed(
     async def more() -> None:
         while True:
             spool.write(spool.delta, b"x" * LARGE)
-            await spool.room()
+            await spool.wait_for_room()
             await asyncio.sleep(0)
 
     async def proposal() -> None:

@@ -260,7 +260,7 @@ def test_content_may_be_hashed_elsewhere() -> None:
     for number, content in enumerate((b"one", b"two", b"three")):
         plain.extend(content)
         if number:
-            work.append(helped.extend_aside(content))
+            work.append(helped.extend_later(content))
         else:
             helped.extend(content)
         assert helped.delta == plain.delta
@@ -269,7 +269,7 @@ def test_content_may_be_hashed_elsewhere() -> None:
     assert helped.next_fragment() == plain.next_fragment()
     assert helped.next_fragment().sum == hashlib.sha1(b"onetwothree").digest()
 
-    late = helped.extend_aside(b"never committed")
+    late = helped.extend_later(b"never committed")
     helped.roll_back()
     late()  # Of content that was rolled back meanwhile.
     helped.extend(b"four")

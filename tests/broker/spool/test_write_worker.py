@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from coranto_broker.spool.write_worker import MAX_BEHIND_BYTES, Aside
+from coranto_broker.spool.write_worker import MAX_BEHIND_BYTES, WriteQueue
 
 
 def _fail() -> None:
@@ -17,7 +17,7 @@ def _fail() -> None:
 
 
 async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
-    aside, done = Aside(), list[int]()
+    aside, done = WriteQueue(), list[int]()
     for number in range(200):
         aside.add(partial(done.append, number), 1)
         if number % 50 == 0:
@@ -28,7 +28,7 @@ async def test_jobs_are_done_in_order_by_one_thread_after_the_other() -> None:
 
 
 async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
-    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+    aside, done, go_on, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
@@ -48,7 +48,7 @@ async def test_whoever_cannot_wait_for_the_thread_does_the_rest() -> None:
 
 
 async def test_nothing_that_was_abandoned_is_done_later() -> None:
-    aside, done, go_on, begun = Aside(), list[str](), threading.Event(), threading.Event()
+    aside, done, go_on, begun = WriteQueue(), list[str](), threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
@@ -76,7 +76,7 @@ async def test_nothing_that_was_abandoned_is_done_later() -> None:
 
 
 async def test_a_failure_is_raised_once_and_keeps_what_follows_from_being_done() -> None:
-    aside, done = Aside(), list[str]()
+    aside, done = WriteQueue(), list[str]()
     aside.add(_fail, 1)
     aside.add(partial(done.append, "after it"), 1)
     with pytest.raises(OSError, match="the disk is full"):
@@ -91,13 +91,13 @@ async def test_a_failure_is_raised_once_and_keeps_what_follows_from_being_done()
 
 
 async def test_content_that_waits_is_bounded() -> None:
-    aside, go_on = Aside(), threading.Event()
+    aside, go_on = WriteQueue(), threading.Event()
     aside.add(lambda: go_on.wait(60), MAX_BEHIND_BYTES)
     async with asyncio.timeout(30):
-        await aside.room()
+        await aside.wait_for_room()
     for _ in range(3):
         aside.add(lambda: None, MAX_BEHIND_BYTES // 2)
-    waiting = asyncio.create_task(aside.room())
+    waiting = asyncio.create_task(aside.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     go_on.set()
@@ -108,9 +108,9 @@ async def test_content_that_waits_is_bounded() -> None:
 
 async def test_all_owners_get_their_turn_however_much_one_of_them_has() -> None:
     stopped, turns = threading.Event(), list[int]()
-    greedy = [Aside() for _ in range(8)]
+    greedy = [WriteQueue() for _ in range(8)]
 
-    def more(aside: Aside) -> None:
+    def more(aside: WriteQueue) -> None:
         if not stopped.is_set():
             aside._jobs.append((partial(more, aside), MAX_BEHIND_BYTES))  # As if content came all the time.
             aside._jobs_added += 1
@@ -118,7 +118,7 @@ async def test_all_owners_get_their_turn_however_much_one_of_them_has() -> None:
 
     for aside in greedy:
         aside.add(partial(more, aside), MAX_BEHIND_BYTES)
-    late = Aside()
+    late = WriteQueue()
     late.add(partial(turns.append, 1), 1)
     async with asyncio.timeout(30):
         await late.done()

@@ -67,7 +67,7 @@ ONE_TWO_THREE = {"item-1": 1, "item-2": 2, "item-3": 3}
 
 def test_the_first_allocation_fills_every_member_to_its_limit_and_every_item_with_two_zones() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 2, "a2": 2, "b": 4})
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.rounds, effort.added, effort.removed, effort.packed) == (1, 6, 0, 0)
     assert {item: len(world.of(item)) for item in world.items} == ONE_TWO_THREE
     assert zones(world, "item-2") == "ab"
@@ -77,7 +77,7 @@ def test_the_first_allocation_fills_every_member_to_its_limit_and_every_item_wit
 
 def test_large_limits_do_not_keep_items_from_a_second_zone() -> None:
     world = cluster({f"item-{i}": 3 for i in range(7)}, {"a1": 1024, "a2": 1024, "b": 1024})
-    assert world.settle().added == 21
+    assert world.converge().added == 21
     assert {zones(world, item) for item in world.items} == {"aab"}
     assert len(set(world.primaries().values())) <= 2
 
@@ -94,7 +94,7 @@ def test_a_member_is_replaced_by_another_once_items_are_consistent(consistent: b
     world.apply(world.plan())
     assert where(world) == {"item-1": "a", "item-2": "aold b anew", "item-3": "aold a b anew"}
     assert world.plan().items == ()
-    effort = world.settle()
+    effort = world.converge()
     assert holds(world) == {"a": 2, "aold": 0, "anew": 2, "b": 2}
     assert [a.slot for a in world.of("item-3")] == [0, 1, 2]
     assert (effort.added, effort.removed, effort.promoted) == (0, 2, 2)
@@ -108,21 +108,21 @@ def test_limits_rise_and_fall() -> None:
         {"a": 2, "alimited": 2, "b": 4},
         {"item-1": "b", "item-2": "a b", "item-3": "a alimited b"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, alimited=10)
-    assert world.settle().added == 2
+    assert world.converge().added == 2
     assert holds(world) == {"a": 1, "alimited": 3, "b": 2}
     change(world, alimited=2)
-    assert world.settle().added == 1
+    assert world.converge().added == 1
     assert holds(world)["alimited"] == 2
     assert zones(world, "item-3") == "aab"
     change(world, alimited=1)
-    assert world.settle().added == 1
+    assert world.converge().added == 1
     assert holds(world)["alimited"] == 1
     assert {item: len(world.of(item)) for item in world.items} == ONE_TWO_THREE
     assert zones(world, "item-2") == "ab"
     assert zones(world, "item-3") == "aab"
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
 
 
 def test_items_exchange_their_replication() -> None:
@@ -131,9 +131,9 @@ def test_items_exchange_their_replication() -> None:
         {"a1": 2, "a2": 2, "b": 4},
         {"item-1": "b", "item-2": "a1 b", "item-3": "a1 a2 b"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     world.put_items(PlanItem("item-1", 3), PlanItem("item-3", 1))
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (2, 2)
     assert where(world)["item-1"].split()[0] == "b"
     assert zones(world, "item-1") == "aab"
@@ -144,16 +144,16 @@ def test_items_exchange_their_replication() -> None:
 
 def test_members_join_until_there_is_room_for_all() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 1})
-    world.settle()
+    world.converge()
     assert len(list(world)) == 1
     assert world.plan().unplaced == 5
     change(world, a2=2)
-    world.settle()
+    world.converge()
     # The first replica of each item comes before the second of any.
     assert [len(world.of(item)) for item in ONE_TWO_THREE] == [1, 1, 1]
     assert world.plan().unplaced == 3
     change(world, a3=3)
-    world.settle()
+    world.converge()
     assert {item: len(world.of(item)) for item in world.items} == ONE_TWO_THREE
     assert world.plan().unplaced == 0
     assert holds(world) == {"a1": 1, "a2": 2, "a3": 3}
@@ -165,25 +165,25 @@ def test_too_low_a_limit_takes_nothing_from_items_that_nobody_else_can_take() ->
         {"a1": 1, "a2": 2, "a3": 3},
         {"item-1": "a3", "item-2": "a2 a3", "item-3": "a3 a1 a2"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, a3=2)
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     assert world.plan().unplaced == 1
 
 
 def test_a_second_zone_opens_with_less_and_then_with_enough_room() -> None:
     world = cluster({f"item-{i}": 3 for i in (1, 2, 3)}, {"a1": 100, "a2": 100, "a3": 100})
-    world.settle()
+    world.converge()
     assert holds(world) == {"a1": 3, "a2": 3, "a3": 3}
     change(world, b=2)
-    assert world.settle().added == 2
+    assert world.converge().added == 2
     # Its small limit would make its share small, but two zones matter more.
     assert sorted(zones(world, item) for item in world.items) == ["aaa", "aab", "aab"]
     change(world, b=3)
-    assert world.settle().added == 1
+    assert world.converge().added == 1
     assert {zones(world, item) for item in world.items} == {"aab"}
     world.put_items(PlanItem("item-4", 1))
-    assert world.settle().added == 1
+    assert world.converge().added == 1
     assert {zones(world, f"item-{i}") for i in (1, 2, 3)} == {"aab"}
     assert zones(world, "item-4") == "a"
 
@@ -194,14 +194,14 @@ def test_a_zone_shrinks_and_closes() -> None:
         {"a1": 10, "a2": 10, "b": 10},
         {"item-1": "a1 a2 b", "item-2": "a1 a2 b", "item-3": "a1 b"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, b=2)
-    effort = world.settle()
+    effort = world.converge()
     # Two items of three replicas cannot do without the zone, so the other must; the zone is used as far as it goes.
     assert (effort.added, effort.removed) == (1, 1)
     assert where(world) == {"item-1": "a1 a2 b", "item-2": "a1 a2 b", "item-3": "a1 a2"}
     change(world, b=0, a3=10)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (2, 2)
     assert where(world) == {"item-1": "a1 a2 a3", "item-2": "a1 a2 a3", "item-3": "a1 a2"}
 
@@ -210,13 +210,13 @@ def test_a_third_zone_opens() -> None:
     world = cluster(
         {"item-1": 2, "item-2": 3}, {"a1": 100, "a2": 100, "b": 100}, {"item-1": "a1 b", "item-2": "a1 a2 b"}
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     # Nobody is above its share, and two zones are enough: nothing needs to move.
     change(world, c=100)
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     # What is new spreads evenly over zones, though another member has room in its share as well.
     world.put_items(PlanItem("item-1", 3), PlanItem("item-2", 4))
-    assert world.settle().added == 2
+    assert world.converge().added == 2
     assert where(world) == {"item-1": "a1 b c", "item-2": "a1 a2 b c"}
 
 
@@ -226,9 +226,9 @@ def test_a_third_zone_closes() -> None:
         {"a1": 10, "a2": 10, "a3": 10, "b": 10, "c": 10},
         {"item-1": "a1 a2 c", "item-2": "a3 b c"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, c=0)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (2, 2)
     assert where(world)["item-1"] == "a1 a2 b"
     assert zones(world, "item-2") == "aab"
@@ -240,13 +240,13 @@ def test_limits_rotate_within_a_zone_and_between_zones() -> None:
         {"a1": 1, "a2": 3, "b1": 10, "b2": 10},
         {"item-1": "a1 b1 b2", "item-2": "a2 b1 b2", "item-3": "a2 b1 b2"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, a1=3, a2=1)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (1, 1)
     assert holds(world) == {"a1": 2, "a2": 1, "b1": 3, "b2": 3}
     change(world, a1=10, a2=10, b1=1, b2=3)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (2, 2)
     assert holds(world)["b1"] == 1
     assert all(set(zones(world, item)) == {"a", "b"} for item in world.items)
@@ -259,12 +259,12 @@ def test_a_lease_expires_and_a_whole_zone_is_gone(with_its_assignments: bool) ->
         {"a1": 4, "a2": 2, "a3": 1, "b": 4},
         {"item-1": "a1", "item-2": "b a2", "item-3": "a3 b a1"},
     )
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     if with_its_assignments:
         world.lose_members(member_id("b"))
     else:
         del world.members[member_id("b")]
-    effort = world.settle()
+    effort = world.converge()
     assert effort.added == 2
     assert effort.removed == (0 if with_its_assignments else 2)
     assert where(world)["item-3"].split()[0] == "a3"
@@ -274,79 +274,79 @@ def test_a_lease_expires_and_a_whole_zone_is_gone(with_its_assignments: bool) ->
 
 def test_a_zone_comes_back() -> None:
     world = cluster({f"item-{i}": 3 for i in range(12)}, {"a1": 50, "a2": 50, "b1": 50, "b2": 50, "c1": 50, "c2": 50})
-    world.settle()
+    world.converge()
     assert {zones(world, item) for item in world.items} == {"abc"}
     world.lose_members(member_id("c1"), member_id("c2"))
-    assert world.settle().added == 12
+    assert world.converge().added == 12
     change(world, c1=50, c2=50)
     # No item needs the zone to have two, but members above their share need members below it.
-    assert world.settle().added == 12
+    assert world.converge().added == 12
     assert {zones(world, item) for item in world.items} == {"abc"}
     assert set(holds(world).values()) == {6}
 
 
 def test_a_single_zone_balances_when_a_member_becomes_larger() -> None:
     world = cluster(ONE_TWO_THREE, {"a1": 3, "a2": 2, "a3": 1})
-    world.settle()
+    world.converge()
     assert holds(world) == {"a1": 3, "a2": 2, "a3": 1}
     change(world, a4=1)
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     change(world, a4=3)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (1, 1)
     assert holds(world) == {"a1": 2, "a2": 2, "a3": 1, "a4": 1}
 
 
 def test_exiting_members_are_drained() -> None:
     world = cluster({f"item-{i}": 1 for i in range(4)}, {"a2": 4, "a1": 4, "b1": 4, "b2": 4})
-    world.settle()
+    world.converge()
     assert set(holds(world).values()) == {1}
     change(world, exiting=True, a1=4, b1=4)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.added, effort.removed) == (2, 2)
     assert holds(world) == {"a1": 0, "a2": 2, "b1": 0, "b2": 2}
 
 
 def test_the_oldest_member_leads_and_is_drained_as_any_other() -> None:
     world = cluster({f"item-{i}": 1 for i in range(3)}, {"a1": 4, "a2": 4, "b": 4})
-    world.settle()
+    world.converge()
     change(world, exiting=True, a1=4)
-    world.settle()
+    world.converge()
     assert holds(world)["a1"] == 0
     assert len(list(world)) == 3
 
 
 def test_the_oldest_of_exiting_members_goes_first_and_the_next_once_others_have_come() -> None:
     world = cluster({f"item-{i}": 2 for i in range(6)}, {"a1": 50, "a2": 50, "b1": 50})
-    world.settle()
+    world.converge()
     change(world, exiting=True, a1=50, a2=50)
-    world.settle()
+    world.converge()
     # Two replicas need two members, so the younger has to stay.
     assert holds(world) == {"a1": 0, "a2": 6, "b1": 6}
     world.lose_members(member_id("a1"))
-    assert world.settle().added == 0
+    assert world.converge().added == 0
     change(world, c1=50)
-    world.settle()
+    world.converge()
     assert holds(world) == {"a2": 0, "b1": 6, "c1": 6}
 
 
 def test_an_exiting_member_that_has_to_stay_is_the_last_to_get_new_items() -> None:
     world = cluster({f"item-{i}": 3 for i in range(3)}, {"a": 50, "b": 50, "c": 50})
-    world.settle()
+    world.converge()
     change(world, exiting=True, a=50)
     world.put_items(PlanItem("small-1", 1), PlanItem("small-2", 1))
-    world.settle()
+    world.converge()
     assert {zones(world, "small-1"), zones(world, "small-2")} == {"b", "c"}
     world.put_items(PlanItem("item-3", 3))
-    world.settle()
+    world.converge()
     assert zones(world, "item-3") == "abc"
 
 
 def test_the_last_member_keeps_its_items_while_it_is_exiting() -> None:
     world = cluster({f"item-{i}": 1 for i in range(5)}, {"a": 50})
-    world.settle()
+    world.converge()
     change(world, exiting=True, a=50)
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     assert holds(world) == {"a": 5}
 
 
@@ -367,7 +367,7 @@ def test_assignments_without_an_item_go_at_once() -> None:
     changes = world.plan()
     assert [item.item for item in changes.items] == ["item-1", "item-3", "item-4", "item-7"]
     assert all(item.orphaned for item in changes.items)
-    effort = world.settle()
+    effort = world.converge()
     assert (effort.rounds, effort.added, effort.removed) == (1, 0, 7)
     assert where(world) == {"item-2": "c", "item-5": "c b", "item-6": "a b c"}
 
@@ -378,23 +378,23 @@ def test_assignments_without_a_member_go_at_once_and_another_takes_over() -> Non
     first, second = world.plan().items
     assert first.changes == (RemoveAssignment("item-1", gone, 0), MoveAssignment("item-1", member_id("a"), 1, 0))
     assert set(second.changes) == {RemoveAssignment("item-2", gone, 0), AddAssignment("item-2", member_id("a"), 1)}
-    world.settle()
+    world.converge()
     assert where(world) == {"item-1": "a", "item-2": "a"}
 
 
 def test_a_rolling_restart_moves_what_each_member_held_and_no_more() -> None:
     names = {f"{zone}{number}": 500 for number in (1, 2) for zone in "abc"}
     world = cluster({f"item-{i:02}": 3 for i in range(40)}, names)
-    world.settle()
+    world.converge()
     for name in names:
         held = world.counts()[member_id(name)]
         change(world, exiting=True, **{name: 500})
-        assert world.settle().added == held
+        assert world.converge().added == held
         world.lose_members(member_id(name))
-        assert world.settle().rounds == 0
+        assert world.converge().rounds == 0
         id = member_id(name)
         world.put_members(PlanMember(id, 500, False, 100 + len(name)))
-        effort = world.settle()
+        effort = world.converge()
         assert effort.added <= -(-120 // 6)
         assert effort.added == world.counts()[id]
     assert {len(world.of(item)) for item in world.items} == {3}
@@ -403,7 +403,7 @@ def test_a_rolling_restart_moves_what_each_member_held_and_no_more() -> None:
 
 def test_a_suspended_item_gives_up_all_its_members() -> None:
     world = cluster({"item-1": 2, "item-2": 2}, {"a": 9, "b": 9})
-    world.settle()
+    world.converge()
     world.put_items(replace(world.items["item-1"], replication=0))
-    assert world.settle().removed == 2
+    assert world.converge().removed == 2
     assert where(world)["item-1"] == ""

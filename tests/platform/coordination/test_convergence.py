@@ -137,7 +137,7 @@ def test_a_full_member_gets_an_item_when_it_has_given_one_up() -> None:
 
     world_plan = Planner().plan([], [], [])
     world.planning = planning  # type: ignore[assignment]
-    world.settle()
+    world.converge()
     assert taken == [
         [AddAssignment("y", C, 1)],
         [RemoveAssignment("y", B, 0), MoveAssignment("y", C, 1, 0)],

@@ -123,28 +123,28 @@ def test_when_there_is_not_room_for_all_each_item_gets_a_first_replica() -> None
 def test_what_a_change_of_a_larger_cluster_moves() -> None:
     zones = "abc" * 8
     world = AllocationWorld(items(800, 3), members(*zones))
-    assert world.settle().added == 2400
+    assert world.converge().added == 2400
     assert set(world.counts().values()) == {100}
     assert set(world.primaries().values()) <= {33, 34, 32}
     first, *others = list(world.members)
 
     world.put_members(replace(world.members[first], exiting=True))
-    assert world.settle().added == 100
+    assert world.converge().added == 100
     assert world.counts()[first] == 0
     world.lose_members(first)
-    assert world.settle().rounds == 0
+    assert world.converge().rounds == 0
     world.put_members(PlanMember(first, 1000))
-    assert world.settle().added == 2400 - 23 * 100
+    assert world.converge().added == 2400 - 23 * 100
     world.lose_members(others[10])
-    assert world.settle().added == 100
+    assert world.converge().added == 100
 
     lost = [member for member in world.members if member.zone == "c"]
     missing = sum(world.counts()[member] for member in lost)
     world.lose_members(*lost)
-    assert world.settle().added == missing
+    assert world.converge().added == missing
     world.put_members(*[PlanMember(member, 1000) for member in lost])
     share = -(-2400 // len(world.members))
     above = sum(max(0, count - share) for count in world.counts().values())
-    assert world.settle().added == above
+    assert world.converge().added == above
     assert max(world.counts().values()) == share
     assert all(len({member.zone for member in world.members_of(item)}) >= 2 for item in world.items)

@@ -76,7 +76,7 @@ worlds = st.builds(AllocationWorld, some_items, some_members, some_assignments)
 @settings(max_examples=100, deadline=None)
 def test_any_world_settles_within_its_promises(world: AllocationWorld) -> None:
     before = world.counts()
-    world.settle()
+    world.converge()
     if world.plan().unplaced == 0:
         check_at_rest(world)
     for member, count in world.counts().items():
@@ -91,7 +91,7 @@ def test_items_that_synchronize_at_any_pace_settle_too(world: AllocationWorld, d
         ready = data.draw(st.sets(st.sampled_from([f"item-{i}" for i in range(9)])))
         world.synchronize(ready.__contains__)
         world.apply(world.plan())
-    world.settle()
+    world.converge()
 
 
 @given(some_items, some_members, st.lists(some_members, min_size=1, max_size=3))
@@ -101,12 +101,12 @@ def test_a_planner_that_remembers_keeps_the_promises_too(
 ) -> None:
     world = AllocationWorld(items, members, planning=Planner().plan)
     for joined in later:
-        world.settle()
+        world.converge()
         world.put_members(*joined)
         world.lose_members(*[member for member in sorted(world.members) if member not in {m.id for m in joined}][::2])
-    world.settle()
+    world.converge()
     fresh = AllocationWorld(items, world.members.values(), list(world))
-    assert fresh.settle().added == 0
+    assert fresh.converge().added == 0
 
 
 @given(some_items, some_members, some_members)
@@ -114,11 +114,11 @@ def test_a_planner_that_remembers_keeps_the_promises_too(
 def test_two_zones_when_possible(items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]) -> None:
     """When members have room for it, at the beginning or later, whoever joins or changes meanwhile."""
     world = AllocationWorld(items, members)
-    world.settle()
+    world.converge()
     roomy = {member.zone for member in world.members} | {member.id.zone for member in joining}
     world.put_members(*joining)
     world.put_members(*[replace(m, limit=50, exiting=False) for m in world.members.values()])
-    world.settle()
+    world.converge()
     check_at_rest(world)
     for item in items:
         found = world.members_of(item.id)
@@ -142,7 +142,7 @@ def test_the_order_of_the_input_does_not_matter(world: AllocationWorld, random: 
 @settings(max_examples=40, deadline=None)
 def test_what_has_settled_stays(items: list[PlanItem], members: list[PlanMember]) -> None:
     world = AllocationWorld(items, members)
-    world.settle()
+    world.converge()
     assert world.plan().items == ()
     world.put_items(PlanItem("another", 0))
     assert world.plan().items == ()
@@ -155,7 +155,7 @@ def test_members_that_join_or_leave_cost_no_more_moves_than_their_share(
 ) -> None:
     assume(min(before, after) >= replication)
     world = AllocationWorld(items(count, replication), members(before))
-    world.settle()
+    world.converge()
     spread = world.counts()
     assert max(spread.values()) <= -(-count * replication // before)
 
@@ -164,7 +164,7 @@ def test_members_that_join_or_leave_cost_no_more_moves_than_their_share(
     lost = sum(spread[member] for member in leaving)
     world.lose_members(*leaving)
     world.put_members(*members(after)[before:])
-    effort = world.settle()
+    effort = world.converge()
     now = world.counts()
     assert max(now.values()) <= share
     # What is added is what was lost, or what others have above their share, and no more. A lost replica may have to
@@ -176,27 +176,27 @@ def test_members_that_join_or_leave_cost_no_more_moves_than_their_share(
 def test_a_planner_chooses_again_only_when_items_or_members_changed() -> None:
     planner = Planner()
     world = AllocationWorld(items(30, 2), members(4, zones=2), planning=planner.plan)
-    world.settle()
+    world.converge()
     assert planner.placements == 1
     world.put_members(*members(5, zones=2))
-    effort = world.settle()
+    effort = world.converge()
     assert effort.rounds > 2
     assert planner.placements == 2
     world.put_items(PlanItem("item-0003", 3))
-    world.settle()
+    world.converge()
     assert planner.placements == 3
     world.put_members(replace(members(1)[0], exiting=True))
-    world.settle()
+    world.converge()
     assert planner.placements == 4
 
 
 def test_a_planner_restores_what_was_taken_away() -> None:
     planner = Planner()
     world = AllocationWorld(items(9, 2), members(4), planning=planner.plan)
-    world.settle()
+    world.converge()
     placed = {item: set(world.members_of(item)) for item in world.items}
     world.assignments = {item: found[1:] for item, found in world.assignments.items()}
-    world.settle()
+    world.converge()
     assert {item: set(world.members_of(item)) for item in world.items} == placed
     assert planner.placements == 1
 

@@ -80,9 +80,9 @@ class EventFeed:
         except Exception as error:  # noqa: BLE001 - raised again in the other thread
             self._fail(number, error)
         else:
-            done.add_done_callback(functools.partial(self._settle, number))
+            done.add_done_callback(functools.partial(self._resolve, number))
 
-    def _settle(self, number: int, done: Future[EventPosition]) -> None:
+    def _resolve(self, number: int, done: Future[EventPosition]) -> None:
         error = done.exception()
         if error is not None:
             self._fail(number, error)

@@ -155,7 +155,7 @@ class Decisions:
         """Commit a transaction, if the gate still has this `token`. Transactions that wait together share an append.
 
         `done` are earlier transactions whose acknowledgements are in their segments. Raises RegisterMismatch if nothing
-        was decided. Raises AppendOutcomeUnknown if that is not known; then call `settle`.
+        was decided. Raises AppendOutcomeUnknown if that is not known; then call `was_decided`.
         """
         in_text = {name: base64.b64encode(ack).decode() for name, ack in acks.items()}
         records: list[Mapping[str, object]] = [{"decided": txn, "acks": in_text}, *({"done": each} for each in done)]
@@ -164,7 +164,7 @@ class Decisions:
             self._batches = token, Batches(lambda each: self._client.append(self.journal, each, check_registers=check))
         await self._batches[1].append(b"".join(map(_line, records)))
 
-    async def settle(self, txn: str, begin: int) -> bool:
+    async def was_decided(self, txn: str, begin: int) -> bool:
         """Return whether a transaction was decided. If it was not, it never will be.
 
         `begin` is the end of the journal when the transaction began.

@@ -160,7 +160,7 @@ class GroupReader(Generic[E]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         joined, self._presence, self._tasks = self._presence is not None, None, []
         if consumed and self._auto_commit and not self._rest:
-            self._pool.settle()
+            self._pool.consume()
         if joined and self._failure is None:
 
             def leave(state: GroupState) -> Left | None:
@@ -217,7 +217,7 @@ class GroupReader(Generic[E]):
         """
         presence = self._check()
         if not self._rest:
-            self._pool.settle()
+            self._pool.consume()
         self._committed = self._pool.positions()
         await presence.confirm()
         position = StreamPosition(self._committed)
@@ -246,7 +246,7 @@ class GroupReader(Generic[E]):
 
     async def _next(self) -> StreamTransaction[E] | None:
         """Return the next transaction; None at the end of the stream, or if only a commit lets reading go on."""
-        self._pool.settle()  # Without `auto_commit`, only `_committed` counts anyway.
+        self._pool.consume()  # Without `auto_commit`, only `_committed` counts anyway.
         while True:
             presence = self._check()
             await presence.check()

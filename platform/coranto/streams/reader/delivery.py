@@ -288,7 +288,7 @@ class SegmentSource(Generic[E]):
 class SegmentPool(Generic[E]):
     """Takes transactions from segments in turn, and tracks the one that is being consumed.
 
-    The transaction that `take` returned last is *current* until `settle`. Positions do not include it.
+    The transaction that `take` returned last is *current* until `consume`. Positions do not include it.
     """
 
     def __init__(self) -> None:
@@ -325,7 +325,7 @@ class SegmentPool(Generic[E]):
         self._ready[number] = None
         self.woken.set()
 
-    def settle(self) -> None:
+    def consume(self) -> None:
         """Mark the current transaction as consumed."""
         self._current = None
 

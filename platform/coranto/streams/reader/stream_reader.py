@@ -116,7 +116,7 @@ class StreamReader(Generic[E]):
             self._rest.extend(transaction.events)
         event = self._rest.popleft()
         if not self._rest:
-            self._pool.settle()
+            self._pool.consume()
         return event
 
     async def transactions(self) -> AsyncIterator[StreamTransaction[E]]:
@@ -129,7 +129,7 @@ class StreamReader(Generic[E]):
         if self._rest:
             raise InvalidInput("a transaction is being read event by event: read its other events first")
         transaction = await self._next()
-        self._pool.settle()
+        self._pool.consume()
         return transaction
 
     def position(self) -> StreamPosition:

@@ -8,7 +8,7 @@ from coranto.errors import NotAllowed, RegisterMismatch
 from coranto.messages.uuids import Flags, build_uuid
 from coranto.streams.model import registers as rules
 from coranto.streams.model.registers import Fence
-from coranto.streams.writer.handshake import contact, hold
+from coranto.streams.writer.handshake import handshake, hold
 from coranto.streams.writer.segment_writer import SegmentWriter
 from coranto.streams.writer.shared import Shared
 
@@ -21,7 +21,7 @@ async def raise_fence(shared: Shared, fence: Fence, writer_of: Callable[[], Awai
     while True:
         writer = await writer_of()
         journal = writer.segment.journal
-        registers, head = await contact(shared, journal)
+        registers, head = await handshake(shared, journal)
         if not registers.held:
             await hold(shared, journal, head)
             continue

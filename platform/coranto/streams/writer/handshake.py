@@ -18,7 +18,7 @@ from coranto.streams.writer.shared import Shared
 _log = structlog.get_logger(__name__)
 
 
-async def contact(shared: Shared, journal: str) -> tuple[Registers, int]:
+async def handshake(shared: Shared, journal: str) -> tuple[Registers, int]:
     """Return a segment's registers and its head. If it has content, the registers are held.
 
     This takes one empty append, or more if all brokers that had the registers are gone. Raises JournalNotFound,

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from coranto.effects import Clock
 from coranto.errors import TransactionInProgress
-from coranto.streams.writer.tally import WriterCounters
+from coranto.streams.writer.counters import WriterCounters
 from coranto.streams.writer.transactions import Transaction, TransactionState
 
 E = TypeVar("E")
@@ -17,10 +17,10 @@ E = TypeVar("E")
 class OpenTransactions(Generic[E]):
     """The open transactions of one writer; see the module. For one event loop."""
 
-    def __init__(self, stream: str, clock: Clock, tally: WriterCounters) -> None:
+    def __init__(self, stream: str, clock: Clock, counters: WriterCounters) -> None:
         self._stream = stream
         self._clock = clock
-        self._tally = tally
+        self._tally = counters
         self._open: dict[str, Transaction[E]] = {}
         self._reaper: asyncio.Task[None] | None = None
         self._reaps_at = math.inf

@@ -1,6 +1,6 @@
 """A writer's knowledge of a segment, and how it determines the outcome of its appends.
 
-`Settling` is the part of a `SegmentWriter` that decides which units are durable, which have failed, and which must be
+`Reconciler` is the part of a `SegmentWriter` that decides which units are durable, which have failed, and which must be
 sent again. It decides this from answers, or from the segment's registers if answers are missing.
 """
 
@@ -27,13 +27,13 @@ from coranto.streams.model.lineage import Lineage
 from coranto.streams.model.registers import Fence, Registers, WriterEntry, WriterStatus
 from coranto.streams.model.stream import Segment
 from coranto.streams.writer.failures import failure_of
-from coranto.streams.writer.handshake import contact
+from coranto.streams.writer.handshake import handshake
 from coranto.streams.writer.locating import find_append, find_transaction
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, PendingWrite
+from coranto.streams.writer.units import Attempt, CommitResult, EventPosition, WriteUnit
 
 
-class Settling:
+class Reconciler:
     """The outcomes of a writer's appends to one segment; see the module."""
 
     def __init__(self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]]) -> None:
@@ -42,7 +42,7 @@ class Settling:
         self._before = before
         self._shared = shared
         self._retry = Retry(shared.patience)
-        self._queue: deque[PendingWrite] = deque()
+        self._queue: deque[WriteUnit] = deque()
         self._again: deque[Attempt] = deque()  # Attempts to send again, before the queue.
         self._in_flight: deque[Attempt] = deque()
         self._registers: Registers | None = None  # Registers to enter with; None before the first contact.
@@ -86,7 +86,7 @@ class Settling:
                 shared.fail(unit, self._no_position(sequence))
             begin = end
 
-    def _deduplicate(self, unit: PendingWrite) -> None:
+    def _deduplicate(self, unit: WriteUnit) -> None:
         """Settle a unit of which an earlier attempt is durable."""
         segment = self.segment
         if unit.is_transaction:
@@ -94,7 +94,7 @@ class Settling:
         else:
             self._shared.succeed(unit, EventPosition(segment.number, segment.journal, -1, -1, deduplicated=True))
 
-    async def _find(self, unit: PendingWrite) -> None:
+    async def _find(self, unit: WriteUnit) -> None:
         """Find an earlier attempt at a transaction, here or in a segment before, and settle the unit with its place."""
         shared = self._shared
         assert unit.sequence is not None
@@ -122,7 +122,7 @@ class Settling:
 
     # -- From the registers --------------------------------------------------------------------------------------------
 
-    async def _settle_all(self) -> None:
+    async def _resolve_in_flight(self) -> None:
         """Wait for all attempts in flight. Settle those known to be applied, and queue the rest to be sent again.
 
         If a later append was applied, so were all before it.
@@ -133,12 +133,12 @@ class Settling:
         last = max((number for number, attempt in enumerate(attempts) if attempt.result is not None), default=-1)
         for attempt in attempts[: last + 1]:
             # An applied append is conditioned on all before it.
-            await self._known_applied(attempt)
+            await self._resolve_applied(attempt)
             self._in_flight.popleft()
         self._again = deque([*self._in_flight, *self._again])
         self._in_flight.clear()
 
-    async def _known_applied(self, attempt: Attempt) -> None:
+    async def _resolve_applied(self, attempt: Attempt) -> None:
         if attempt.result is not None:
             self._applied(attempt)
             return
@@ -155,18 +155,18 @@ class Settling:
         )
         self._succeed(attempt, -1 if begin is None else begin, -1)
 
-    async def _judge(self, registers: Registers, head: int) -> None:
+    async def _reconcile(self, registers: Registers, head: int) -> None:
         """Settle what the registers show to be applied, and prepare to send the rest again."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.LOST:
-            registers, head = await contact(self._shared, self.segment.journal)
+            registers, head = await handshake(self._shared, self.segment.journal)
             status = rules.writer_status(registers, head, identity, self._taken_from)
         self._registers = registers
         entry = registers.entries.get(identity.label)
         if status is WriterStatus.OURS:
             assert entry is not None
-            await self._settle_through(entry)
+            await self._resolve_through(entry)
         elif status is WriterStatus.TAKEN_OVER:
             # The former process may have appended more since. Plan the attempts again, based on its new entry.
             assert entry is not None
@@ -182,10 +182,10 @@ class Settling:
             self._entry = None
         self._check_fences(registers)
 
-    async def _settle_through(self, entry: WriterEntry) -> None:
+    async def _resolve_through(self, entry: WriterEntry) -> None:
         """Settle by an entry of our session: the attempts that it covers were applied, and the rest were not."""
         while self._again and self._again[0].clock <= entry.clock:
-            await self._known_applied(self._again.popleft())
+            await self._resolve_applied(self._again.popleft())
         if not self._entered or self._entry is None or entry.clock > self._entry.clock:
             # The entry is from an attempt that was given up, but was applied after all.
             self._entry, self._entered = entry, True
@@ -227,12 +227,12 @@ class Settling:
             ),
         )
 
-    async def _settle_sealed(self, registers: Registers, head: int) -> None:
+    async def _resolve_sealed(self, registers: Registers, head: int) -> None:
         """Settle by the registers of a sealed segment, which no longer change."""
         identity = self._shared.identity
         status = rules.writer_status(registers, head, identity, self._taken_from)
         if status is WriterStatus.OURS:
-            await self._settle_through(registers.entries[identity.label])
+            await self._resolve_through(registers.entries[identity.label])
         elif status is WriterStatus.FOREIGN and self._registers is not None:
             self._fenced()
         elif status is WriterStatus.FORGOTTEN:
@@ -248,7 +248,7 @@ class Settling:
 
     # -- Failing -------------------------------------------------------------------------------------------------------
 
-    def _plans(self) -> list[PendingWrite]:
+    def _plans(self) -> list[WriteUnit]:
         return [unit for attempt in self._again for unit in attempt.units]
 
     def _taken_back(self) -> list[Attempt]:

@@ -18,7 +18,7 @@ from coranto.streams.model.registers import DEFAULT_MAX_WRITERS, Registers
 from coranto.streams.model.stream import Segment, Stream, decode, segments_selector
 from coranto.streams.writer.segment_writer import SegmentWriter
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import PendingWrite
+from coranto.streams.writer.units import WriteUnit
 
 
 class Routing:
@@ -108,13 +108,13 @@ class Routing:
                 raise NotAllowed(f"append to {segment.journal}", detail="though it is not listed as being sealed")
             await self._shared.clock.sleep(delay)
 
-    def take_over(self, writer: SegmentWriter, units: Iterable[PendingWrite], registers: Registers | None) -> None:
+    def take_over(self, writer: SegmentWriter, units: Iterable[WriteUnit], registers: Registers | None) -> None:
         number = writer.segment.number
         self._live.pop(number, None)
         self._superseded = [each for each in self._superseded if each is not writer]
         if registers is not None:
             self._sealed[number] = registers
-        adopted: dict[SegmentWriter, list[PendingWrite]] = {}
+        adopted: dict[SegmentWriter, list[WriteUnit]] = {}
         for unit in units:
             try:
                 adopted.setdefault(self.route(unit.place), []).append(unit)

@@ -32,10 +32,10 @@ from coranto.messages.uuids import clock_to_ns
 from coranto.streams.model.lineage import Lineage
 from coranto.streams.model.registers import Registers
 from coranto.streams.model.stream import Segment
-from coranto.streams.writer.handshake import contact
-from coranto.streams.writer.sending import UNSETTLED, Sending
+from coranto.streams.writer.handshake import handshake
+from coranto.streams.writer.sending import UNSETTLED, Sender
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import PendingWrite
+from coranto.streams.writer.units import WriteUnit
 
 
 class Router(Protocol):
@@ -60,7 +60,7 @@ class Router(Protocol):
         """
         ...
 
-    def take_over(self, writer: SegmentWriter, units: Iterable[PendingWrite], registers: Registers | None) -> None:
+    def take_over(self, writer: SegmentWriter, units: Iterable[WriteUnit], registers: Registers | None) -> None:
         """Remove a writer that has left its segment, and hand its units to the writers that have their keys now."""
         ...
 
@@ -69,13 +69,13 @@ class _Leave(Exception):
     """Raised when the segment has been left."""
 
 
-class SegmentWriter(Sending):
+class SegmentWriter(Sender):
     """The writer of one segment; see the module. All methods are for one event loop."""
 
     def __init__(self, shared: Shared, router: Router, segment: Segment, max_writers: int) -> None:
         super().__init__(shared, segment, lambda place: router.before(self.segment, place), max_writers)
         self._router = router
-        self._contact = asyncio.Lock()
+        self._handshake_lock = asyncio.Lock()
 
     # -- For the stream writer -----------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class SegmentWriter(Sending):
         if self._pump is not None:
             await asyncio.wait((self._pump,))
 
-    def adopt(self, units: Iterable[PendingWrite]) -> None:
+    def adopt(self, units: Iterable[WriteUnit]) -> None:
         """Queue units of a segment that was left, in the order in which the stream writer received them."""
         self._closed = False  # If it was closed, it must be closed again.
         self._queue = deque(sorted([*self._queue, *units], key=lambda unit: unit.order))
@@ -103,7 +103,7 @@ class SegmentWriter(Sending):
     async def prepare(self) -> None:
         """Make contact with the segment if needed, so that a commit then takes only one append."""
         await self._router.unblocked(self)
-        await self._ensure_contact()
+        await self._ensure_handshake()
 
     async def last_sequence(self, place: int) -> int:
         """Return the last durable sequence for a place in the key space; -1 if there is none."""
@@ -160,7 +160,7 @@ class SegmentWriter(Sending):
 
     async def _turn(self) -> None:
         if self._shared.dead is not None:
-            await self._settle_all()
+            await self._resolve_in_flight()
             raise self._shared.dead
         if not self._leaving:
             try:
@@ -168,11 +168,11 @@ class SegmentWriter(Sending):
                 return
             except (JournalNotFound, NotAllowed):
                 self._leaving = True
-        await self._settle_all()
+        await self._resolve_in_flight()
         await self._leave()
 
     async def _go_on(self) -> None:
-        await self._ensure_contact()
+        await self._ensure_handshake()
         if not any(each.is_answered and each.result is None for each in self._in_flight):
             self._send()
         if not self._in_flight:
@@ -184,17 +184,17 @@ class SegmentWriter(Sending):
             self._in_flight.popleft()
             self._applied(first)
         else:
-            await self._settle_all()
+            await self._resolve_in_flight()
             await self._recover()
 
     # -- Contact -------------------------------------------------------------------------------------------------------
 
-    async def _ensure_contact(self) -> None:
-        async with self._contact:
+    async def _ensure_handshake(self) -> None:
+        async with self._handshake_lock:
             if self._registers is not None:
                 return
             shared = self._shared
-            registers, head = await contact(shared, self.segment.journal)
+            registers, head = await handshake(shared, self.segment.journal)
             identity = shared.identity
             entry = registers.entries.get(identity.label)
             if identity.stable:
@@ -244,7 +244,7 @@ class SegmentWriter(Sending):
                 await self._pause(error)
             result = await self._shared.barrier(self.segment.journal)
             registers, head = Registers.of(result.registers), result.end
-        await self._judge(registers, head)
+        await self._reconcile(registers, head)
         if isinstance(error, WrongAppendOffset) and self._again and self._again[0] is first:
             self._again.popleft()
             expected = first.units[0].expected_offset
@@ -276,7 +276,7 @@ class SegmentWriter(Sending):
             except IndexHasGreaterOffset:
                 registers = None  # No broker is known to have everything that was appended.
             else:
-                await self._settle_sealed(registers, head)
+                await self._resolve_sealed(registers, head)
         if any(attempt.doubtful for attempt in self._again):
             raise CommitUnknown(
                 f"{self.segment.journal} {'is gone' if segment is None else 'has lost its registers'}: nothing tells "

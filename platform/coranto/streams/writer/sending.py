@@ -1,9 +1,9 @@
 """Sending a writer's appends to one segment, from a queue of units, up to W at a time.
 
-`Sending` is the part of a `SegmentWriter` that takes units from the queue, plans attempts to append them, and sends
+`Sender` is the part of a `SegmentWriter` that takes units from the queue, plans attempts to append them, and sends
 these. While everything succeeds, the writer is *steady*: appends follow one another without a task that drives them. A
 transaction is sent from the very call that commits it, and the answer to one append sends the next. Everything between
-a commit and its append, and between the answer and its waiter, is here and in `Settling._applied`. This code is the
+a commit and its append, and between the answer and its waiter, is here and in `Reconciler._applied`. This code is the
 cost of a transaction over a plain append.
 """
 
@@ -17,22 +17,22 @@ from coranto.errors import AppendOutcomeUnknown, CorantoError, CorruptData, Writ
 from coranto.streams.model import registers as rules
 from coranto.streams.model.registers import Advances, WriterEntry
 from coranto.streams.model.stream import Segment
-from coranto.streams.writer.reconcile import Settling
+from coranto.streams.writer.reconcile import Reconciler
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.units import Attempt, PendingWrite, plan
+from coranto.streams.writer.units import Attempt, WriteUnit, plan
 from coranto.wire import protocol_pb2 as pb
 
 UNSETTLED: Final = (AppendOutcomeUnknown, CorruptData)
 """The errors after which an append may have been applied."""
 
 
-class Sending(Settling):
+class Sender(Reconciler):
     """Sends a writer's appends to one segment; see the module. All methods are for one event loop."""
 
     def __init__(
         self, shared: Shared, segment: Segment, before: Callable[[int], Sequence[Segment]], max_writers: int
     ) -> None:
-        """`before` is as in `Settling`. The segment has entries of at most `max_writers` writers."""
+        """`before` is as in `Reconciler`. The segment has entries of at most `max_writers` writers."""
         super().__init__(shared, segment, before)
         self._max_writers = max_writers
         self._advances = Advances(segment.journal, shared.identity.label)
@@ -61,7 +61,7 @@ class Sending(Settling):
             and not self._closed
         )
 
-    def submit(self, unit: PendingWrite) -> None:
+    def submit(self, unit: WriteUnit) -> None:
         """Queue a unit after all others."""
         self._queue.append(unit)
         if not self._is_steady:
@@ -89,7 +89,7 @@ class Sending(Settling):
                 return  # The next append depends on whether this one is applied.
             if self._again:
                 attempt = self._again.popleft()
-                self._shared.tally.metrics.retried.inc()
+                self._shared.counters.metrics.retried.inc()
             else:
                 units, sequences = self._next_units()
                 if not units:
@@ -99,12 +99,12 @@ class Sending(Settling):
             if parameters is not None:
                 self._launch(attempt, parameters)
 
-    def _next_units(self) -> tuple[list[PendingWrite], list[int]]:
+    def _next_units(self) -> tuple[list[WriteUnit], list[int]]:
         """Take the next units for one append from the queue, and return them with their sequences.
 
         Units that are durable already are settled instead.
         """
-        units: list[PendingWrite] = []
+        units: list[WriteUnit] = []
         sequences: list[int] = []
         size, last = 0, self._planned
         while self._queue:
@@ -130,7 +130,7 @@ class Sending(Settling):
                 break
         return units, sequences
 
-    def _plan(self, units: Sequence[PendingWrite], sequences: Sequence[int]) -> Attempt:
+    def _plan(self, units: Sequence[WriteUnit], sequences: Sequence[int]) -> Attempt:
         shared = self._shared
         return plan(
             units,

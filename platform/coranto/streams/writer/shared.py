@@ -16,9 +16,9 @@ from coranto.labels import HELD, label_selector
 from coranto.messages.uuids import ProducerClock
 from coranto.streams.model.events import EventFormat
 from coranto.streams.model.registers import WriterIdentity
+from coranto.streams.writer.counters import WriterCounters
 from coranto.streams.writer.stamping import Stamper, stamper_of
-from coranto.streams.writer.tally import WriterCounters
-from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
+from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Shared:
     events: EventFormat[Any]
     clock: Clock
     ticks: ProducerClock
-    tally: WriterCounters
+    counters: WriterCounters
     in_flight: int
     batch_bytes: int
     patience: float
@@ -44,40 +44,40 @@ class Shared:
     ends: dict[int, int] = field(default_factory=dict)
     """The end offset of what was written last in each segment, by number."""
     pending_bytes: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    resolved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a unit was settled."""
     stamper: Stamper = field(init=False)
-    _finding: dict[asyncio.Task[None], PendingWrite] = field(default_factory=dict)
+    _finding: dict[asyncio.Task[None], WriteUnit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stamper = stamper_of(self.events, self.identity.producer, self.identity.writer)
 
-    def taken(self, unit: PendingWrite) -> None:
+    def taken(self, unit: WriteUnit) -> None:
         """Count a unit that was given to the writer."""
         self.pending_bytes += unit.size
 
-    def succeed(self, unit: PendingWrite, result: EventPosition | CommitResult) -> None:
-        self._settle(unit)
+    def succeed(self, unit: WriteUnit, result: EventPosition | CommitResult) -> None:
+        self._discount(unit)
         if result.end > self.ends.get(result.segment, 0):
             self.ends[result.segment] = result.end
-        self.tally.succeeded(unit, result)
+        self.counters.succeeded(unit, result)
         if not unit.done.done():
             unit.done.set_result(result)  # type: ignore[arg-type]
 
-    def fail(self, unit: PendingWrite, error: CorantoError) -> None:
-        self._settle(unit)
-        self.tally.failed(unit, error)
+    def fail(self, unit: WriteUnit, error: CorantoError) -> None:
+        self._discount(unit)
+        self.counters.failed(unit, error)
         if not unit.is_transaction:
             self.failure = self.failure or error
         if not unit.done.done():
             unit.done.set_exception(error)
             unit.done.exception()  # Callers may leave failures to `flush`; so mark it as retrieved.
 
-    def _settle(self, unit: PendingWrite) -> None:
+    def _discount(self, unit: WriteUnit) -> None:
         self.pending_bytes -= unit.size
-        self.settled.set()
+        self.resolved.set()
 
-    def find(self, unit: PendingWrite, work: Coroutine[Any, Any, None]) -> None:
+    def find(self, unit: WriteUnit, work: Coroutine[Any, Any, None]) -> None:
         """Start `work` as a task, which settles a unit that is no longer in any segment writer."""
         task = asyncio.create_task(work)
         self._finding[task] = unit
@@ -85,7 +85,7 @@ class Shared:
 
     def _found(self, task: asyncio.Task[None]) -> None:
         del self._finding[task]
-        self.settled.set()
+        self.resolved.set()
 
     @property
     def oldest_found(self) -> float:

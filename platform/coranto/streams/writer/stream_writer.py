@@ -30,18 +30,18 @@ from coranto.streams.model.events import EventFormat, format_of, validate_writer
 from coranto.streams.model.keys import key_hash
 from coranto.streams.model.registers import Fence, WriterIdentity, stable_producer, validate_fence_name
 from coranto.streams.model.stream import decode, segments_selector, validate_stream
+from coranto.streams.writer.counters import WriterCounters
 from coranto.streams.writer.fencing import raise_fence
 from coranto.streams.writer.metrics import WriterMetrics
 from coranto.streams.writer.numbering import Numbering
 from coranto.streams.writer.open_transactions import OpenTransactions
-from coranto.streams.writer.promise import Promise
 from coranto.streams.writer.routing import Routing
 from coranto.streams.writer.segment_writer import SegmentWriter
 from coranto.streams.writer.shared import Shared
-from coranto.streams.writer.tally import WriterCounters
-from coranto.streams.writer.time_marks import TimeNotes
+from coranto.streams.writer.shielded_future import ShieldedFuture
+from coranto.streams.writer.time_marks import TimeMarkWriter
 from coranto.streams.writer.transactions import Transaction
-from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
+from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
 
 E = TypeVar("E")
 
@@ -87,7 +87,7 @@ class StreamWriter(Generic[E]):
         the stream has forgotten the state of such a writer, writing raises WriterExpired; with `fresh`, the writer goes
         on, on the assumption that its earlier writes are settled. Up to `in_flight` appends per segment are in flight
         at once; an append of several events or transactions has at most `batch_bytes`. `drain` waits while more than
-        `pending_bytes` are not settled. Appends are retried for `patience` seconds.
+        `pending_bytes` are not resolved. Appends are retried for `patience` seconds.
         """
         if writer_id is not None:
             validate_writer_id(writer_id)
@@ -114,7 +114,7 @@ class StreamWriter(Generic[E]):
         self._fresh = fresh
         self._shared: Shared | None = None
         self._routing: Routing | None = None
-        self._notes: TimeNotes | None = None
+        self._notes: TimeMarkWriter | None = None
         self._closed = False
         self._end_bytes = 0  # Of a transaction.
         self._places: dict[str, int] = {}
@@ -161,7 +161,7 @@ class StreamWriter(Generic[E]):
         self._format = events
         self._end_bytes = len(events.transaction_end(build_uuid(self.identity.producer, 0, 0), self.identity.writer, 0))
         self._routing = Routing(self._shared, self.stream, stream)
-        self._notes = TimeNotes(self._shared, self.stream, self._settled, self._ends)
+        self._notes = TimeMarkWriter(self._shared, self.stream, self._wait_resolved, self._ends)
 
     # -- Writing -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class StreamWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, len(encoded))
         done: asyncio.Future[EventPosition] = asyncio.get_running_loop().create_future()
         self._submit(
-            PendingWrite(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence)
+            WriteUnit(self._next(sequence), self.place(key), (encoded,), len(encoded), done, sequence=sequence)
         )
         return done
 
@@ -253,7 +253,7 @@ class StreamWriter(Generic[E]):
         only by these.
         """
         shared = self._ready
-        await self._settled()
+        await self._wait_resolved()
         if self._notes is not None:
             await self._notes.flush()
         failure, shared.failure = shared.failure, None
@@ -264,8 +264,8 @@ class StreamWriter(Generic[E]):
         """Wait until no more than the limit of pending bytes is unsettled. Call it between writes to bound memory."""
         shared = self._ready
         while shared.pending_bytes > self._pending_bytes:
-            shared.settled.clear()
-            await shared.settled.wait()
+            shared.resolved.clear()
+            await shared.resolved.wait()
 
     @property
     def pending_bytes(self) -> int:
@@ -278,7 +278,7 @@ class StreamWriter(Generic[E]):
         Events up to this sequence need not be written again. Raises WriterExpired if the stream no longer knows it.
         """
         place = self.place(key)
-        writer = await self._contacted(place)
+        writer = await self._writer_after_handshake(place)
         return await writer.last_sequence(place)
 
     # -- Fences --------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class StreamWriter(Generic[E]):
         """
         fence = Fence(validate_fence_name(name), self._entropy(16).hex())
         place = self.place(key)
-        await raise_fence(self._ready, fence, lambda: self._contacted(place))
+        await raise_fence(self._ready, fence, lambda: self._writer_after_handshake(place))
         return fence
 
     # -- Closing -------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class StreamWriter(Generic[E]):
         if self._shared is not None and self._routing is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline):
-                    await self._settled()
+                    await self._wait_resolved()
             await self._routing.cancel(
                 WriterClosed(f"the writer was closed, and this was not appended within {deadline:g} s")
             )
@@ -325,7 +325,7 @@ class StreamWriter(Generic[E]):
         self._require_open()
         self._open.add(transaction)
         try:
-            await self._contacted(transaction.place)
+            await self._writer_after_handshake(transaction.place)
         except BaseException:
             transaction.abort()
             raise
@@ -339,7 +339,7 @@ class StreamWriter(Generic[E]):
             raise MaxTransactionSizeExceeded(self.max_transaction_bytes, size + len(encoded))
         return encoded
 
-    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> ShieldedFuture[CommitResult]:
         self._open.remove(transaction)
         size = self._end_bytes + sum(map(len, events))
         return self._commit(
@@ -370,16 +370,16 @@ class StreamWriter(Generic[E]):
         sequence: int | None,
         expected_offset: int | None,
         fence: Fence | None,
-    ) -> Promise[CommitResult]:
+    ) -> ShieldedFuture[CommitResult]:
         self._check_conditions(expected_offset, fence)
         place = self.place(key)
-        done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
+        done: ShieldedFuture[CommitResult] = ShieldedFuture(loop=asyncio.get_running_loop())
         if not events:
             self._require_open()
             self._tally.ended("empty", place, sequence)
             done.set_result(CommitResult("", -1, -1, -1, place, -1, -1))
             return done
-        unit = PendingWrite(
+        unit = WriteUnit(
             self._next(sequence),
             place,
             events,
@@ -394,7 +394,7 @@ class StreamWriter(Generic[E]):
         self._submit(unit)
         return done
 
-    def _submit(self, unit: PendingWrite) -> None:
+    def _submit(self, unit: WriteUnit) -> None:
         shared = self._ready
         shared.taken(unit)
         try:
@@ -438,7 +438,7 @@ class StreamWriter(Generic[E]):
                 f"the writer of {self.stream} is {'closed' if self._closed else 'not open'}; use it in `async with`"
             )
 
-    async def _contacted(self, place: int) -> SegmentWriter:
+    async def _writer_after_handshake(self, place: int) -> SegmentWriter:
         """Return the writer of a place's segment, after contact with the segment. Raises the error that prevents it."""
         while True:
             if self._ready.dead is not None:
@@ -452,12 +452,12 @@ class StreamWriter(Generic[E]):
                 await self._ready_routing.left(writer)
                 await writer.idle()
 
-    async def _settled(self) -> None:
+    async def _wait_resolved(self) -> None:
         """Wait until everything written so far is settled."""
         shared, last = self._ready, self._numbering.last
         while min([shared.oldest_found, *(writer.oldest for writer in self._ready_routing.writers)]) <= last:
-            shared.settled.clear()
-            await shared.settled.wait()
+            shared.resolved.clear()
+            await shared.resolved.wait()
 
     def _ends(self) -> dict[int, int]:
         """Return the end offset of what was written, for each segment that still exists."""

@@ -17,20 +17,20 @@ from coranto.streams.writer.shared import Shared
 _log = structlog.get_logger(__name__)
 
 
-class TimeNotes:
+class TimeMarkWriter:
     """Appends a mark for each time that one writer notes. If they arrive faster than appends, only for the latest."""
 
     def __init__(
         self,
         shared: Shared,
         stream: str,
-        settled: Callable[[], Awaitable[None]],
+        resolved: Callable[[], Awaitable[None]],
         positions: Callable[[], Mapping[int, int]],
     ) -> None:
-        """`settled` waits until everything written so far is settled; `positions` returns its ends by segment."""
+        """`resolved` waits until everything written so far is resolved; `positions` returns its ends by segment."""
         self._shared = shared
         self._journal = marks_journal(stream)
-        self._settled = settled
+        self._resolved = resolved
         self._positions = positions
         self._wanted: float | None = None
         self._noted: float | None = None
@@ -63,7 +63,7 @@ class TimeNotes:
         try:
             while (time := self._wanted) is not None:
                 self._wanted = None
-                await self._settled()
+                await self._resolved()
                 if self._noted is None or time >= self._noted:
                     self._noted = time
                     await self._append(TimeMark(self._shared.identity.writer, time, self._positions()))

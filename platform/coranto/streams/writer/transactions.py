@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from coranto.errors import TransactionStateError, TransactionTimeout
 from coranto.streams.model.registers import Fence
-from coranto.streams.writer.promise import Promise
+from coranto.streams.writer.shielded_future import ShieldedFuture
 from coranto.streams.writer.units import CommitResult
 
 E = TypeVar("E")
@@ -136,7 +136,7 @@ class Committer(Protocol[E]):
         """
         ...
 
-    def commit(self, transaction: Transaction[E], events: list[bytes]) -> Promise[CommitResult]:
+    def commit(self, transaction: Transaction[E], events: list[bytes]) -> ShieldedFuture[CommitResult]:
         """Begin to commit the events."""
         ...
 
@@ -172,7 +172,7 @@ class Transaction(Generic[E]):
         self._state = TransactionState.OPEN
         self._events: list[bytes] = []
         self._size = self._end_bytes = end_bytes
-        self._done: Promise[CommitResult] | None = None
+        self._done: ShieldedFuture[CommitResult] | None = None
 
     async def __aenter__(self) -> Transaction[E]:
         await self._writer.opened(self)

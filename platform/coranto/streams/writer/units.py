@@ -1,6 +1,6 @@
 """Units, which are written all or nothing, and attempts to append them.
 
-A `PendingWrite` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of
+A `WriteUnit` is one plain event or one transaction, encoded but not stamped. An `Attempt` is an append of
 consecutive units to a segment. It has their bytes, stamped with the writer's clocks, and the entry that the writer has
 in the segment's registers once the append is applied. An attempt keeps its bytes and clocks as long as it may have been
 applied, so the clock of an entry tells which attempts were applied.
@@ -60,7 +60,7 @@ class CommitResult(NamedTuple):
 Done: TypeAlias = asyncio.Future[EventPosition] | asyncio.Future[CommitResult]
 
 
-class PendingWrite:
+class WriteUnit:
     """One event or transaction. `order` numbers all units of a stream writer, and `place` is the place of its key.
 
     `sequence` is the one that the user gave, if any. `size` is in bytes of the journal. `begun` is when the commit of
@@ -133,7 +133,7 @@ class Attempt:
 
     def __init__(
         self,
-        units: Sequence[PendingWrite],
+        units: Sequence[WriteUnit],
         sequences: Sequence[int],
         clocks: Sequence[int],
         after: WriterEntry,
@@ -187,7 +187,7 @@ class Attempt:
 
 
 def plan(
-    units: Sequence[PendingWrite],
+    units: Sequence[WriteUnit],
     sequences: Sequence[int],
     session: int,
     clock: ProducerClock,

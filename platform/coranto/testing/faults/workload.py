@@ -104,13 +104,13 @@ class Workload:
                 await room.acquire()
                 operation = self._begin_append(name, self._rng.choice(self._journals), 20, 2000)
                 done = service.append_nowait(operation.journal, operation.content)
-                task = asyncio.create_task(self._settle(operation, done, service, room))
+                task = asyncio.create_task(self._resolve(operation, done, service, room))
                 waiting.add(task)
                 task.add_done_callback(waiting.discard)
                 await asyncio.sleep(self._rng.uniform(0, 2 * self._pace))
             await asyncio.gather(*waiting)
 
-    async def _settle(
+    async def _resolve(
         self, operation: Operation, done: asyncio.Future[Appended], service: AppendService, room: asyncio.Semaphore
     ) -> None:
         async def work() -> None:

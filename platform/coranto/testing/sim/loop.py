@@ -119,7 +119,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def task_ended(self, task: asyncio.Task[Any]) -> None:
         self.ended.append(task)
 
-    def take_up(self, handles: list[asyncio.Handle]) -> None:
+    def requeue(self, handles: list[asyncio.Handle]) -> None:
         """Make the handles of a resumed process ready again."""
         self._ready.extend(handles)
 

@@ -95,13 +95,13 @@ class Inode:
         for sector in self._dirty():
             begin, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
             durable[begin:end] = self.data[begin:end]
-        self._settle(bytes(durable))
+        self._set_durable(bytes(durable))
 
     def fail_sync(self, rng: random.Random) -> None:
         """Write some of the changes to the disk. The rest is never written, though processes see it."""
         last = self.changes[-1].number if self.changes else 0
         loss = Loss(rng, self.changes[0].number - 1 if self.changes else 0, last, "sector by sector")
-        self._settle(self._left_by(loss))
+        self._set_durable(self._left_by(loss))
 
     def lose(self, loss: Loss) -> int:
         """Reduce the content to what a power loss leaves. Return the number of unsynced changes; 0 if none was lost."""
@@ -109,10 +109,10 @@ class Inode:
         left = self._left_by(loss)
         lost = before if left != bytes(self.data) else 0
         self.data = bytearray(left)
-        self._settle(left)
+        self._set_durable(left)
         return lost
 
-    def _settle(self, durable: bytes) -> None:
+    def _set_durable(self, durable: bytes) -> None:
         self.durable, self._base = durable, bytes(self.data)
         self.changes.clear()
 

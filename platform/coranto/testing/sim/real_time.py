@@ -62,7 +62,7 @@ class RealTimeline:
     def task_ended(self, task: asyncio.Task[Any]) -> None:
         """Do nothing: the loop itself reports exceptions that nobody retrieves."""
 
-    def take_up(self, handles: list[asyncio.Handle]) -> None:
+    def requeue(self, handles: list[asyncio.Handle]) -> None:
         if handles:
             raise NotImplementedError("an ordinary event loop cannot pause processes")
 

@@ -51,7 +51,7 @@ class Timeline(Protocol):
         """Note that a task of a living process has ended, unless it was cancelled."""
         ...
 
-    def take_up(self, handles: list[asyncio.Handle]) -> None:
+    def requeue(self, handles: list[asyncio.Handle]) -> None:
         """Run the pending handles of a process that was paused."""
         ...
 
@@ -109,7 +109,7 @@ class Process:
     def resume(self) -> None:
         self.paused = False
         stalled, self._stalled = self._stalled, []
-        self.timeline.take_up(stalled)
+        self.timeline.requeue(stalled)
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks[task] = None

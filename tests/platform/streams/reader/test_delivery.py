@@ -225,7 +225,7 @@ async def test_segments_have_their_turns_and_positions_leave_out_what_is_current
             continue
         order.append(transaction.segment)
         assert pool.position(transaction.segment).offset == transaction.begin
-        pool.settle()
+        pool.consume()
         assert pool.position(transaction.segment).offset == transaction.end
     assert order[:300].count(0) in range(100, 201), "neither waits for the other"
     assert await pool.take() is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coranto.errors import TransactionStateError, TransactionTimeout, Unavailable
-from coranto.streams.writer.promise import Promise
+from coranto.streams.writer.shielded_future import ShieldedFuture
 from coranto.streams.writer.transactions import (
     TABLE,
     Transaction,
@@ -36,7 +36,7 @@ class Writer:
         self.seconds = 0.0
         self.ends: list[TransactionState] = []
         self.commits: list[list[bytes]] = []
-        self.done: Promise[CommitResult] = Promise(loop=asyncio.get_running_loop())
+        self.done: ShieldedFuture[CommitResult] = ShieldedFuture(loop=asyncio.get_running_loop())
 
     def now(self) -> float:
         return self.seconds
@@ -50,7 +50,7 @@ class Writer:
     def encode(self, event: Any, size: int) -> bytes:
         return bytes(event)
 
-    def commit(self, transaction: Transaction[Any], events: list[bytes]) -> Promise[CommitResult]:
+    def commit(self, transaction: Transaction[Any], events: list[bytes]) -> ShieldedFuture[CommitResult]:
         self.commits.append(events)
         return self.done
 

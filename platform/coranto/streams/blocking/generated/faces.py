@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from coranto import labels
-from coranto.client.handover import HandingFace
+from coranto.client.handover import QueuedFace
 from coranto.client.loop import Face
 from coranto.errors import CorruptData
 from coranto.streams.control.lifecycle import Streams
@@ -93,7 +93,7 @@ class StreamsFace(Face):
         return self._run(self._inner.truncate(name, cut))
 
 
-class StreamWriterFace(HandingFace, Generic[E]):
+class StreamWriterFace(QueuedFace, Generic[E]):
     """Blocking forms of the methods of `StreamWriter`; it says what each one guarantees and raises."""
 
     @property
@@ -109,7 +109,7 @@ class StreamWriterFace(HandingFace, Generic[E]):
         self, key: str, event: E, *, sequence: int | None = None
     ) -> concurrent.futures.Future[EventPosition]:
         """Append an event in the background, after everything written for the same key before."""
-        return self._hand(lambda: self._inner.write_event(key, event, sequence=sequence))
+        return self._submit(lambda: self._inner.write_event(key, event, sequence=sequence))
 
     def write_events(
         self,
@@ -121,7 +121,7 @@ class StreamWriterFace(HandingFace, Generic[E]):
         fence: Fence | None = None,
     ) -> concurrent.futures.Future[CommitResult]:
         """Append events of one key in the background as a transaction: all or nothing, and contiguous."""
-        return self._hand(
+        return self._submit(
             lambda: self._inner.write_events(
                 key, events, sequence=sequence, expected_offset=expected_offset, fence=fence
             )

@@ -96,7 +96,7 @@ class MultiKeyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _StreamSnapshot:
     """The state that a transaction depends on: the gate, which is read first, and the segments then or later."""
 
     token: str
@@ -115,11 +115,11 @@ class _Part:
     drop: bytes
 
 
-class _Again(Exception):
+class _StartAgain(Exception):
     """Nothing was decided, and the whole transaction must start again. `__cause__` has the reason."""
 
 
-class _Stale(_Again):
+class _SegmentsChanged(_StartAgain):
     """The stream's segments changed since the transaction looked at them."""
 
 
@@ -153,7 +153,7 @@ class MultiKeyWriter(Generic[E]):
         self._streams = Streams(client, clock=self._clock, entropy=entropy)
         self._decisions = Decisions(client, stream, entropy)
         self._ticks = ProducerClock(lambda: int(self._clock.now() * 1e9))
-        self._look: _Look | None = None
+        self._cached_snapshot: _StreamSnapshot | None = None
         self._held: set[str] = set()
         self._batches: dict[str, Batches] = {}
         self._done: list[str] = []
@@ -212,14 +212,14 @@ class MultiKeyWriter(Generic[E]):
         retry = Retry(self._patience)
         while True:
             txn = self._entropy(12).hex()
-            look = await self._looked()
+            snapshot = await self._snapshot()
             try:
-                return await self._attempt(txn, look, events)
-            except _Again as error:
-                if self._look is look and isinstance(error, _Stale):
-                    self._look = None
+                return await self._attempt(txn, snapshot, events)
+            except _StartAgain as error:
+                if self._cached_snapshot is snapshot and isinstance(error, _SegmentsChanged):
+                    self._cached_snapshot = None
                 delay = retry.failed(self._clock.monotonic())
-                if delay is None and not isinstance(error, _Stale):
+                if delay is None and not isinstance(error, _SegmentsChanged):
                     raise Unavailable(
                         f"a transaction on stream {self.stream} was not committed: {error.__cause__}"
                     ) from error.__cause__
@@ -231,10 +231,10 @@ class MultiKeyWriter(Generic[E]):
 
     # -- Its parts -----------------------------------------------------------------------------------------------------
 
-    async def _looked(self) -> _Look:
+    async def _snapshot(self) -> _StreamSnapshot:
         """Return the state to depend on. It is cached until an attempt finds that it has changed."""
-        if self._look is not None:
-            return self._look
+        if self._cached_snapshot is not None:
+            return self._cached_snapshot
         gate = await self._decisions.gate()
         since = self._clock.monotonic()
         while not gate.is_open:
@@ -252,11 +252,13 @@ class MultiKeyWriter(Generic[E]):
         there = {segment.journal for segment in stream.segments.values()}
         self._held &= there
         self._batches = {journal: batches for journal, batches in self._batches.items() if journal in there}
-        self._look = _Look(gate.token, stream, gate.end)
-        return self._look
+        self._cached_snapshot = _StreamSnapshot(gate.token, stream, gate.end)
+        return self._cached_snapshot
 
-    async def _attempt(self, txn: str, look: _Look, events: Sequence[tuple[int, bytes]]) -> MultiKeyResult:
-        parts = self._parts(look.stream, events)
+    async def _attempt(
+        self, txn: str, snapshot: _StreamSnapshot, events: Sequence[tuple[int, bytes]]
+    ) -> MultiKeyResult:
+        parts = self._parts(snapshot.stream, events)
         outcomes = await asyncio.gather(*map(self._append, parts), return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]
         if failures:
@@ -264,16 +266,16 @@ class MultiKeyWriter(Generic[E]):
             raise _worst(failures)
         done, self._done = self._done, []
         try:
-            await self._decisions.decide(txn, {each.segment.journal: each.ack for each in parts}, look.token, done)
+            await self._decisions.decide(txn, {each.segment.journal: each.ack for each in parts}, snapshot.token, done)
         except AppendOutcomeUnknown as error:
             self._done += done
-            if not await self._settled(txn, look.begin, error):
+            if not await self._was_decided(txn, snapshot.begin, error):
                 await self._roll_back(parts)
-                raise _Stale from None
+                raise _SegmentsChanged from None
         except CorantoError as error:
             self._done += done
             await self._roll_back(parts)
-            raise _Stale if isinstance(error, RegisterMismatch) else error from None
+            raise _SegmentsChanged if isinstance(error, RegisterMismatch) else error from None
         acknowledged = await asyncio.gather(*map(self._acknowledge, parts))
         positions = [each for each in outcomes if isinstance(each, MultiKeyPosition)]
         if all(acknowledged):
@@ -345,13 +347,13 @@ class MultiKeyWriter(Generic[E]):
             await hold_registers(self._client, journal, 0, format, self._ticks, self._patience)
         self._held.add(journal)
 
-    async def _settled(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
+    async def _was_decided(self, txn: str, begin: int, error: AppendOutcomeUnknown) -> bool:
         """Return whether a transaction was decided, and make sure that it cannot be decided later.
 
         Raises CommitUnknown if that is not possible.
         """
         try:
-            return await self._decisions.settle(txn, begin)
+            return await self._decisions.was_decided(txn, begin)
         except CorantoError as problem:
             raise CommitUnknown(
                 f"a transaction on stream {self.stream} may be committed or not: {error} Nothing told since: {problem}"
@@ -385,10 +387,10 @@ def _worst(failures: Sequence[BaseException]) -> BaseException:
             return each
     for each in failures:
         if isinstance(each, AppendOutcomeUnknown):
-            again = _Again()
+            again = _StartAgain()
             again.__cause__ = each
             return again
-    return _Stale()
+    return _SegmentsChanged()
 
 
 class MultiKeyTransaction(Generic[E]):

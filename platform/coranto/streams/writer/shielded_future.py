@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Promise(asyncio.Future[T]):
+class ShieldedFuture(asyncio.Future[T]):
     """A future with the effect of `asyncio.shield`, whose waiters continue one turn of the loop after it is done.
 
     A shield takes one turn more, and every commit would wait for that.

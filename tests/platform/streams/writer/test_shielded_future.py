@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from coranto.streams.writer.promise import Promise
+from coranto.streams.writer.shielded_future import ShieldedFuture
 
 
-async def promised() -> tuple[Promise[int], list[asyncio.Task[int]]]:
-    promise: Promise[int] = Promise(loop=asyncio.get_running_loop())
+async def promised() -> tuple[ShieldedFuture[int], list[asyncio.Task[int]]]:
+    promise: ShieldedFuture[int] = ShieldedFuture(loop=asyncio.get_running_loop())
     waiting = [asyncio.create_task(promise.outcome()) for _ in range(2)]
     await asyncio.sleep(0)
     return promise, waiting

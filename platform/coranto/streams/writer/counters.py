@@ -10,7 +10,7 @@ from coranto.effects import Clock
 from coranto.errors import CorantoError, Outcome
 from coranto.streams.model.keys import KEY_BITS
 from coranto.streams.writer.metrics import WriterMetrics
-from coranto.streams.writer.units import CommitResult, EventPosition, PendingWrite
+from coranto.streams.writer.units import CommitResult, EventPosition, WriteUnit
 
 _log = structlog.get_logger(__name__)
 _INFO: Final = 20
@@ -26,7 +26,7 @@ class WriterCounters:
         self._writer = writer
         self._clock = clock
 
-    def succeeded(self, unit: PendingWrite, result: EventPosition | CommitResult) -> None:
+    def succeeded(self, unit: WriteUnit, result: EventPosition | CommitResult) -> None:
         """Count an event or a transaction that is durable."""
         metrics = self.metrics
         if result.deduplicated:
@@ -43,7 +43,7 @@ class WriterCounters:
         else:
             metrics.committed_events.inc()
 
-    def failed(self, unit: PendingWrite, error: CorantoError) -> None:
+    def failed(self, unit: WriteUnit, error: CorantoError) -> None:
         """Count an event or a transaction that failed."""
         outcome = "unknown" if error.outcome is Outcome.UNKNOWN else "failed"
         if unit.is_transaction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Known(NamedTuple):
+class IndexSummary(NamedTuple):
     """The summary of a fragment index: [begin, end) of all fragments, and whether there are none.
 
     `flushed_at` is the time in Unix seconds at which the last fragment was stored; 0 if it is not stored.
