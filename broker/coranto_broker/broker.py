@@ -25,7 +25,7 @@ from coranto.specs.validation import validate_broker_spec
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import AppendFsm
 from coranto_broker.append.receiving import Ahead
-from coranto_broker.append.states import State
+from coranto_broker.append.states import State, Way
 from coranto_broker.authorization import RULES, Authorizer
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.cache import FragmentCache
@@ -275,8 +275,9 @@ class Broker:
         renew_at = self.clock.monotonic() + RENEW_SECONDS if metadata is not None else math.inf
         return Pipeline(resolution.header, spool, streams, names, renew_at, reading)
 
-    def grouped(self, appends: int) -> None:
-        self.metrics.group_appends.observe(appends)
+    def proposed(self, way: Way, appends: int) -> None:
+        if way is not Way.STREAMED:
+            self.metrics.group_appends.observe(appends)
 
     @property
     def limits_rates(self) -> bool:

@@ -17,8 +17,8 @@ from coranto.specs.validation import validate
 from coranto.streams.model import registers as streams
 from coranto.streams.model.registers import Fence, WriterEntry
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import preconditions
-from coranto_broker.append.preconditions import MAX_REGISTERS_BYTES
+from coranto_broker.append import registers
+from coranto_broker.append.registers import MAX_REGISTERS_BYTES
 from coranto_broker.replication.replica import Replica
 from coranto_broker.server.process import BrokerProcess
 from coranto_broker.settings import BrokerSettings
@@ -134,7 +134,7 @@ async def test_registers_of_before_there_was_a_bound_can_shrink(
     await create(client, wanted)
     parts = [some(200 << 10, f"part-{number}") for number in range(10)]
     with monkeypatch.context() as before:
-        before.setattr(preconditions, "outgrown", lambda *_: None)
+        before.setattr(registers, "_require_bounded", lambda *_: None)
         for part in parts:
             assert (await client.append(J, b"x", union_registers=part)).status == pb.OK
     assert (await client.append(J, b"plain")).registers.ByteSize() > 1 << 20

@@ -22,10 +22,11 @@ from coranto.fragments import stores
 from coranto.fragments.journal_folders import MARKER, FolderListing, StoredFile
 from coranto.testing.sim.disk import ProcessDisk
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import fsm, preconditions, states
+from coranto_broker.append import decision
+from coranto_broker.append import registers as of_registers
+from coranto_broker.append.decision import Snapshot
 from coranto_broker.append.fsm import AppendFsm
-from coranto_broker.append.preconditions import Verdict
-from coranto_broker.append.states import State
+from coranto_broker.append.states import TRANSITIONS, Event, State, Way
 from coranto_broker.fragments.backlog import Backlog
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.fragments.persister import FragmentPersister, _Reading
@@ -35,7 +36,7 @@ from coranto_broker.recovery.identity import ClusterIdentity
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.simulation.options import FAULTS, options_of
-from coranto_broker.simulation.run import RunReport, run
+from coranto_broker.simulation.run import run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder
@@ -43,7 +44,7 @@ from coranto_broker.spool.flush import Flusher
 from coranto_broker.spool.in_sync import Judgement, Takeover
 from coranto_broker.spool.recovery import Recovered
 from coranto_broker.spool.shared_file import SharedFile
-from coranto_broker.spool.spool import CommittedState, Decision, ProposalEffect, Spool
+from coranto_broker.spool.spool import Decision, ProposalEffect, Spool
 
 SEEDS = 200
 
@@ -59,7 +60,7 @@ INTERESTING = {
     "an etcd that was restored was taken up",
     "an unknown append was applied",
     "an unknown append was not applied",
-    "appends were committed together",
+    *(f"append was proposed: {way.value}" for way in Way),
     "append: AppendOutcomeUnknown",
     "append: RegisterMismatch",
     "append: Unavailable",
@@ -101,26 +102,26 @@ INTERESTING = {
 """Paths that some run must have taken, lest the others prove nothing."""
 
 
-TAKEN: set[tuple[State, State]] = set()
+TAKEN: set[tuple[State, Event]] = set()
 """Transitions of the append state machine that some run of this process has taken."""
 
 OPERATORS = {
-    (State.RESOLVE, State.UPDATE_SUSPEND),  # A full suspension is woken.
-    (State.VALIDATE_PRECONDITIONS, State.SEND_PIPELINE_SYNC),  # Rolled to an explicit offset.
-    (State.STREAM_CONTENT, State.VALIDATE_PRECONDITIONS),  # A loss is confirmed.
+    (State.RESOLVE, Event.SUSPENSION_MUST_CHANGE),  # A full suspension is woken.
+    (State.VALIDATE_PRECONDITIONS, Event.MUST_ROLL),  # Rolled to an explicit offset.
+    (State.STREAM_CONTENT, Event.LOSS_CONFIRMED),  # A loss is confirmed.
 }
 """What only an operator does, of whom runs have none. `tests/broker/append/test_fsm.py` does."""
 
 
 @functools.cache
 def report_of(seed: int) -> RunReport:
-    real = AppendFsm._to
+    real = AppendFsm._on
 
-    def noted(self: AppendFsm, state: State) -> None:
-        TAKEN.add((self.state, state))
-        real(self, state)
+    def noted(self: AppendFsm, event: Event) -> None:
+        TAKEN.add((self.state, event))
+        real(self, event)
 
-    with patch.object(AppendFsm, "_to", noted):
+    with patch.object(AppendFsm, "_on", noted):
         return run(options_of(seed))
 
 
@@ -137,9 +138,8 @@ def test_the_seeds_go_where_it_is_interesting() -> None:
         coverage += report_of(seed).coverage
         outcomes += report_of(seed).outcomes
     assert sorted(name for name in INTERESTING if not coverage[name]) == []
-    table = {(source, target) for source, targets in states.TRANSITIONS.items() for target in targets}
-    untaken = table - TAKEN - OPERATORS
-    assert {(source, target) for source, target in untaken if target is not State.ERROR} == set()
+    untaken = {each for each, following in TRANSITIONS.items() if following is not State.ERROR} - TAKEN - OPERATORS
+    assert untaken == set()
     # Most of what is tried succeeds, or runs would prove little about what is acknowledged.
     assert outcomes["append ok"] > sum(outcomes[f"append {outcome}"] for outcome in ("fail", "info"))
 
@@ -219,18 +219,16 @@ def test_a_replica_that_answers_before_its_disk_has_it_is_caught(monkeypatch: py
 
 def test_offsets_that_are_given_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that forgets its spool when it is killed, tells nobody, and does not ask the store for the journal's end.
-    real = preconditions.check
+    real = decision._check
 
     def forget(folder: SpoolFolder, *, distrusted: bool) -> Recovered:
         return Recovered(Spool(folder.journal))
 
-    def check_nothing(
-        request: pb.AppendRequest, spec: pb.JournalSpec, spool: CommittedState, known: IndexSummary, now: float
-    ) -> Verdict:
-        return real(request, spec, spool, IndexSummary(), now)
+    def check_nothing(request: pb.AppendRequest, snapshot: Snapshot) -> object:
+        return real(request, replace(snapshot, known=IndexSummary()))
 
     monkeypatch.setattr(spool_recovery, "recover", forget)
-    monkeypatch.setattr(fsm.preconditions, "check", check_nothing)
+    monkeypatch.setattr(decision, "_check", check_nothing)
     monkeypatch.setattr(in_sync, "is_complete", lambda *_: True)
     assert is_caught("inconsistent-offsets", "duplicate", brokers=1, replication=1, faults=("kill",))
 
@@ -262,14 +260,14 @@ def test_aborts_that_become_visible_are_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_registers_that_drift_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     # A broker that, now and then, forgets what an append does to the registers.
     calls = 0
-    real = preconditions.next_registers
+    real = of_registers.after
 
-    def forgetful(registers: pb.LabelSet, request: pb.AppendRequest) -> pb.LabelSet:
+    def forgetful(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
         nonlocal calls
         calls += 1
-        return labels.label_set() if calls % 7 == 0 else real(registers, request)
+        return labels.label_set() if calls % 7 == 0 else real(request, registers)
 
-    monkeypatch.setattr(fsm.preconditions, "next_registers", forgetful)
+    monkeypatch.setattr(of_registers, "after", forgetful)
     assert is_caught("register-drift", brokers=3, replication=3, faults=())
 
 

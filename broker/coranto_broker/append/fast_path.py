@@ -2,29 +2,28 @@
 
 This is the common case of a journal with one replica. The state machine (`coranto_broker.append.fsm`) would take such
 an append from RESOLVE to FINISHED without suspending, and spend most of its time on the transitions. The fast path
-checks the conditions of all those states together. If one does not hold (yet), it changes nothing, and the append goes
-through the state machine. Only the state machine refuses appends.
+takes it only if the pipeline is ready and idle, and the append extends the fragment within a steady range
+(`coranto_broker.append.decision`). Otherwise it changes nothing, and the append goes through the state machine. Only
+the state machine refuses appends.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from coranto.effects import Clock
 from coranto.fragments.fragment import Fragment
-from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import preconditions
-from coranto_broker.append.group_commit import is_plain
-from coranto_broker.replication.pipeline import FitConditions, Pipeline
+from coranto_broker.append import registers as of_registers
+from coranto_broker.append.decision import Snapshot, extend, is_plain, steady
+from coranto_broker.append.states import Way
+from coranto_broker.replication.pipeline import Pipeline, SteadyPipeline
 from coranto_broker.replication.resolver import Resolution, Resolver
 from coranto_broker.replication.waiting_appends import Whole
-from coranto_broker.spool import spool
 
 
-class Committed(NamedTuple):
+class CommittedAppend(NamedTuple):
     """A committed append. Its content is the end of `fragment`, has the SHA-1 `sum`, and came in `chunks` messages."""
 
     resolution: Resolution
@@ -67,12 +66,9 @@ class Environment(Protocol):
         """Return True if the store is known to work and its backlog does not hold the journal back."""
         ...
 
-    def grouped(self, appends: int) -> None:
-        """Note that this many whole appends are proposed together."""
+    def proposed(self, way: Way, appends: int) -> None:
+        """Note that this many appends are proposed together, to be committed."""
         ...
-
-
-_PLAIN: Final = pb.AppendRequest()
 
 
 def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate | None:
@@ -86,49 +82,35 @@ def candidate(environment: Environment, request: pb.AppendRequest) -> Candidate 
     if resolution is None or resolution.replica is None or resolution.replica.pipeline.at_rest is None:
         return None
     before = resolution.replica.pipeline.at_rest.spool.registers
-    after = before if is_plain(request) else preconditions.foresee(request, before)
+    after = before if is_plain(request) else of_registers.replaced(request, before)
     return Candidate(resolution, before, after)
 
 
-def commit(environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole) -> Committed | None:
+def commit(
+    environment: Environment, candidate: Candidate, request: pb.AppendRequest, whole: Whole
+) -> CommittedAppend | None:
     """Commit a candidate's append at once, or change nothing and return None.
 
     The append is well-formed, and its sender may append to every journal. Raises RolledBack when it cannot be written.
     """
     resolution = candidate.resolution
-    content, clock, pipeline = whole.content, environment.clock, _pipeline(resolution)
+    content, pipeline = whole.content, _idle_pipeline(resolution)
     if not content or pipeline is None or not environment.resolver.is_current(resolution):
         return None
-    if pipeline.error is not None or clock.monotonic() >= pipeline.renew_at:
+    if not pipeline.is_usable(environment.clock.monotonic()) or not _is_steady(environment, resolution, pipeline):
         return None
-    before, changes, now = pipeline.spool.committed, resolution.require_replica.index.changes, clock.now()
-    fragment, fit = before.fragment, pipeline.fit
-    if (
-        fit is None
-        or fit.begin != fragment.begin
-        or fit.end < fragment.end
-        or fit.until <= now
-        or fit.changes != changes
-    ):
-        fit = pipeline.fit = _stand(environment, resolution, before, now)
-        if fit is None:
-            return None
-    if fit.store and not environment.is_healthy(resolution.spec.name, fit.store):
-        return None
-    registers = candidate.after
+    before, registers = pipeline.spool.committed, candidate.after
     if registers is None or before.registers is not candidate.before:  # Registers are never modified in place.
-        if not preconditions.registers_match(request, before.registers):
-            return None
-        registers = preconditions.next_registers(before.registers, request)
-        if preconditions.outgrown(before.registers, registers) is not None:
+        registers = extend(request, before.registers)
+        if registers is None:
             return None
     after = pipeline.commit(content, registers)
-    environment.grouped(1)
+    environment.proposed(Way.FAST_PATH, 1)
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
-    return Committed(resolution, after, fragment.end, digest, registers, whole.chunks)
+    return CommittedAppend(resolution, after, before.fragment.end, digest, registers, whole.chunks)
 
 
-def _pipeline(resolution: Resolution) -> Pipeline | None:
+def _idle_pipeline(resolution: Resolution) -> Pipeline | None:
     """Return the pipeline if it is free, idle and answers at once; otherwise None."""
     replica, invalidated = resolution.replica, resolution.invalidated
     if replica is None or (invalidated is not None and invalidated.fired):
@@ -139,19 +121,26 @@ def _pipeline(resolution: Resolution) -> Pipeline | None:
     return pipeline
 
 
-def _stand(
-    environment: Environment, resolution: Resolution, before: spool.CommittedState, now: float
-) -> FitConditions | None:
-    """Return the conditions under which plain appends may extend the present fragment without a roll, or None."""
-    spec, index, fragment = resolution.spec, resolution.require_replica.index, before.fragment
-    if environment.limits_rates or spec.max_append_rate or not may_write(spec) or not index.refreshed:
-        return None
-    known = index.known
-    if known.empty or preconditions.check(_PLAIN, spec, before, known, now) != preconditions.GO:
-        return None
-    if preconditions.propose(before, 0, spec.fragment, now) is not fragment:
-        return None  # The fragment must be completed first.
-    interval = spec.fragment.flush_interval.ToSeconds()
-    until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
+def _is_steady(environment: Environment, resolution: Resolution, pipeline: Pipeline) -> bool:
+    """Return True if an append extends the fragment as it is: from what the pipeline remembers, or decided anew."""
+    committed, now = pipeline.spool.committed, environment.clock.now()
+    changes = resolution.require_replica.index.changes
+    found = pipeline.steady
+    if found is None or found.changes != changes or not found.range.holds(committed.fragment, now):
+        found = pipeline.steady = _decide_steady(environment, resolution, pipeline, now)
+        if found is None:
+            return False
+    return not found.store or environment.is_healthy(resolution.spec.name, found.store)
+
+
+def _decide_steady(
+    environment: Environment, resolution: Resolution, pipeline: Pipeline, now: float
+) -> SteadyPipeline | None:
+    spec, index = resolution.spec, resolution.require_replica.index
+    if environment.limits_rates or spec.max_append_rate:
+        return None  # Appends pay for their bytes one at a time.
+    found = steady(
+        Snapshot(spec, pipeline.spool.committed, index.known, now, listed=index.refreshed, recorded=pipeline.recorded)
+    )
     store = spec.fragment.stores[0] if spec.fragment.stores else ""  # New fragments go to the first store.
-    return FitConditions(fragment.begin, fragment.begin + spec.fragment.length, until, index.changes, store)
+    return None if found is None else SteadyPipeline(found, index.changes, store)

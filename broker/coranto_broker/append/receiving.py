@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from coranto.effects import Bytes, Clock
 from coranto.errors import CorantoError
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fsm import has_parameters, registers_change
+from coranto_broker.append import registers as of_registers
+from coranto_broker.append.fsm import has_parameters
 from coranto_broker.replication.flow_control import BURST_SECONDS, FlowControl
 from coranto_broker.replication.waiting_appends import Line, Whole
 from coranto_broker.rpc.content import AppendMessage, ContentMessage
@@ -120,7 +121,7 @@ class Inbox:
             credit.close()
         self._held = size
         ahead.held += size - each
-        if not size and registers_change(request):
+        if not size and of_registers.change(request):
             return None
         return Whole(contents[0] if len(contents) == 1 else b"".join(contents), len(contents))
 

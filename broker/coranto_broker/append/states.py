@@ -1,9 +1,7 @@
-"""The states of an append and the transitions between them (seed 001 "Append State Machine").
+"""The states of an append, and the table of events that take it from one to the next (seed 001, "State machine").
 
-There are two states beside the seed's. UPDATE_SUSPEND exists because appends can suspend and wake journals. FOLLOW
-exists because an append that waits for the pipeline may commit in a group (`coranto_broker.append.group_commit`).
-
-Every blocking state also ends in ERROR when it fails, or when the client goes away (the task is then cancelled).
+`TRANSITIONS` is the machine: the method that acts in a state only names the event that ended it. An event that the
+table does not have for a state is a bug.
 """
 
 from __future__ import annotations
@@ -34,80 +32,132 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
+class Event(enum.Enum):
+    """The reason why an append leaves a state."""
+
+    __hash__ = object.__hash__
+
+    PRIMARY_IS_HERE = "this broker is the journal's primary"
+    PIPELINE_IS_OWNED = "this broker is the primary, and the append owns the pipeline already"
+    PRIMARY_IS_ELSEWHERE = "another broker is the journal's primary"
+    INVALIDATED = "the resolution was invalidated, or the journal's flags changed"
+    PIPELINE_ACQUIRED = "the append owns the replica's pipeline"
+    TAKEN_ALONG = "the append that owns the pipeline commits this one with itself"
+    PIPELINE_FITS = "an earlier append found this pipeline to be right for the resolution"
+    PIPELINE_FOLLOWS_ROUTE = "the pipeline is good, but etcd may need an update"
+    PIPELINE_BUILT = "there was no pipeline, or it followed an older Route"
+    PROPOSED = "every replica was sent a proposal"
+    REPLICAS_AGREE = "all replicas hold the same"
+    MUST_ROLL = "replicas must begin a fragment at a later offset"
+    ROUTE_IS_OLD = "a replica knows a later Route"
+    ETCD_IS_CURRENT = "etcd has the consistent Route and the in-sync record"
+    ETCD_CHANGED = "etcd has a later revision, by our transaction or another's"
+    REPLICAS_SUFFICE = "the journal has as many replicas as it should have"
+    TOO_MANY_REPLICAS = "the allocator is about to remove some replicas"
+    MAY_STREAM = "all preconditions hold"
+    SUSPENSION_MUST_CHANGE = "the journal must be suspended or woken first"
+    CLIENT_SENT = "the client sent a message"
+    LOSS_CONFIRMED = "the client ended an append without content, and so confirmed a loss"
+    COMMITTED = "the append is part of the journal"
+    REFUSED = "the append ends with a status"
+    FAILED = "the work of the state failed"
+
+
+class Way(enum.Enum):
+    """The way in which an append came to its proposal."""
+
+    FAST_PATH = "fast path"
+    ALONE = "whole, alone"
+    GROUP = "whole, in a group"
+    STREAMED = "streamed"
+
+
 TERMINAL = frozenset({State.ERROR, State.PROXY, State.FINISHED})
 
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.RESOLVE: frozenset(
-        {
-            State.ACQUIRE_PIPELINE,  # This broker is the primary.
-            State.START_PIPELINE,  # It is, and owns the pipeline already.
-            State.AWAIT_DESIRED_REPLICAS,  # Another broker is: proxy.
-            State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
-            State.ERROR,
-        }
-    ),
-    State.ACQUIRE_PIPELINE: frozenset(
-        {
-            State.START_PIPELINE,
-            State.FOLLOW,  # Another append has the pipeline and takes this one along.
-            State.RESOLVE,  # The resolution was invalidated meanwhile, or the journal's flags changed.
-            State.ERROR,
-        }
-    ),
-    State.FOLLOW: frozenset({State.FINISHED, State.ERROR}),
-    State.START_PIPELINE: frozenset(
-        {
-            State.UPDATE_ASSIGNMENTS,  # The pipeline is good, but etcd may need an update.
-            State.VALIDATE_PRECONDITIONS,  # The pipeline is good, and an earlier append found the rest good.
-            State.SEND_PIPELINE_SYNC,  # There was no pipeline, or it followed an older Route.
-            State.RESOLVE,  # The resolution was invalidated meanwhile.
-            State.ERROR,
-        }
-    ),
-    State.SEND_PIPELINE_SYNC: frozenset({State.RECV_PIPELINE_SYNC}),
-    State.RECV_PIPELINE_SYNC: frozenset(
-        {
-            State.UPDATE_ASSIGNMENTS,  # All replicas agree.
-            State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: roll, and propose again.
-            State.RESOLVE,  # One knows a later Route.
-            State.ERROR,
-        }
-    ),
-    State.UPDATE_ASSIGNMENTS: frozenset(
-        {
-            State.AWAIT_DESIRED_REPLICAS,  # etcd already has the consistent Route and the in-sync record.
-            State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
-            State.RESOLVE,  # etcd has it now, at a later revision.
-            State.ERROR,
-        }
-    ),
-    State.AWAIT_DESIRED_REPLICAS: frozenset(
-        {
-            State.VALIDATE_PRECONDITIONS,
-            State.PROXY,  # The Route is as it should be, and another broker is its primary.
-            State.RESOLVE,  # Too many replicas: the allocator is about to remove some.
-            State.ERROR,  # Too few.
-        }
-    ),
-    State.VALIDATE_PRECONDITIONS: frozenset(
-        {
-            State.STREAM_CONTENT,
-            State.SEND_PIPELINE_SYNC,  # An explicit offset has the replicas roll to it.
-            State.UPDATE_SUSPEND,  # Suspend or wake the journal.
-            State.RESOLVE,  # The resolution was invalidated while the stores were being listed.
-            State.ERROR,
-        }
-    ),
-    State.UPDATE_SUSPEND: frozenset({State.RESOLVE, State.ERROR}),
-    State.STREAM_CONTENT: frozenset(
-        {
-            State.STREAM_CONTENT,
-            State.READ_ACKNOWLEDGEMENTS,
-            State.VALIDATE_PRECONDITIONS,  # The append is empty and confirms that content was lost.
-        }
-    ),
-    State.READ_ACKNOWLEDGEMENTS: frozenset({State.FINISHED, State.ERROR}),
-    State.ERROR: frozenset(),
-    State.PROXY: frozenset(),
-    State.FINISHED: frozenset(),
+_EVENTS: Mapping[State, Mapping[Event, State]] = {
+    # Find the primary in a key space that is recent enough.
+    State.RESOLVE: {
+        Event.PRIMARY_IS_HERE: State.ACQUIRE_PIPELINE,
+        Event.PIPELINE_IS_OWNED: State.START_PIPELINE,
+        Event.PRIMARY_IS_ELSEWHERE: State.AWAIT_DESIRED_REPLICAS,  # Before we proxy to it.
+        Event.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,  # The journal is fully suspended: wake it.
+        Event.REFUSED: State.ERROR,
+        Event.FAILED: State.ERROR,
+    },
+    # One append at a time sends to the replicas, so that their order is the journal's order.
+    State.ACQUIRE_PIPELINE: {
+        Event.PIPELINE_ACQUIRED: State.START_PIPELINE,
+        Event.TAKEN_ALONG: State.FOLLOW,
+        Event.INVALIDATED: State.RESOLVE,
+        Event.FAILED: State.ERROR,
+    },
+    # Not of the seed: the append commits in the group of another.
+    State.FOLLOW: {
+        Event.COMMITTED: State.FINISHED,
+        Event.REFUSED: State.ERROR,
+        Event.FAILED: State.ERROR,
+    },
+    State.START_PIPELINE: {
+        Event.PIPELINE_FITS: State.VALIDATE_PRECONDITIONS,
+        Event.PIPELINE_FOLLOWS_ROUTE: State.UPDATE_ASSIGNMENTS,
+        Event.PIPELINE_BUILT: State.SEND_PIPELINE_SYNC,
+        Event.INVALIDATED: State.RESOLVE,
+        Event.FAILED: State.ERROR,
+    },
+    # Replicas of a new pipeline may hold different content, or none. They agree before anything is appended.
+    State.SEND_PIPELINE_SYNC: {
+        Event.PROPOSED: State.RECV_PIPELINE_SYNC,
+        Event.FAILED: State.ERROR,
+    },
+    State.RECV_PIPELINE_SYNC: {
+        Event.REPLICAS_AGREE: State.UPDATE_ASSIGNMENTS,
+        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # One is ahead, or cannot extend our fragment: propose again.
+        Event.ROUTE_IS_OLD: State.RESOLVE,
+        Event.FAILED: State.ERROR,
+    },
+    # When the allocator sees that it may remove a replica, the others can already go on without it.
+    State.UPDATE_ASSIGNMENTS: {
+        Event.ETCD_IS_CURRENT: State.AWAIT_DESIRED_REPLICAS,
+        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # The journal was closed at a later offset: go on there.
+        Event.ETCD_CHANGED: State.RESOLVE,
+        Event.FAILED: State.ERROR,
+    },
+    # A commit with fewer replicas would be less durable than the journal's spec promises.
+    State.AWAIT_DESIRED_REPLICAS: {
+        Event.REPLICAS_SUFFICE: State.VALIDATE_PRECONDITIONS,
+        Event.PRIMARY_IS_ELSEWHERE: State.PROXY,
+        Event.TOO_MANY_REPLICAS: State.RESOLVE,
+        Event.REFUSED: State.ERROR,  # Too few.
+        Event.FAILED: State.ERROR,
+    },
+    # `coranto_broker.append.decision` decides.
+    State.VALIDATE_PRECONDITIONS: {
+        Event.MAY_STREAM: State.STREAM_CONTENT,
+        Event.MUST_ROLL: State.SEND_PIPELINE_SYNC,  # To an explicit offset, or the one where the journal was suspended.
+        Event.SUSPENSION_MUST_CHANGE: State.UPDATE_SUSPEND,
+        Event.ETCD_CHANGED: State.RESOLVE,  # While the replicas were being recorded.
+        Event.INVALIDATED: State.RESOLVE,  # While the stores were being probed or listed.
+        Event.REFUSED: State.ERROR,
+        Event.FAILED: State.ERROR,
+    },
+    State.UPDATE_SUSPEND: {
+        Event.ETCD_CHANGED: State.RESOLVE,
+        Event.FAILED: State.ERROR,
+    },
+    State.STREAM_CONTENT: {
+        Event.CLIENT_SENT: State.STREAM_CONTENT,
+        Event.PROPOSED: State.READ_ACKNOWLEDGEMENTS,  # To commit the content or, after an error, to roll it back.
+        Event.LOSS_CONFIRMED: State.VALIDATE_PRECONDITIONS,
+    },
+    # The next append owns the pipeline meanwhile.
+    State.READ_ACKNOWLEDGEMENTS: {
+        Event.COMMITTED: State.FINISHED,
+        Event.REFUSED: State.ERROR,
+        Event.FAILED: State.ERROR,
+    },
 }
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = {
+    (state, event): following for state, events in _EVENTS.items() for event, following in events.items()
+}
+"""The state machine of an append: the state that follows a state and an event."""

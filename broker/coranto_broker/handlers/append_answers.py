@@ -7,7 +7,7 @@ from functools import partial
 
 from coranto.fragments.fragment import sum_words
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fast_path import Committed
+from coranto_broker.append.fast_path import CommittedAppend
 from coranto_broker.replication.resolver import Resolution
 
 
@@ -21,7 +21,7 @@ class Answers:
     def __init__(self) -> None:
         self._headers: dict[str, tuple[weakref.ref[Resolution], bytes]] = {}
 
-    def encode(self, committed: Committed) -> bytes:
+    def encode(self, committed: CommittedAppend) -> bytes:
         """Return the encoded response to an append that has committed."""
         # A new message each time: a reused one would keep the memory of all values that it ever had.
         response, fragment = pb.AppendResponse(), committed.fragment

@@ -29,6 +29,7 @@ from coranto_broker.ownership import Invalidated, Signal
 from coranto_broker.recovery.in_sync_records import StoredRecord
 from coranto_broker.rpc.rolled_back import DiskFull, RolledBack
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync
+from coranto_broker.spool.steady import Steady
 
 GOOD_BYE_SECONDS = 5.0
 """The time that a pipeline which shuts down waits for its replicas."""
@@ -192,16 +193,13 @@ class Turn:
         self._waiters.clear()
 
 
-class FitConditions(NamedTuple):
-    """The conditions under which appends of only content may extend the fragment that begins at `begin`, as it is.
+class SteadyPipeline(NamedTuple):
+    """The range in which appends of only content extend the fragment as it is.
 
-    They hold while the fragment's end is at most `end`, the wall time is before `until`, and the fragment index still
-    counts `changes` changes. In addition `store` (if any) must be healthy.
+    It is valid while the fragment index still counts `changes` changes. In addition `store` (if any) must be healthy.
     """
 
-    begin: int
-    end: int
-    until: float
+    range: Steady
     changes: int
     store: str
 
@@ -230,9 +228,8 @@ class Pipeline:
         self.recorded = False
         """True if the in-sync record names this pipeline's replicas, so that it may take content."""
         self._fits: Callable[[], object] = lambda: None
-        self.fit: FitConditions | None = None
-        """The conditions under which appends that this pipeline fits need no further checks
-        (`coranto_broker.append.fast_path`)."""
+        self.steady: SteadyPipeline | None = None
+        """The range in which appends that this pipeline fits need no decision (`coranto_broker.append.fast_path`)."""
         self._streams = list(zip(names, streams, strict=True))
         self.answers_at_once = len(streams) == 1 and spool.fsync is not Fsync.COMMIT
         """True if acknowledgements need no wait for another broker or the disk."""
@@ -269,13 +266,17 @@ class Pipeline:
             return self._send_error
         return next(iter(self._receive_errors.values()))
 
+    def is_usable(self, monotonic: float) -> bool:
+        """Return True if no replica has failed, and the pipeline need not be replaced yet."""
+        return self.error is None and monotonic < self.renew_at
+
     def found_to_fit(self, resolution: object) -> None:
         """Note that an append found Route, assignments and number of replicas to be correct for this resolution.
 
         All of these follow from the resolution. So later appends with the same resolution need not check them again.
         """
         self._fits = weakref.ref(resolution)  # Weak, since a resolution refers to a whole state of the key space.
-        self.fit = None
+        self.steady = None
 
     def fits(self, resolution: object) -> bool:
         """Return True if `found_to_fit` was called with this very resolution, and the pipeline may take content."""

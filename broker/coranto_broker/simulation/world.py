@@ -37,6 +37,7 @@ from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
+from coranto_broker.append.states import Way
 from coranto_broker.broker import Broker
 from coranto_broker.server.in_process import StubPeers, serve
 from coranto_broker.server.service import JournalService
@@ -422,9 +423,9 @@ class _SimBroker(Broker):
         self._coverage = coverage
         self._about_to_store = about_to_store
 
-    def grouped(self, appends: int) -> None:
-        super().grouped(appends)
-        self._coverage.sometimes("appends were committed together", appends > 1)
+    def proposed(self, way: Way, appends: int) -> None:
+        super().proposed(way, appends)
+        self._coverage.sometimes(f"append was proposed: {way.value}")
 
     async def _judge(self, sealed: Sealed) -> Judgement:
         judgement = await super()._judge(sealed)

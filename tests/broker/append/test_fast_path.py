@@ -29,7 +29,7 @@ class Commits:
         self.asked = self.done = 0
         commit = fast_path.commit
 
-        def counted(*arguments: object) -> fast_path.Committed | None:
+        def counted(*arguments: object) -> fast_path.CommittedAppend | None:
             self.asked += 1
             found = commit(*arguments)  # type: ignore[arg-type]
             self.done += found is not None

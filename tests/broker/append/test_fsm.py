@@ -21,7 +21,7 @@ from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append.fsm import _HANDLERS, AppendFsm
 from coranto_broker.append.group_commit import PROPOSALS_IN_FLIGHT
-from coranto_broker.append.states import TERMINAL, TRANSITIONS, State
+from coranto_broker.append.states import TERMINAL, TRANSITIONS, Event, State, Way
 from coranto_broker.fragments.index import FragmentIndex
 from coranto_broker.ownership import Invalidated, Signal, Slot
 from coranto_broker.recovery.in_sync_records import InSyncRecords, StoredRecord, Stranded
@@ -193,8 +193,9 @@ class World:
                 self.consistent = True
         return TxnResult(True, EtcdHeader(1, 1, self.revision, 1))
 
-    def grouped(self, appends: int) -> None:
-        self.groups.append(appends)
+    def proposed(self, way: Way, appends: int) -> None:
+        if way is not Way.STREAMED:
+            self.groups.append(appends)
 
     async def store_problem(self, journal: str, url: str, until: Signal | None) -> str:
         return self.health
@@ -285,18 +286,20 @@ def mismatch(begin: int, end: int, registers: pb.LabelSet | None = None) -> pb.R
 
 
 def test_every_state_is_in_the_table_and_has_a_handler() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(State) - TERMINAL
+    assert {event for _, event in TRANSITIONS} == set(Event)
     assert set(_HANDLERS) == set(State) - TERMINAL - {State.STREAM_CONTENT}
-    assert all(not TRANSITIONS[state] for state in TERMINAL)
+    assert all(TRANSITIONS[state, Event.FAILED] is State.ERROR for state in _HANDLERS)
 
 
 def test_every_state_can_be_reached_and_can_end() -> None:
     def closure(start: State) -> set[State]:
         seen, todo = {start}, [start]
         while todo:
-            for following in TRANSITIONS[todo.pop()] - seen:
-                seen.add(following)
-                todo.append(following)
+            state = todo.pop()
+            following = {TRANSITIONS[state, event] for event in Event if (state, event) in TRANSITIONS}
+            todo.extend(following - seen)
+            seen |= following
         return seen
 
     assert closure(State.RESOLVE) == set(State)
@@ -304,17 +307,17 @@ def test_every_state_can_be_reached_and_can_end() -> None:
         assert closure(state) & TERMINAL
 
 
-@pytest.mark.parametrize("source", State)
-@pytest.mark.parametrize("target", State)
-def test_only_the_table_s_transitions_are_taken(world: World, source: State, target: State) -> None:
+@pytest.mark.parametrize("state", State)
+def test_only_the_events_of_the_table_move_an_append(world: World, state: State) -> None:
     fsm = world.fsm()
-    fsm.state = source
-    if target in TRANSITIONS[source]:
-        fsm._to(target)
-        assert fsm.state is target
-    else:
-        with pytest.raises(RuntimeError, match="must not go to"):
-            fsm._to(target)
+    for event in Event:
+        fsm.state = state
+        if (state, event) in TRANSITIONS:
+            fsm._on(event)
+            assert fsm.state is TRANSITIONS[state, event]
+        else:
+            with pytest.raises(RuntimeError, match="must not occur in state"):
+                fsm._on(event)
 
 
 # ----------------------------------------------------------------------------------------------- to where content flows

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from coranto import labels
 from coranto.fragments.fragment import ZERO_SUM, Codec, Fragment
-from coranto.specs.validation import may_write
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append import preconditions
-from coranto_broker.append.group_commit import Course, gather
+from coranto_broker.append.decision import Commit, Refuse, Snapshot, decide, next_fragment
+from coranto_broker.append.group_commit import GroupPlan, gather
 from coranto_broker.fragments.index_summary import IndexSummary
 from coranto_broker.ownership import Signal
 from coranto_broker.replication import waiting_appends
@@ -44,10 +43,13 @@ class Journal:
     def known(self) -> IndexSummary:
         return IndexSummary(self.first or 0, self.spool.end, self.first is None)
 
-    def roll(self, to: int) -> None:
-        proposal = preconditions.propose(self.spool.committed, to, self.spec.fragment, NOW)
-        if proposal != self.spool.fragment:
-            self._decide(proposal, self.spool.registers)
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.spec, self.spool.committed, self.known, NOW)
+
+    def roll(self, to: Fragment | None) -> None:
+        if to is not None:
+            self._decide(to, self.spool.registers)
 
     def commit(self, content: bytes, registers: pb.LabelSet) -> None:
         self.spool.extend(content)
@@ -74,18 +76,15 @@ def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
     """Each append is checked, rolls the fragment if that is due, and commits under a proposal of its own."""
     answers = []
     for request, content in appends:
-        verdict = preconditions.check(request, journal.spec, journal.spool.committed, journal.known, NOW)
-        if verdict.status != pb.OK:
-            answers.append(answered(pb.Status.Name(verdict.status), 0, 0, journal.spool.registers))
+        found = decide(request, journal.snapshot, len(content))
+        if isinstance(found, Refuse):
+            answers.append(answered(pb.Status.Name(found.status), 0, 0, found.registers))
             continue
-        journal.roll(verdict.roll_to)
+        assert isinstance(found, Commit)
+        journal.roll(found.roll)
         begin = journal.spool.end
-        if content and not (may_write(journal.spec) and preconditions.may_have_content(request)):
-            answers.append(answered("NOT_ALLOWED", 0, 0, journal.spool.registers))
-            continue
-        registers = preconditions.next_registers(journal.spool.registers, request)
-        journal.commit(content, registers)
-        answers.append(answered("OK", begin, journal.spool.end, registers))
+        journal.commit(content, found.registers)
+        answers.append(answered("OK", begin, journal.spool.end, found.registers))
     return answers
 
 
@@ -112,18 +111,16 @@ def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -
             continue
         line.leave(leader)
         request, content = leader.request, leader.whole.content
-        verdict = preconditions.check(request, journal.spec, journal.spool.committed, journal.known, NOW)
-        if verdict.status != pb.OK:
-            answers[number] = answered(pb.Status.Name(verdict.status), 0, 0, journal.spool.registers)
+        found = decide(request, journal.snapshot, len(content))
+        if isinstance(found, Refuse):
+            answers[number] = answered(pb.Status.Name(found.status), 0, 0, found.registers)
             continue
-        journal.roll(verdict.roll_to)
-        if content and not (may_write(journal.spec) and preconditions.may_have_content(request)):
-            answers[number] = answered("NOT_ALLOWED", 0, 0, journal.spool.registers)
-            continue
-        course = Course(journal.spec, journal.spool.committed, journal.known, NOW)
-        place = course.take(request, len(content))
+        assert isinstance(found, Commit)
+        journal.roll(found.roll)
+        plan = GroupPlan(journal.snapshot)
+        place = plan.lead(len(content), found.registers)
         answers[number] = answered("OK", place.begin, place.end, place.registers)
-        along = gather(line, course, resolved, len(content), tokens)
+        along = gather(line, plan, resolved, len(content), tokens)
         for each, member in enumerate(members):
             if member.answer is None or each in answers:
                 continue
@@ -137,7 +134,7 @@ def in_groups(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) -
                 member.commit_to(journal.spool.fragment)
                 assert member.commit is not None
                 assert member.commit.sum == hashlib.sha1(member.whole.content, usedforsecurity=False).digest()
-        journal.commit(b"".join([content, *(member.whole.content for member in along)]), course.registers)
+        journal.commit(b"".join([content, *(member.whole.content for member in along)]), plan.registers)
     return [answers[number] for number in range(len(appends))]
 
 
@@ -170,7 +167,7 @@ def append_requests(draw: st.DrawFn) -> tuple[pb.AppendRequest, bytes]:
     st.sampled_from([pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY]),
 )
 @settings(max_examples=300, deadline=None)
-def test_a_group_comes_to_what_its_appends_come_to_one_by_one(
+def test_a_group_has_the_outcome_of_its_appends_one_by_one(
     appends: list[tuple[pb.AppendRequest, bytes]], length: int, begin: int, flags: pb.JournalSpec.Flag.ValueType
 ) -> None:
     def journal() -> Journal:
@@ -178,7 +175,7 @@ def test_a_group_comes_to_what_its_appends_come_to_one_by_one(
         made.spec.fragment.length = length
         made.spec.fragment.compression_codec = pb.GZIP
         if begin:
-            start = preconditions.propose(made.spool.committed, begin, made.spec.fragment, NOW)
+            start = next_fragment(made.spool.committed, begin, made.spec.fragment, NOW)
             made.spool.adopt(made.spool.decide(start, pb.LabelSet(), NOW))
         return made
 
@@ -211,8 +208,8 @@ async def test_only_those_that_resolved_alike_go_along() -> None:
         line = Line()
         for resolution in (leader, other, leader):
             line.join(WaitingAppend(pb.AppendRequest(journal=J), Whole(b"x", 1), resolution))
-        course = Course(spec, spool.committed, IndexSummary(), NOW)
-        assert [member.answer for member in gather(line, course, leader, 0, FlowControl())] == [
+        plan = GroupPlan(Snapshot(spec, spool.committed, IndexSummary(), NOW))
+        assert [member.answer for member in gather(line, plan, leader, 0, FlowControl())] == [
             AppendRange(0, 1, pb.LabelSet())
         ]
 
@@ -251,12 +248,11 @@ async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest
     assert waits == 8  # After 1, 3, 7, 15, 31, 63 and 63 others.
 
 
-class Forgetful(Course):
-    """A course that checks each append in full."""
+class Forgetful(GroupPlan):
+    """A plan that decides each append in full."""
 
-    def admit(self, request: pb.AppendRequest, length: int) -> AppendRange | Refusal | None:
-        self._plain_fits = False
-        return super().admit(request, length)
+    def _is_steady(self) -> bool:
+        return False
 
 
 @given(
@@ -268,7 +264,7 @@ class Forgetful(Course):
     st.sampled_from((pb.JournalSpec.O_RDWR, pb.JournalSpec.O_RDONLY)),
 )
 @settings(max_examples=200, deadline=None)
-def test_what_was_found_of_one_plain_append_holds_for_those_after_it(
+def test_a_steady_range_admits_what_full_decisions_admit(
     appends: list[tuple[pb.AppendRequest, int]],
     begin: int,
     length: int,
@@ -281,6 +277,7 @@ def test_what_was_found_of_one_plain_append_holds_for_those_after_it(
     committed = CommittedState(
         Fragment(J, begin, begin + length, ZERO_SUM, Codec.NONE), pb.LabelSet(), NOW if length else 0
     )
-    course, other = (kind(spec, committed, known, NOW) for kind in (Course, Forgetful))
+    snapshot = Snapshot(spec, committed, known, NOW)
+    plan, other = GroupPlan(snapshot), Forgetful(snapshot)
     for request, size in appends:
-        assert course.admit(request, size) == other.admit(request, size)
+        assert plan.admit(request, size) == other.admit(request, size)

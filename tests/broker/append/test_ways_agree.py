@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +19,7 @@ from coranto.testing import Cluster
 from coranto.testing.sim.loop import SimLoop, simulated
 from coranto.wire import protocol_pb2 as pb
 from coranto_broker.append import fast_path
+from coranto_broker.append import registers as of_registers
 from coranto_broker.append.receiving import Inbox
 
 JOURNAL = "test/ways"
@@ -61,7 +61,7 @@ def outcome_of(steps: list[Step], prepare: Callable[[ExitStack], None]) -> tuple
     content, quick = b"", 0
     commit = fast_path.commit
 
-    def counted(*arguments: Any) -> fast_path.Committed | None:
+    def counted(*arguments: Any) -> fast_path.CommittedAppend | None:
         nonlocal quick
         found = commit(*arguments)
         quick += found is not None
@@ -135,10 +135,12 @@ def test_the_fast_path_is_taken() -> None:
 
 
 def test_a_fast_path_that_forgets_a_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    careless = SimpleNamespace(**vars(fast_path.preconditions) | {"registers_match": lambda *_: True})
+    def careless(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
+        return of_registers.after(request, registers)
+
     steps = [*QUICK, Step(check=(("author", "2"),))]
     right, *_ = outcome_of(steps, through_the_machine)
-    monkeypatch.setattr(fast_path, "preconditions", careless)
+    monkeypatch.setattr(fast_path, "extend", careless)
     wrong, *_ = outcome_of(steps, every_way)
     assert right[:-1] == wrong[:-1]
     assert right[-1] != wrong[-1]

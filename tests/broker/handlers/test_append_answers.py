@@ -8,7 +8,7 @@ from typing import Any
 from coranto import labels
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.wire import protocol_pb2 as pb
-from coranto_broker.append.fast_path import Committed
+from coranto_broker.append.fast_path import CommittedAppend
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.replication.resolver import Resolution
 from tests.broker.memory import grown
@@ -20,9 +20,9 @@ def resolution(revision: int) -> Resolution:
     return Resolution(pb.OK, nothing, header.process_id, header, nothing, (), nothing, nothing)
 
 
-def committed(found: Resolution, number: int, registers: pb.LabelSet) -> Committed:
+def committed(found: Resolution, number: int, registers: pb.LabelSet) -> CommittedAppend:
     fragment = Fragment("a/journal", 7, 20 + number, sum_of(b"all"), Codec.GZIP)
-    return Committed(found, fragment, 10, sum_of(b"x" * number), registers, 3)
+    return CommittedAppend(found, fragment, 10, sum_of(b"x" * number), registers, 3)
 
 
 def test_a_response_says_what_has_committed() -> None:

@@ -1,0 +1,260 @@
+"""The decision on an append, made by the primary from a snapshot of the journal. Pure.
+
+`decide` is the only place that knows what must hold before an append commits, and in which order (seed 001, "validate
+preconditions"). Three ways lead an append to its commit, and all of them obey it:
+
+* the state machine (`coranto_broker.append.fsm`) does what `decide` says, and asks again when something has changed;
+* a group (`coranto_broker.append.group_commit`) admits the appends that `decide` lets commit as things will then be;
+* the fast path (`coranto_broker.append.fast_path`) takes the appends of which `decide` would say so without a wait.
+
+The last two save most calls: within a `Steady` range, `extend` gives the same answer for far less work.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from coranto.errors import InvalidInput
+from coranto.fragments.fragment import Codec, Fragment
+from coranto.specs.validation import may_write
+from coranto.wire import protocol_pb2 as pb
+from coranto_broker.append import registers as of_registers
+from coranto_broker.fragments.index_summary import IndexSummary
+from coranto_broker.spool.spool import CommittedState, empty_at
+from coranto_broker.spool.steady import Steady
+
+Suspend = pb.JournalSpec.Suspend
+DEFAULT_FLUSH_SECONDS: Final = 24 * 60 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The journal, as its primary knows it when it decides an append.
+
+    The primary's spool is synchronized with all replicas. `known` summarizes all known fragments. `now` is wall time in
+    seconds. `store_problem` is the reason why the store of new fragments takes none, "" if it takes them, and None if
+    that is not known. `listed` is True once all stores have been listed. `recorded` is True if the in-sync record names
+    the pipeline's replicas: one of them then holds all acknowledged content. `loss_confirmed` is True once this append
+    has turned out to be empty.
+    """
+
+    spec: pb.JournalSpec
+    committed: CommittedState
+    known: IndexSummary
+    now: float
+    store_problem: str | None = ""
+    listed: bool = True
+    recorded: bool = True
+    loss_confirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The append may commit, and leaves these registers. With `roll`, that empty fragment must begin first."""
+
+    registers: pb.LabelSet
+    roll: Fragment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The append ends with a status. `registers` are those that it met; `reason` tells what is wrong with a store."""
+
+    status: pb.Status.ValueType
+    registers: pb.LabelSet
+    reason: str = ""
+
+
+class Need(enum.Enum):
+    """The part of a snapshot that an append waits for."""
+
+    STORE = "whether the fragment store takes content"
+    LISTING = "a first listing of all fragment stores"
+    EMPTY_APPEND = "that the client ends the append without content, and so confirms a loss"
+    RECORD = "an in-sync record that names the replicas which go on after a confirmed loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The decision needs something first. Then ask again."""
+
+    need: Need
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """All replicas must first roll to this offset. Then ask again."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSuspension:
+    """The journal's suspension must change first; with `roll`, after that empty fragment has begun. Then ask again."""
+
+    suspend: pb.JournalSpec.Suspend
+    roll: Fragment | None = None
+
+
+AppendDecision = Commit | Refuse | Wait | Synchronize | ChangeSuspension
+
+
+def decide(request: pb.AppendRequest, snapshot: Snapshot, length: int | None = None) -> AppendDecision:
+    """Decide an append of `length` bytes (None: not known yet; the first content is then judged by `judge_content`).
+
+    Raises InvalidInput if the append would be wrong on any journal.
+    """
+    spec, present = snapshot.spec, snapshot.committed.registers
+    if spec.fragment.stores:
+        if snapshot.store_problem is None:
+            return Wait(Need.STORE)
+        if snapshot.store_problem:
+            return Refuse(pb.FRAGMENT_STORE_UNHEALTHY, present, snapshot.store_problem)
+    if not snapshot.listed:
+        return Wait(Need.LISTING)
+    found = _check(request, snapshot)
+    # A strict check means that no acknowledged content may be missing, even where nothing can be written twice.
+    lost = not snapshot.recorded and (may_write(spec) or of_registers.is_strict(request))
+    if lost and (not request.offset or isinstance(found, Refuse)):
+        # No replica is known to hold all acknowledged content, so the journal's head and registers are unknown.
+        return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present)
+    if isinstance(found, Refuse):
+        return found
+    after = of_registers.after(request, present)
+    if lost and not snapshot.loss_confirmed:
+        # By an empty append at an explicit offset, an operator confirms that no such replica need be waited for.
+        return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present) if length else Wait(Need.EMPTY_APPEND)
+    if isinstance(found, Synchronize):
+        return found
+    if lost:
+        return Wait(Need.RECORD)
+    if isinstance(found, ChangeSuspension):
+        return found
+    if length is not None and (status := judge_content(request, spec, length)) is not None:
+        return Refuse(status, present)
+    return Commit(after, _roll(snapshot, found))
+
+
+def judge_content(request: pb.AppendRequest, spec: pb.JournalSpec, length: int) -> pb.Status.ValueType | None:
+    """Return the status that refuses content which this append or its journal may not have; None if it may.
+
+    `length` is that of the whole append or, if that is above 0, of a part. Raises InvalidInput for an append without
+    content that changes registers.
+    """
+    if not length:
+        if of_registers.change(request):
+            raise InvalidInput("registers change only with content: append at least one byte", field="union_registers")
+        return None
+    # Appends that suspend, or keep a suspension, have no content.
+    resumes = request.suspend in (pb.AppendRequest.SUSPEND_RESUME, pb.AppendRequest.SUSPEND_NO_RESUME)
+    return None if resumes and may_write(spec) else pb.NOT_ALLOWED
+
+
+def next_fragment(committed: CommittedState, roll_to: int, spec: pb.JournalSpec.Fragment, now: float) -> Fragment:
+    """Return the spool's fragment or, if a roll is due, an empty one at its end or at `roll_to`, whichever is greater.
+
+    A roll is due when the fragment is empty (so that it adopts a changed codec), is longer than the spec's length, does
+    not begin at `roll_to` (unless that is 0), or had its first append in an earlier flush interval. Intervals are
+    counted from the epoch, in UTC. `now` is wall time in seconds.
+    """
+    current = committed.fragment
+    interval = spec.flush_interval.ToSeconds()
+    due = (
+        current.length == 0
+        or current.length > spec.length
+        or (roll_to != 0 and roll_to != current.begin)
+        or (interval > 0 and int(committed.first_append_time) // interval != int(now) // interval)
+    )
+    if not due:
+        return current
+    return empty_at(current, max(roll_to, current.end), Codec(spec.compression_codec))
+
+
+def is_plain(request: pb.AppendRequest) -> bool:
+    """Return True if an append names its journal and sets no header, condition, offset, register or suspension."""
+    return len(request.ListFields()) == 1 + request.do_not_proxy + (request.min_etcd_revision != 0)
+
+
+def steady(snapshot: Snapshot) -> Steady | None:
+    """Return the range in which every plain append commits without a roll, or None if this one would not."""
+    spec, fragment, known, now = snapshot.spec, snapshot.committed.fragment, snapshot.known, snapshot.now
+    if not fragment.length or known.empty:
+        return None  # The next append may find the fragment to be the first known one, which rolls.
+    if decide(_PLAIN, snapshot, 1) != Commit(snapshot.committed.registers):
+        return None
+    interval = spec.fragment.flush_interval.ToSeconds()
+    until = (int(now) // interval + 1) * interval if interval > 0 else math.inf
+    return Steady(fragment.begin, fragment.begin + spec.fragment.length, until)
+
+
+def extend(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet | None:
+    """Return the registers after an append with content in a steady range, or None if `decide` has to decide it."""
+    if request.offset or request.suspend or not of_registers.match(request, registers):
+        return None
+    try:
+        return of_registers.after(request, registers)
+    except InvalidInput:
+        return None
+
+
+_PLAIN: Final = pb.AppendRequest()
+
+
+def _check(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse | Synchronize | ChangeSuspension | int:
+    """Check registers, offset and suspension, in this order. Returns the offset to roll to (0: no roll) to go on.
+
+    An index that reaches beyond the spool means that consistency was lost. Then only an append with that explicit
+    offset may go on: by it an operator confirms that no earlier broker can still hold content. Journals that cannot be
+    written to are exempt, because nothing can be written twice there. Strict checks of registers have no exemption.
+    """
+    spec, fragment, known = snapshot.spec, snapshot.committed.fragment, snapshot.known
+    present = snapshot.committed.registers
+    if not of_registers.match(request, present):
+        return Refuse(pb.REGISTER_MISMATCH, present)
+    if fragment.end < spec.suspend.offset:
+        return Synchronize(spec.suspend.offset)
+    head = max(fragment.end, known.end)
+    if request.offset:
+        if request.offset != head:
+            return Refuse(pb.WRONG_APPEND_OFFSET, present)
+        if fragment.end != head:
+            return Synchronize(head)
+    elif fragment.end != head and (may_write(spec) or of_registers.is_strict(request)):
+        return Refuse(pb.INDEX_HAS_GREATER_OFFSET, present)
+    suspension = _check_suspension(request, snapshot)
+    if suspension is not None:
+        return suspension
+    # The journal's first known content goes to the store early. Brokers that recover from lost consistency then see in
+    # the store that this is not a new journal.
+    return fragment.end if fragment.begin == known.begin else 0
+
+
+def _check_suspension(request: pb.AppendRequest, snapshot: Snapshot) -> Refuse | ChangeSuspension | None:
+    """Check the request's suspend mode for a journal that is not fully suspended. None: go on."""
+    spec, known, registers = snapshot.spec, snapshot.known, snapshot.committed.registers
+    end, suspended = snapshot.committed.fragment.end, spec.suspend.level != Suspend.NONE
+    if request.suspend == pb.AppendRequest.SUSPEND_RESUME:
+        return ChangeSuspension(Suspend(level=Suspend.NONE, offset=end)) if suspended else None
+    if request.suspend == pb.AppendRequest.SUSPEND_NO_RESUME:
+        return Refuse(pb.SUSPENDED, registers) if suspended else None
+    if request.suspend == pb.AppendRequest.SUSPEND_KEEP:
+        return None
+    if known.empty:
+        return ChangeSuspension(Suspend(level=Suspend.FULL, offset=end))
+    if suspended:
+        return Refuse(pb.SUSPENDED, registers)
+    # A journal without an append for a whole flush interval is idle.
+    idle_since = snapshot.now - (spec.fragment.flush_interval.ToSeconds() or DEFAULT_FLUSH_SECONDS)
+    if request.suspend == pb.AppendRequest.SUSPEND_NOW or 0 < known.flushed_at <= idle_since:
+        # The roll has content stored that only this broker has.
+        return ChangeSuspension(Suspend(level=Suspend.PARTIAL, offset=end), _roll(snapshot, end))
+    return None
+
+
+def _roll(snapshot: Snapshot, roll_to: int) -> Fragment | None:
+    """Return the fragment that must begin first, or None if the present one goes on."""
+    found = next_fragment(snapshot.committed, roll_to, snapshot.spec.fragment, snapshot.now)
+    return found if found != snapshot.committed.fragment else None

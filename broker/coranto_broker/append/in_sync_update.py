@@ -1,0 +1,59 @@
+"""The in-sync record during an append: may the replicas go on with the journal, and recording that they do.
+
+The record names the replicas that hold all acknowledged content (`coranto_broker.spool.in_sync`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coranto.coordination.etcd import Op, unmodified
+from coranto_broker.recovery.in_sync_records import InSyncRecords
+from coranto_broker.replication.pipeline import Pipeline, ReplicationFailed
+from coranto_broker.replication.resolver import Resolution
+from coranto_broker.spool import in_sync
+from coranto_broker.spool.in_sync import Takeover
+
+
+async def find_takeover(records: InSyncRecords, resolution: Resolution, pipeline: Pipeline) -> Takeover:
+    """Decide whether the pipeline's replicas, which agree with each other, may go on with the journal."""
+    spool = pipeline.spool
+    assert resolution.item is not None
+    if pipeline.reading is not None:
+        found = in_sync.takeover(pipeline.reading.record, pipeline.names, spool.stamp, spool.end)
+        if found is Takeover.CLEAN:
+            return found
+    # The record may have changed since it was read.
+    reading = pipeline.reading = await records.read(resolution.item.id, resolution.item.create_revision)
+    found = in_sync.takeover(reading.record, pipeline.names, spool.stamp, spool.end)
+    if found is Takeover.LOST and reading.record is not None:
+        resolution.require_replica.index.note_head(reading.record.floor)
+    return found
+
+
+async def record_replicas(
+    records: InSyncRecords, resolution: Resolution, pipeline: Pipeline, ops: Sequence[Op] = ()
+) -> tuple[bool, int]:
+    """Record the pipeline's replicas as in sync, and apply `ops` in the same transaction.
+
+    Returns False if something changed meanwhile, and the etcd revision to read through (0: none). Raises
+    ReplicationFailed if a pipeline of a later Route was recorded: this one is then useless.
+    """
+    reading, spool = pipeline.reading, pipeline.spool
+    assert reading is not None
+    revision = pipeline.header.etcd.revision + resolution.require_replica.folder.base
+    if reading.record is not None and reading.record.revision > revision:
+        raise ReplicationFailed("a pipeline of a later Route than this one's was recorded")
+    record = in_sync.recorded(reading.record, reading.create_revision, revision, pipeline.names, spool.end)
+    read_through = 0
+    if ops or record != reading.record:
+        compares = [unmodified(each.kv) for each in resolution.assignments]
+        result, pipeline.reading = await records.write(reading, record, compares, ops)
+        if ops or not result.succeeded:
+            read_through = result.header.revision
+        if not result.succeeded:
+            return False, read_through
+    pipeline.recorded = True
+    spool.settle(spool.end)
+    pipeline.show()
+    return True, read_through
