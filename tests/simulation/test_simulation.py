@@ -108,6 +108,7 @@ TAKEN: set[tuple[State, Event]] = set()
 OPERATORS = {
     (State.RESOLVE, Event.SUSPENSION_MUST_CHANGE),  # A full suspension is woken.
     (State.VALIDATE_PRECONDITIONS, Event.MUST_ROLL),  # Rolled to an explicit offset.
+    (State.VALIDATE_PRECONDITIONS, Event.ETCD_CHANGED),  # Replicas could not be recorded after a confirmed loss.
     (State.STREAM_CONTENT, Event.LOSS_CONFIRMED),  # A loss is confirmed.
 }
 """What only an operator does, of whom runs have none. `tests/broker/append/test_fsm.py` does."""

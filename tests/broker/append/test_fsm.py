@@ -1116,6 +1116,21 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
     assert await world.is_free()
 
 
+async def test_a_loss_is_confirmed_although_etcd_changes_meanwhile(world: World) -> None:
+    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+
+    def conflict_once() -> None:
+        world.conflicts, world.on_txn = 1, lambda: None
+
+    # Advertise the Route first: the record is then written by the confirmation alone.
+    assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
+    world.on_txn = conflict_once
+    fsm = await world.append(offset=70)
+    assert (fsm.state, fsm.status, fsm.error, world.conflicts) == (State.FINISHED, pb.OK, None, 0)
+    assert record_of(world) is not None
+    assert await world.is_free()
+
+
 async def test_a_suspended_journal_that_was_lost_keeps_its_registers_for_when_it_is_brought_back(world: World) -> None:
     mine = labels.label_set(author="me")
     world.spec.suspend.CopyFrom(pb.JournalSpec.Suspend(level=pb.JournalSpec.Suspend.PARTIAL, offset=70))
