@@ -36,7 +36,7 @@ from coranto_broker.recovery.identity import ClusterIdentity
 from coranto_broker.recovery.in_sync_records import InSyncRecords
 from coranto_broker.replication.pipeline import Pipeline
 from coranto_broker.simulation.options import FAULTS, options_of
-from coranto_broker.simulation.run import run
+from coranto_broker.simulation.run import RunReport, run
 from coranto_broker.simulation.world import LAYOUT, World
 from coranto_broker.spool import commit_check, in_sync
 from coranto_broker.spool.durable_spool import DurableSpool, Fsync, SpoolFolder

@@ -1117,12 +1117,12 @@ async def test_an_append_of_nothing_at_the_known_end_confirms_a_loss(world: Worl
 
 
 async def test_a_loss_is_confirmed_although_etcd_changes_meanwhile(world: World) -> None:
-    keep(world, Record(1, ("local#gone",), (Epoch(5, 70),)))
+    keep(world, InSyncRecord(1, ("local#gone",), (Epoch(5, 70),)))
 
     def conflict_once() -> None:
         world.conflicts, world.on_txn = 1, lambda: None
 
-    # Advertise the Route first: the record is then written by the confirmation alone.
+    # The Route is advertised first. Then the confirmation writes the record alone.
     assert (await world.append(b"abc")).status == pb.INDEX_HAS_GREATER_OFFSET
     world.on_txn = conflict_once
     fsm = await world.append(offset=70)
