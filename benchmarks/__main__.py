@@ -6,7 +6,18 @@ import argparse
 import signal
 import sys
 
-from benchmarks import allocator, append, consuming, endurance, latency, messages, read, spark_source, streams
+from benchmarks import (
+    allocator,
+    append,
+    consuming,
+    endurance,
+    latency,
+    messages,
+    read,
+    spark_fetching,
+    spark_source,
+    streams,
+)
 from benchmarks.runner import report
 from coranto.process.memory import keep_freed_memory
 
@@ -20,6 +31,7 @@ BENCHMARKS = {
     "messages": messages.run,
     "read": read.run,
     "recovery": consuming.run_recovery,
+    "spark_fetching": spark_fetching.run,
     "spark_source": spark_source.run,
     "streams": streams.run,
 }

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from coranto.client import ClientConfig
 from coranto.client.config import DEFAULT_PATIENCE
+from coranto.client.disk_cache import DEFAULT_CACHE_BYTES
 from coranto.errors import InvalidInput
 from coranto.messages.framing import JsonLines
 from coranto.security.tokens import BearerToken
@@ -41,6 +42,7 @@ OPTIONS = {
     "startingOffsets": 'earliest (default), or JSON: {"flights/events/part-000": 1024}; -2 is earliest',
     "endingOffsets": "latest (default), or JSON as above; -1 is latest",
     "isolation": "read_committed (default) or read_uncommitted",
+    "fragmentCacheBytes": "bytes of fragments that an executor keeps on its local disk, for its tasks to share",
     "maxBytesPerPartition": "bytes of content that a task reads at most (read_uncommitted)",
     "includeUuid": "whether there are columns producer, clock and flags: true (default) or false",
     "uuidPointer": "JSON pointer to a message's UUID: /_meta/uuid (default)",
@@ -76,6 +78,8 @@ class SourceOptions:
     """None means latest."""
     isolation: Isolation
     max_bytes: int
+    cache_bytes: int
+    """Bytes of fragments that an executor keeps. 0: none."""
     include_uuid: bool
     framing: JsonLines
     slices: str
@@ -107,7 +111,8 @@ class SourceOptions:
             starting=_offsets(given, "startingOffsets", "earliest", EARLIEST),
             ending=_offsets(given, "endingOffsets", "latest", LATEST),
             isolation=isolation,
-            max_bytes=_positive(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
+            max_bytes=_bytes(given, "maxBytesPerPartition", DEFAULT_MAX_BYTES),
+            cache_bytes=_bytes(given, "fragmentCacheBytes", DEFAULT_CACHE_BYTES, least=0),
             include_uuid=_flag(given, "includeUuid", True),
             framing=framing,
             slices=slices,
@@ -195,10 +200,11 @@ def _offsets(given: Mapping[str, str], name: str, word: str, symbol: int) -> dic
     return offsets
 
 
-def _positive(given: Mapping[str, str], name: str, default: int) -> int:
+def _bytes(given: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
     text = given.get(name.lower(), str(default))
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InvalidInput(f"{text!r} is not a positive number of bytes", field=f"option {name}")
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        kind = "a positive number" if least else "a number"
+        raise InvalidInput(f"{text!r} is not {kind} of bytes", field=f"option {name}")
     return int(text)
 
 

@@ -62,8 +62,8 @@ def plan_transaction(heads: Mapping[str, tuple[int, int]], max_bytes: int) -> li
 def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]:
     """Split `whole` into adjacent ranges of at most about `max_bytes` each.
 
-    `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not
-    decompress the same one. A cut is used if the part before it has more than half of `max_bytes`.
+    `cuts` are sorted offsets at which to split if possible: the begins of fragments, so that two tasks do not fetch the
+    same one. So only a fragment of more than `max_bytes` is split itself.
     """
     if max_bytes < 1:
         raise InvalidInput(f"{max_bytes} is not a positive number of bytes", field="maxBytesPerPartition")
@@ -73,7 +73,7 @@ def split(whole: Range, max_bytes: int, cuts: Sequence[int] = ()) -> list[Range]
         end = min(whole.end, begin + max_bytes)
         if end < whole.end:
             index = bisect.bisect_right(cuts, end) - 1
-            if index >= 0 and cuts[index] > begin + max_bytes // 2:
+            if index >= 0 and cuts[index] > begin:
                 end = cuts[index]
         parts.append(Range(whole.journal, begin, end, whole.limit, aligned))
         begin, aligned = end, False

@@ -16,14 +16,17 @@ not discover it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
+from pyspark import SparkFiles, TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from coranto.client import SyncJournalClient
+from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
 from coranto_consumers.spark.discovery import earliest, find_journals, fragment_begins
 from coranto_consumers.spark.options import EARLIEST, LATEST, Isolation, SourceOptions
@@ -86,7 +89,8 @@ class JournalReader(DataSourceReader):
             return
         options = self._options
         batches = BatchBuilder(self._schema)
-        with SyncJournalClient.of(options.client, timeout=options.client.patience) as client:
+        config = replace(options.client, disk_cache=_disk_cache(options.cache_bytes))
+        with SyncJournalClient.of(config, timeout=config.patience) as client:
             match options.isolation:
                 case Isolation.READ_UNCOMMITTED:
                     for part in partition.parts:
@@ -101,6 +105,16 @@ class JournalReader(DataSourceReader):
                     for part in partition.parts:
                         for lines, pieces in read_sequenced(client, part, plan, options.framing):
                             yield from batches.build(lines, pieces)
+
+
+def _disk_cache(max_bytes: int) -> DiskCache | None:
+    """Return the cache that the tasks of this executor share, or None outside of an executor.
+
+    It is in the folder of the executor's files, which Spark removes when the executor ends.
+    """
+    if not max_bytes or TaskContext.get() is None:
+        return None
+    return DiskCache(Path(SparkFiles.getRootDirectory()) / "coranto-fragments", max_bytes)
 
 
 def plan_read(client: SyncJournalClient, options: SourceOptions) -> list[Range]:

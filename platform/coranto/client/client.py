@@ -17,6 +17,7 @@ from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientC
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.dispatch import Connect, Dispatcher
+from coranto.client.disk_cache import DiskCache
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
@@ -72,16 +73,17 @@ class JournalClient:
         tls: ClientTls | None = None,
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
+        disk_cache: DiskCache | None = None,
         clock: Clock | None = None,
         connection: Connection | None = None,
         connect: Connect = Connection,
         entropy: Entropy = os.urandom,
     ) -> None:
         """A simulation passes one `connection` for all calls, or `connect` to make them, in place of real ones."""
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache)
         self._clock: Clock = clock or SystemClock()
         self._dispatcher = Dispatcher(self.config, self._clock, connection, connect=connect, entropy=entropy)
-        self._direct = DirectReader(file_root)
+        self._direct = DirectReader(file_root, disk_cache)
         self._applied_revision = 0
 
     @classmethod
@@ -94,6 +96,7 @@ class JournalClient:
             tls=config.tls,
             zone=config.zone,
             route_cache=config.route_cache,
+            disk_cache=config.disk_cache,
         )
 
     async def __aenter__(self) -> JournalClient:

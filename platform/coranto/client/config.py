@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from coranto.client.disk_cache import DiskCache
 from coranto.errors import InvalidInput
 from coranto.names import validate_zone
 from coranto.security.tls import ClientTls, is_loopback
@@ -36,6 +37,8 @@ class ClientConfig:
     Calls go to `endpoint` until an answer tells which brokers serve a journal. Then appends go directly to its primary,
     and reads to one of its replicas, preferably one in `zone`. `route_cache` is the number of journals whose brokers
     are remembered. With 0 all calls go through `endpoint`.
+
+    Content of fragments that are read directly is kept in `disk_cache`, if given.
     """
 
     endpoint: str
@@ -45,6 +48,7 @@ class ClientConfig:
     tls: ClientTls | None = None
     zone: str = ""
     route_cache: int = DEFAULT_ROUTE_CACHE
+    disk_cache: DiskCache | None = None
 
     def __post_init__(self) -> None:
         secure = {parse_endpoint(seed).secure for seed in self.seeds}

@@ -1,7 +1,8 @@
 """Reading persisted fragments directly from their store, by the URLs that brokers sign.
 
-A fragment is fetched and decompressed as a whole, and its SHA-1 is checked before any byte of it is delivered.
-Fragments up to 64 MiB are held in memory meanwhile, larger ones in an unlinked temporary file.
+A fragment is fetched and decompressed as a whole, and its SHA-1 is checked before any byte of it is delivered. With a
+`DiskCache` its content is kept on the local disk. Otherwise content up to 64 MiB is held in memory meanwhile, and
+larger content in an unlinked temporary file.
 
 The store is not trusted. A download is limited to the bytes that the fragment's file may have, and to the time that
 these take at MIN_BYTES_PER_SECOND. Redirects are not followed.
@@ -10,10 +11,11 @@ these take at MIN_BYTES_PER_SECOND. Redirects are not followed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import hashlib
 import http.client
-import io
+import mmap
+import os
 import tempfile
 import time
 import urllib.error
@@ -23,8 +25,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
+from coranto.client.disk_cache import DiskCache
 from coranto.errors import CorruptFragment, StoreError
-from coranto.fragments.codecs import check_file_length, decompress, iter_decompress
+from coranto.fragments.codecs import check_file_length, check_plausible, decompress_into
 from coranto.fragments.fragment import Fragment
 
 _PIECE_BYTES = 1 << 20
@@ -36,8 +39,9 @@ MIN_BYTES_PER_SECOND: Final = 1 << 15
 class DirectReader:
     """Reads fragments by URL: `http(s)://` always, `file:///` when `file_root`, the folder of the stores, is known."""
 
-    def __init__(self, file_root: Path | None) -> None:
+    def __init__(self, file_root: Path | None, cache: DiskCache | None = None) -> None:
         self._file_root = file_root.resolve() if file_root is not None else None
+        self._cache = cache
 
     def can_read(self, url: str) -> bool:
         """Return True if this process can read URLs of this kind."""
@@ -49,28 +53,40 @@ class DirectReader:
 
         Raises StoreError when the URL cannot be read, and CorruptFragment when its content is not the fragment's.
         """
-        file = await asyncio.to_thread(self._fetch, fragment, url)
-        with file:
-            file.seek(begin - fragment.begin)
-            remaining = end - begin
-            while remaining:
-                piece = file.read(min(remaining, _PIECE_BYTES))
-                remaining -= len(piece)
-                yield piece
+        content = await asyncio.to_thread(self._fetch, fragment, url)
+        for start in range(begin - fragment.begin, end - fragment.begin, _PIECE_BYTES):
+            yield bytes(content[start : min(start + _PIECE_BYTES, end - fragment.begin)])
 
-    def _fetch(self, fragment: Fragment, url: str) -> IO[bytes]:
-        """Return a file with the fragment's verified content."""
+    def _fetch(self, fragment: Fragment, url: str) -> memoryview:
+        """Return the fragment's verified content."""
         try:
-            with self._open(url) as source:
-                pieces = _pieces(fragment, source)
-                if fragment.length <= _IN_MEMORY_BYTES:
-                    content = decompress(fragment.codec, b"".join(pieces), fragment.length)
-                    _check_sum(fragment, url, hashlib.sha1(content, usedforsecurity=False))
-                    return io.BytesIO(content)
-                return _unpack(fragment, url, pieces)
+            kept = self._cache and self._cache.content(fragment, functools.partial(self._fill, fragment, url))
+            return memoryview(kept or self._unkept(fragment, url))
         except (OSError, http.client.HTTPException, ValueError) as error:
             what = f"cannot read fragment {fragment.content_path} from {_shown(url)}"
             raise StoreError(f"{what}: {error}", kind=f"{what}: {_kind(error)}") from error
+
+    def _fill(self, fragment: Fragment, url: str, content: mmap.mmap) -> None:
+        _unpack(fragment, url, self._file(fragment, url), content)
+
+    def _unkept(self, fragment: Fragment, url: str) -> bytearray | mmap.mmap:
+        data = self._file(fragment, url)
+        check_plausible(fragment.codec, len(data), fragment.length)
+        content = _room(fragment.length)
+        _unpack(fragment, url, data, content)
+        return content
+
+    def _file(self, fragment: Fragment, url: str) -> bytes | mmap.mmap:
+        """Return the bytes of the fragment's file, unverified."""
+        with self._open(url) as source:
+            pieces = _pieces(fragment, source)
+            if fragment.length <= _IN_MEMORY_BYTES:
+                return b"".join(pieces)
+            with tempfile.TemporaryFile() as file:
+                file.writelines(pieces)
+                length = file.tell()
+                file.flush()
+                return mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ) if length else b""
 
     def _open(self, url: str) -> IO[bytes]:
         scheme = url.partition(":")[0]
@@ -122,19 +138,19 @@ def _kind(error: Exception) -> str:
     return type(error).__name__
 
 
-def _unpack(fragment: Fragment, url: str, pieces: Iterator[bytes]) -> IO[bytes]:
-    digest = hashlib.sha1(usedforsecurity=False)
-    with contextlib.ExitStack() as undo:
-        file = undo.enter_context(tempfile.TemporaryFile())
-        for piece in iter_decompress(fragment.codec, pieces, fragment.length):
-            digest.update(piece)
-            file.write(piece)
-        _check_sum(fragment, url, digest)
-        undo.pop_all()
-    return file
+def _room(length: int) -> bytearray | mmap.mmap:
+    """Return room for content, on disk if it is large."""
+    if length <= _IN_MEMORY_BYTES:
+        return bytearray(length)
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, length)  # A full disk is an error here, and would be a signal later.
+        return mmap.mmap(file.fileno(), length)
 
 
-def _check_sum(fragment: Fragment, url: str, digest: hashlib._Hash) -> None:
+def _unpack(fragment: Fragment, url: str, data: bytes | mmap.mmap, content: bytearray | mmap.mmap) -> None:
+    """Decompress a fragment's file, and verify its content. Raises CorruptFragment."""
+    decompress_into(fragment.codec, data, content)
+    digest = hashlib.sha1(content, usedforsecurity=False)
     if digest.digest() != fragment.sum:
         raise CorruptFragment(f"{_shown(url)} has SHA-1 {digest.hexdigest()}, which is not that of its name")
 

@@ -21,6 +21,7 @@ from coranto.client.append_service import DEFAULT_PATIENCE as SERVICE_PATIENCE
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
+from coranto.client.disk_cache import DiskCache
 from coranto.client.generated.faces import AppenderFace, AppendServiceFace, JournalClientFace
 from coranto.client.handover import BoundedCalls, QueuedFace, read_ahead
 from coranto.client.loop import Blocking, run_blocking, shared_loop
@@ -52,8 +53,9 @@ class SyncJournalClient(JournalClientFace, Blocking):
         tls: ClientTls | None = None,
         zone: str = "",
         route_cache: int = DEFAULT_ROUTE_CACHE,
+        disk_cache: DiskCache | None = None,
     ) -> None:
-        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache)
+        self.config = ClientConfig(endpoint, file_root, patience, auth, tls, zone, route_cache, disk_cache)
         self.timeout = timeout
         self._lock = threading.Lock()
         self._pid = 0
@@ -70,6 +72,7 @@ class SyncJournalClient(JournalClientFace, Blocking):
             tls=config.tls,
             zone=config.zone,
             route_cache=config.route_cache,
+            disk_cache=config.disk_cache,
         )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ from coranto import labels
 from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
 from coranto.names import strip_metadata
+from coranto.testing.http_store import HttpStore
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -113,6 +114,14 @@ class FakeJournal:
             url = STORE + fragment.content_path
         self.stored.append(_Stored(fragment, content, url))
         self.spool_begin, self.spool = fragment.end, bytearray()
+        return fragment
+
+    def roll_to(self, store: HttpStore, codec: Codec = Codec.ZSTANDARD) -> Fragment:
+        """Complete the spool, and persist it in a store over HTTP. The broker itself has nothing to give of it."""
+        fragment = replace(self.roll(codec=codec), backing_store="s3://fake/", mod_time=int(time.time()))
+        path = f"/{fragment.content_path}"
+        store.objects[path] = codecs.compress(codec, self.stored[-1].content), ""
+        self.stored[-1] = _Stored(fragment, b"", store.url + path)
         return fragment
 
     def drop_before(self, offset: int) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,49 +13,15 @@ from coranto.client.direct import DirectReader
 from coranto.errors import CorruptFragment, StoreError
 from coranto.fragments import codecs
 from coranto.fragments.fragment import Codec, Fragment, sum_of
+from coranto.testing.http_store import HttpStore
 
 CONTENT = b"a line of content, again and again\n" * 5000
 
 
-class Store(ThreadingHTTPServer):
-    """An HTTP server of objects: path to body and content encoding."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.objects: dict[str, tuple[bytes, str]] = {}
-        self.accepted: list[str | None] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        store = self.server
-        assert isinstance(store, Store)
-        store.accepted.append(self.headers["Accept-Encoding"])
-        found = store.objects.get(self.path)
-        if found is None:
-            self.send_error(403, "the signature has expired")
-            return
-        body, encoding = found
-        self.send_response(200)
-        if encoding:
-            self.send_header("Content-Encoding", encoding)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Tests need no access log."""
-
-
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with Store() as store:
-        thread = threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+def store() -> Iterator[HttpStore]:
+    with HttpStore() as store:
         yield store
-        store.shutdown()
-        thread.join()
 
 
 def fragment(codec: Codec, content: bytes = CONTENT, begin: int = 1000) -> Fragment:
@@ -77,7 +41,7 @@ def test_what_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", Codec, ids=lambda codec: codec.name)
-async def test_objects_over_http(store: Store, codec: Codec) -> None:
+async def test_objects_over_http(store: HttpStore, codec: Codec) -> None:
     store.objects["/object?sig=1"] = (codecs.compress(codec, CONTENT), "")
     found = await read(DirectReader(None), fragment(codec), f"{store.url}/object?sig=1", 1500, 2500)
     assert found == CONTENT[500:1500]
@@ -85,18 +49,18 @@ async def test_objects_over_http(store: Store, codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("undone", [True, False], ids=["undone by the store", "left by the store"])
-async def test_an_offloaded_object_is_taken_either_way(store: Store, undone: bool) -> None:
+async def test_an_offloaded_object_is_taken_either_way(store: HttpStore, undone: bool) -> None:
     store.objects["/object"] = (CONTENT, "") if undone else (gzip.compress(CONTENT), "gzip")
     wanted = fragment(Codec.GZIP_OFFLOAD_DECOMPRESSION)
     assert await read(DirectReader(None), wanted, f"{store.url}/object", wanted.begin, wanted.end) == CONTENT
 
 
-async def test_a_refusal_of_the_store_names_the_fragment(store: Store) -> None:
+async def test_a_refusal_of_the_store_names_the_fragment(store: HttpStore) -> None:
     with pytest.raises(StoreError, match=r"test/journal/00.*403"):
         await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)
 
 
-async def test_a_connection_that_ends_early_is_not_content(store: Store) -> None:
+async def test_a_connection_that_ends_early_is_not_content(store: HttpStore) -> None:
     store.objects["/object"] = (CONTENT[:-1], "")
     with pytest.raises(CorruptFragment):
         await read(DirectReader(None), fragment(Codec.NONE), f"{store.url}/object", 1000, 1001)

@@ -1,0 +1,125 @@
+"""Bytes that Spark fetches from a fragment store for each byte that is stored there: 1 is the least.
+
+A journal of 64 MiB is stored in three large fragments, behind an HTTP server that counts. The broker is a stand-in that
+only tells where fragments are. Less is better here: a ratio of 2 means that everything was fetched twice.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Column, MetaData, Table
+
+from benchmarks.runner import Figure
+from coranto.client import ClientConfig
+from coranto.client.loop import LoopThread
+from coranto.labels import CONTENT_TYPE, JSON_LINES, label_set
+from coranto.messages import Clock, JsonLines, TransactionBuilder, new_producer_id
+from coranto.testing.fake_broker import FakeBroker
+from coranto.testing.http_store import HttpStore
+from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.spark.session import new_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JOURNAL = "bench/fetching"
+FRAGMENTS = 3
+MESSAGES = 180_000
+SMALL = 4 << 20
+TEXT = "abcdefghijklmnopqrstuvwxyz" * 8
+COUNTS = Table("counts", MetaData(), Column("messages", BigInteger, nullable=False))
+
+
+class Counts:
+    """Counts the messages of each transaction."""
+
+    sources = f"name={JOURNAL}"
+    value_schema = "n BIGINT"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def outputs(self, committed: DataFrame) -> Outputs:
+        return Outputs(tables=[TableOutput(COUNTS, committed.selectExpr("count(*) AS messages"))])
+
+
+def _content() -> bytes:
+    builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+    for n in range(MESSAGES):
+        builder.add(JOURNAL, {"n": n, "random": os.urandom(30).hex(), "text": TEXT[n % 26 :]})
+    content = builder.take(JOURNAL, 1 << 40)
+    builder.ack_intents()
+    return content + b"".join(builder.commit().values())
+
+
+def _store(fake: FakeBroker, loop: LoopThread, store: HttpStore) -> None:
+    fake.create(JOURNAL, labels=label_set([(CONTENT_TYPE, JSON_LINES)]))
+    lines = _content().splitlines(keepends=True)
+    for number in range(FRAGMENTS):
+        part = lines[number * len(lines) // FRAGMENTS : (number + 1) * len(lines) // FRAGMENTS]
+        loop.run(fake.write(JOURNAL, b"".join(part)))
+        fake.journals[JOURNAL].roll_to(store)
+
+
+def _measured(cores: int, endpoint: str, store: HttpStore) -> list[Figure]:
+    figures = []
+    stored = float(sum(len(body) for body, _ in store.objects.values()))
+    settings = {"spark.default.parallelism": str(cores)}
+
+    def measure(name: str, run: Callable[[SparkSession], None]) -> None:
+        # In a new session each, because sessions keep what they fetched.
+        spark = new_session("bench", master=f"local[{cores}]", settings=settings)
+        try:
+            store.fetched.clear()
+            run(spark)
+        finally:
+            spark.stop()
+        fetched = float(store.fetched_bytes)
+        figures.append(Figure(f"{name}, {cores} cores", "bytes", [fetched], [stored], "bytes stored"))
+
+    def read(isolation: str) -> Callable[[SparkSession], None]:
+        def run(spark: SparkSession) -> None:
+            options = {"endpoint": endpoint, "subscribe": JOURNAL, "isolation": isolation}
+            frame = spark.read.format("journal").options(**options, maxBytesPerPartition=str(SMALL)).load()
+            assert frame.where("flags != 2").count() == MESSAGES
+
+        return run
+
+    def consume(name: str, transaction_bytes: int) -> Callable[[SparkSession], None]:
+        def run(spark: SparkSession) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                consumer = SparkConsumer(
+                    Counts(name),
+                    ClientConfig(endpoint),
+                    f"sqlite:///{folder}/store.db",
+                    spark,
+                    max_transaction_bytes=transaction_bytes,
+                )
+                assert consumer.run_until_caught_up().messages == MESSAGES
+
+        return run
+
+    measure("source, uncommitted, 4 MiB a task", read("read_uncommitted"))
+    measure("source, committed", read("read_committed"))
+    measure("consumer, one transaction", consume("one", 1 << 30))
+    measure("consumer, transactions of 4 MiB", consume("small", SMALL))
+    return figures
+
+
+def run(rounds: int) -> list[Figure]:
+    """Count once, whatever `rounds`: the counts do not depend on the machine."""
+    loop = LoopThread("fake-broker")
+    fake = FakeBroker()
+    try:
+        loop.run(fake.__aenter__())
+        with HttpStore() as store:
+            _store(fake, loop, store)
+            return [figure for cores in (2, 16) for figure in _measured(cores, fake.endpoint, store)]
+    finally:
+        loop.run(fake.__aexit__(None, None, None))
+        loop.stop()

@@ -1,0 +1,122 @@
+"""A folder in which processes of one machine share the content of fragments that they fetched from stores.
+
+A fragment is fetched and verified once, by the first process that needs it; others wait for that process meanwhile. The
+folder's owner removes it in the end. Whoever may write to the folder is trusted, so keep it private.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from coranto.fragments.fragment import Fragment
+
+DEFAULT_CACHE_BYTES: Final = 8 << 30
+_CONTENT: Final = ".content"
+_PARTIAL: Final = ".partial"
+_LOCK: Final = ".lock"
+_LEAST_FREE: Final = 0.1
+"""The part of the disk that is left to others."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCache:
+    """Content of at most `max_bytes` in `folder`. The content that was not used for longest makes room first."""
+
+    folder: Path
+    max_bytes: int = DEFAULT_CACHE_BYTES
+
+    def content(self, fragment: Fragment, fill: Callable[[mmap.mmap], None]) -> mmap.mmap | None:
+        """Return the fragment's content, mapped for reading only. None if there is no room for it.
+
+        `fill` writes and verifies the content, if no process did before. Its errors are raised, and nothing is kept.
+        """
+        if not fragment.length:
+            return None
+        name = f"{fragment.begin:016x}-{fragment.end:016x}-{fragment.sum.hex()}"
+        kept = self.folder / (name + _CONTENT)
+        if (found := _mapped(kept, fragment.length)) is not None:
+            return found
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self.folder / (name + _LOCK)).open("ab")
+        except OSError as error:
+            _log.warning("fragments cannot be kept on the local disk", folder=str(self.folder), error=str(error))
+            return None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Free again when its process dies.
+            if (found := _mapped(kept, fragment.length)) is not None:
+                return found
+            partial = self.folder / (name + _PARTIAL)
+            try:
+                if not self._make_room(fragment.length) or not _filled(partial, fragment.length, fill):
+                    return None
+                partial.replace(kept)
+            finally:
+                partial.unlink(missing_ok=True)
+            return _mapped(kept, fragment.length)
+
+    def _make_room(self, length: int) -> bool:
+        """Remove content until `length` more bytes fit. Return False if they cannot fit."""
+        if length > self.max_bytes:
+            return False
+        kept = sorted(self._kept())
+        total = sum(size for _, size, _ in kept)
+        usage = shutil.disk_usage(self.folder)
+        spare = min(self.max_bytes - total, usage.free - int(usage.total * _LEAST_FREE))
+        for _, size, path in kept:
+            if spare >= length:
+                break
+            path.unlink(missing_ok=True)
+            spare += size
+        return spare >= length
+
+    def _kept(self) -> Iterator[tuple[int, int, Path]]:
+        """Yield the time of last use, size and path of all content."""
+        for path in self.folder.glob("*" + _CONTENT):
+            with contextlib.suppress(FileNotFoundError):  # Another process made room.
+                status = path.stat()
+                yield status.st_mtime_ns, status.st_size, path
+
+
+def _mapped(path: Path, length: int) -> mmap.mmap | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_size != length:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(descriptor)  # Used last now.
+        return mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+def _filled(path: Path, length: int, fill: Callable[[mmap.mmap], None]) -> bool:
+    """Write a file of `length` bytes. Return False if the disk has no room for it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        try:
+            # Without reserved room, writing to a mapped file of a full disk would kill the process.
+            os.posix_fallocate(descriptor, 0, length)
+        except OSError as error:
+            _log.warning("a fragment cannot be kept on the local disk", bytes=length, error=str(error))
+            return False
+        with mmap.mmap(descriptor, length) as content:
+            fill(content)
+        return True
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""Each stored fragment is fetched once, however many tasks, passes and transactions read it."""
+
+import json
+import os
+import time
+
+import pytest
+from sqlalchemy import BigInteger, Column, MetaData, Table, select
+
+from coranto.fragments.fragment import Codec
+from coranto.messages.framing import JsonLines
+from coranto.messages.publisher import TransactionBuilder
+from coranto.messages.uuids import Clock, new_producer_id
+from coranto.testing.http_store import HttpStore
+from coranto_consumers.spark import Outputs, SparkConsumer, TableOutput
+from coranto_consumers.stores import SqlStore
+
+pytestmark = pytest.mark.integration
+JOURNAL = "stored/one"
+MESSAGES = 3000
+COPIES = Table("copies", MetaData(), Column("n", BigInteger, nullable=False))
+
+
+class Copies:
+    """Copies each message's number to a table."""
+
+    name = "copies"
+    sources = f"name={JOURNAL}"
+    value_schema = "n BIGINT"
+
+    def outputs(self, committed):
+        return Outputs(tables=[TableOutput(COPIES, committed.select("n"))])
+
+
+@pytest.fixture
+def stored(broker):
+    """A journal of three fragments in a store, which end within lines, and a tail that the broker holds."""
+    with HttpStore() as store:
+        broker.create(JOURNAL)
+        builder = TransactionBuilder(new_producer_id(os.urandom), Clock(time.time_ns), JsonLines())
+        for n in range(MESSAGES):
+            builder.add(JOURNAL, {"n": n, "text": os.urandom(50).hex()})
+        content = builder.take(JOURNAL, 1 << 30)
+        builder.ack_intents()
+        content += b"".join(builder.commit().values())
+        piece = len(content) // 4
+        for number, codec in enumerate((Codec.ZSTANDARD, Codec.GZIP, Codec.NONE)):
+            broker.write(JOURNAL, content[number * piece : (number + 1) * piece])
+            broker.fake.journals[JOURNAL].roll_to(store, codec)
+        broker.write(JOURNAL, content[3 * piece :])
+        yield store
+
+
+def numbers(frame) -> list[int]:
+    return sorted(json.loads(row.value)["n"] for row in frame.select("value", "flags").where("flags != 2").collect())
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_read_fetches_each_fragment_once(spark, broker, stored, isolation):
+    frame = spark.read.format("journal").options(
+        endpoint=broker.endpoint,
+        subscribe=JOURNAL,
+        isolation=isolation,
+        maxBytesPerPartition=str(broker.head(JOURNAL) // 16),
+    )
+
+    assert numbers(frame.load()) == list(range(MESSAGES))
+    assert sorted(stored.fetched.values()) == [1, 1, 1]
+
+
+def test_a_series_of_transactions_fetches_each_fragment_once(spark, broker, stored, new_store):
+    url = new_store("sqlite")
+    consumer = SparkConsumer(
+        Copies(),
+        broker.config,
+        url,
+        spark,
+        max_transaction_bytes=broker.head(JOURNAL) // 5,
+        max_partition_bytes=broker.head(JOURNAL) // 40,
+    )
+
+    assert consumer.run_until_caught_up().transactions > 3
+    with SqlStore(url).engine.connect() as connection:
+        assert sorted(connection.execute(select(COPIES.c.n)).scalars()) == list(range(MESSAGES))
+    assert sorted(stored.fetched.values()) == [1, 1, 1]
+
+
+def test_without_room_for_fragments_reads_go_on(spark, broker, stored):
+    frame = spark.read.format("journal").options(endpoint=broker.endpoint, subscribe=JOURNAL, fragmentCacheBytes="0")
+
+    assert numbers(frame.load()) == list(range(MESSAGES))
+    assert min(stored.fetched.values()) >= 2
