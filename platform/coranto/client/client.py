@@ -16,8 +16,8 @@ from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
-from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.disk_cache import DiskCache
+from coranto.client.dispatch import Connect, Dispatcher
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed

@@ -48,7 +48,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802 - the library names it
+    def do_GET(self) -> None:
         server = self.server
         assert isinstance(server, _Server)
         found = server.store.objects.get(self.path)

@@ -128,12 +128,13 @@ def test_the_content_that_was_not_used_for_longest_makes_room(tmp_path: Path) ->
     assert fetches.count == 4
     fetches.get(3)
     assert fetches.count == 5
-    assert mapped is not None and bytes(mapped) == content_of(2)
+    assert mapped is not None
+    assert bytes(mapped) == content_of(2)
 
 
 def test_content_without_room_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fetches(DiskCache(tmp_path, LENGTH - 1)).get(1) is None
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as `shutil` has it
+    usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(100 * LENGTH, 0, 10 * LENGTH + LENGTH - 1))
     assert Fetches(DiskCache(tmp_path)).get(1) is None
     monkeypatch.undo()
