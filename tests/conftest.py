@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Hooks and fixtures of all tests."""
 
 import logging
 import os

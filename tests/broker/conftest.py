@@ -1,4 +1,4 @@
-"""What the broker's tests share: one etcd, and brokers within this process, each with a key prefix of its own."""
+"""Fixtures of the broker's tests: one etcd, and brokers in this process, each with a key prefix of its own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def client(broker: tuple[BrokerProcess, RawClient]) -> RawClient:
 
 @pytest.fixture
 def token_ends(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Timeout]:
-    """When the calls end that were admitted by a token; a test can bring that forward."""
+    """Let a test end early the calls that a token admitted."""
     ends: list[asyncio.Timeout] = []
 
     def timeout(seconds: float | None) -> asyncio.Timeout:

@@ -1,4 +1,4 @@
-"""How much memory this process has, that of libraries in C included."""
+"""The memory of this process, including that of libraries in C."""
 
 from __future__ import annotations
 

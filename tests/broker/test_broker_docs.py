@@ -1,4 +1,4 @@
-"""What docs/operations.md says of brokers is what there is."""
+"""docs/operations.md describes brokers as they are."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def growing(part: int) -> Iterator[pb.LabelSet]:
 
 
 class Way:
-    """How appends get into the journal."""
+    """The ways in which an append can reach the journal."""
 
     def __init__(self, client: RawClient, replica: Replica) -> None:
         self._client = client

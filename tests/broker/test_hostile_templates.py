@@ -174,7 +174,7 @@ REVIEWED: Final = {
     "coranto_consumers.runtime.replica": {"one that is not assigned to a name"},
     "coranto_consumers.spark.inputs": {"local"},
 }
-"""Where regular expressions are, by the name that each is assigned to."""
+"""The places of regular expressions, by the name that each is assigned to."""
 
 
 def test_every_regular_expression_was_reviewed() -> None:

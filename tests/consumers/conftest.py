@@ -1,4 +1,4 @@
-"""What the consumers' tests share: stores of all databases, a fake broker, one Spark session."""
+"""Fixtures of the consumers' tests: stores of all databases, a fake broker, one Spark session."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -37,7 +37,7 @@ def publisher(client: SyncJournalClient) -> FlightsPublisher:
 
 
 def committed(broker: FakeBroker) -> list[Flight]:
-    """What read-committed readers of all journals see."""
+    """Return the messages that read-committed readers of all journals see."""
     found: list[Flight] = []
     for name in JOURNALS:
         envelopes = iter_messages(JsonLines(), name, [broker.journals[name].content], 0)

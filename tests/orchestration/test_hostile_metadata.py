@@ -1,4 +1,4 @@
-"""What others chose, names of objects and words of stores, and secrets, in what Dagster shows."""
+"""Texts that others chose (names of objects, words of stores) and secrets, in Dagster's pages."""
 
 from __future__ import annotations
 

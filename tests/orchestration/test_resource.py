@@ -1,4 +1,4 @@
-"""How the resource reaches a cluster: its fields, and what the environment says where they are empty."""
+"""The resource finds a cluster by its fields, and by the environment where they are empty."""
 
 from __future__ import annotations
 

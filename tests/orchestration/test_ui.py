@@ -32,7 +32,7 @@ ARGUMENTS = (
 
 
 def why_not() -> str:
-    """Why this cannot run, empty when it can. Where the set-up installs Chromium, its absence is a failure instead."""
+    """Return the reason why the tests cannot run; empty if they can, or if the set-up should have installed Chromium."""
     installable = os.geteuid() == 0 and shutil.which("apt-get") is not None
     if CHROMIUM.exists() or installable:
         return ""
@@ -89,18 +89,18 @@ def open_graph(page: Page, ui: DagsterUi) -> None:
 
 
 def lefts(page: Page) -> list[float]:
-    """Where the boxes of specs, events, delays and alerts begin; without those that are not drawn just now."""
+    """Return where the boxes of specs, events, delays and alerts begin, without those that are not drawn just now."""
     boxes = [node(page, name).bounding_box() for name in ("journal_specs", "events", "carrier_delays", "alerts")]
     return [box["x"] for box in boxes if box is not None]
 
 
 def are_in_order(left: list[float]) -> bool:
-    """Whether specs are left of events, and those of delays and alerts, which are below one another."""
+    """Return whether specs are left of events, and events left of delays and alerts, which are below one another."""
     return len(left) == 4 and left[0] < left[1] < left[2] == left[3]
 
 
 def await_run(page: Page) -> dg.DagsterRunStatus:
-    """How the run that the page has just asked for ends."""
+    """Wait for the run that the page has just started, and return its final status."""
     with dg.DagsterInstance.get() as instance:
         deadline = time.monotonic() + RUN_SECONDS
         while time.monotonic() < deadline:

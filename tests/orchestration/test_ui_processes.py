@@ -1,4 +1,4 @@
-"""What the UI starts ends with it."""
+"""Processes that the UI starts end with it."""
 
 from __future__ import annotations
 

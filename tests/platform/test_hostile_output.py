@@ -1,4 +1,4 @@
-"""What others wrote, in errors and logs, does not steer the terminal of whoever looks at it."""
+"""Texts of others in errors and logs do not steer the reader's terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test's simulations have to come to, and how many it takes."""
+"""Coverage: the paths that a test's simulations must reach, and how many runs that takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 
 def missing(total: Counter[str], wanted: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """What was seen less often than is wanted: how often it was, and is to be."""
+    """Return the paths that were seen too rarely, with their actual and wanted counts."""
     return {name: (total[name], least) for name, least in wanted.items() if total[name] < least}
 
 

@@ -111,7 +111,7 @@ def test_a_failure_says_how_to_repeat_it() -> None:
 
 
 def is_caught(*names: str, prepare: Prepare | None = None, **options: Any) -> bool:
-    """Whether one of a few seeds with these options finds an anomaly of one of these names."""
+    """Return whether one of a few seeds with these options finds an anomaly of one of these names."""
     given = {"broker_faults": (), "consumers": 3, "lease_seconds": 2.0, "inputs": 1, "sources": ((0,),), **options}
     return any(
         anomaly.name in names

@@ -111,7 +111,7 @@ OPERATORS = {
     (State.VALIDATE_PRECONDITIONS, Event.ETCD_CHANGED),  # Replicas could not be recorded after a confirmed loss.
     (State.STREAM_CONTENT, Event.LOSS_CONFIRMED),  # A loss is confirmed.
 }
-"""What only an operator does, of whom runs have none. `tests/broker/append/test_fsm.py` does."""
+"""Paths that need an operator. Runs have none; `tests/broker/append/test_fsm.py` covers these paths."""
 
 
 @functools.cache
@@ -178,7 +178,7 @@ def test_a_failure_says_how_to_repeat_it() -> None:
 
 
 def is_caught(*names: str, **options: Any) -> bool:
-    """Whether one of some seeds with these options finds an anomaly of one of these names."""
+    """Return whether one of some seeds with these options finds an anomaly of one of these names."""
     return any(
         anomaly.name in names
         for seed in range(24)

@@ -56,7 +56,7 @@ FEW: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 
 
 
 def caught(*names: str, **options: Any) -> bool:
-    """Whether one of a few seeds shows one of these anomalies."""
+    """Return whether one of a few seeds shows one of these anomalies."""
     for seed in range(8):
         report = run(shared_options_of(seed, **FEW | options))
         if any(anomaly.name in names for anomaly in report.anomalies):

@@ -97,7 +97,7 @@ def test_large_transactions_are_no_different(largest: int, units: int) -> None:
 
 
 def caught(*names: str, **options: Any) -> bool:
-    """Whether one of a few seeds shows one of these anomalies."""
+    """Return whether one of a few seeds shows one of these anomalies."""
     given: dict[str, Any] = {"brokers": 2, "replication": 1, "faults": (), "readers": 0, "units": 60, "writers": 2}
     for seed in range(6):
         report = run(options_of(seed, **given | options))

@@ -1,4 +1,4 @@
-"""What the crash matrices share: a cluster, processes that stop where they are told to, and messages."""
+"""Fixtures of the crash matrices: a cluster, processes that stop at given steps, and messages."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Matrix:
         return [each.message["n"] for each in found]
 
     async def run(self, cells: Mapping[str, Callable[[], Awaitable[None]]]) -> dict[str, BaseException]:
-        """What went wrong, by cell."""
+        """Run the cells, and return the problems by cell."""
         limit = asyncio.Semaphore(AT_ONCE)
         problems: dict[str, BaseException] = {}
 

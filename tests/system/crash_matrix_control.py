@@ -1,4 +1,4 @@
-"""What processes of the crash matrices share: the test that controls them, and a client that stops where it says."""
+"""The control of the crash matrices' processes: the test's side, and a client that stops at the steps it names."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def say(*words: Any) -> None:
 
 
 async def work(job: dict[str, Any]) -> bool:
-    """Whether all units are durable."""
+    """Write the units, and return whether all are durable."""
     failed = False
 
     async def settle(number: int, done: asyncio.Future[Any]) -> None:

@@ -32,8 +32,10 @@ LOCKS = {
     "postgresql": ("fence.after", "commit.before"),
     "mariadb": ("fence.after", "commit.before"),
 }
-"""Where a process that hangs may hold a lock which the new owner needs to raise the fence. It goes on then before that
-is done, and may commit; the new owner finds what it did."""
+"""The steps at which a process that hangs may hold a lock that the new owner needs to raise the fence.
+
+The process then goes on before the fence is raised, and may commit. The new owner finds its commit.
+"""
 POINTS_OF = {
     "sqlite": POINTS,
     "postgresql": POINTS,

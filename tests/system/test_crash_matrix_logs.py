@@ -129,7 +129,7 @@ class LogCell:
         return await HintStore(self._etcd, self._keys).fetch()
 
     async def _counted(self) -> list[tuple[int, int]]:
-        """What the store counted, as the log has it."""
+        """Return the store's counts, as the log has them."""
         folder = self._folder / "recovered"
         async with Player(self._matrix.client, (await self._hints()).pick(self._log), folder) as player:
             await player.finish()

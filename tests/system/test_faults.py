@@ -24,13 +24,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 BRIEF = (nemesis.pause_briefly, nemesis.hold_brokers, nemesis.delay_brokers)
-"""These leave everything standing, and share a cluster."""
+"""Faults after which everything still runs, so that their tests share a cluster."""
 
 
 LASTING_LEASE_SECONDS = 40.0
-"""Where no lease is to run out, none does because the machine stands still."""
+"""Leases that must not run out last this long, so that a machine that stands still for a while ends none."""
 EXPIRING_LEASE_SECONDS = 9.0
-"""Nor do all at once where one is to: a reader might see what then comes to nothing (CHANGELOG, "Known limits")."""
+"""The leases of tests in which one lease must run out, but not all at once.
+
+If all did, a reader might see content that is then lost (CHANGELOG, "Known limits").
+"""
 
 
 @pytest.fixture

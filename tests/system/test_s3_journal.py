@@ -75,7 +75,7 @@ async def read(client: JournalClient, journal: str, *, direct: bool) -> bytes:
 
 
 def signed_gets(server: S3Server) -> int:
-    """How often content was fetched by a signed URL."""
+    """Return how often content was fetched by a signed URL."""
     lines = server.process.log.read_text().splitlines()
     return sum("GET /" in line and "X-Amz-Signature=" in line for line in lines)
 

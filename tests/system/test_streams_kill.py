@@ -39,7 +39,7 @@ LEASE_S = 60
 
 
 class Acknowledged:
-    """How many units are durable, to be waited for."""
+    """A count of durable units that a test can wait for."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -149,7 +149,7 @@ async def _write_one(writer: StreamWriter[Any], unit: Unit) -> Any:
 
 
 class Reader:
-    """What is checked of a reader (see `check_delivered`)."""
+    """The part of a reader that `check_delivered` checks."""
 
     name = "reader"
 

@@ -25,7 +25,7 @@ from coranto_broker.rpc.rolled_back import AppendUnderflow
 from coranto_broker.rpc.source import MessageSource, next_message, require_readable
 
 LATE_SECONDS = 0.25
-"""If a timer fires later than this after its time, this process was busy and the client is not to blame."""
+"""The most (in seconds) that a timer may be late. Beyond it, this process was busy and the client is not to blame."""
 
 AHEAD_BYTES = 64 << 20
 """Most content that a broker holds of appends received ahead. Beyond it, appends first wait for the pipeline."""

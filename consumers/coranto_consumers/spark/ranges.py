@@ -120,7 +120,7 @@ class ReadPlan:
     slices: tuple[Slice, ...]
     first_number: int = 0
     replay: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """If not empty, only messages of these producers count: begin offsets, by journal and producer id in hex."""
+    """The only producers whose messages count, unless empty: begin offsets, by journal and producer id in hex."""
 
     @property
     def numbers(self) -> dict[Range, int]:

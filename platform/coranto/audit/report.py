@@ -27,7 +27,7 @@ class Depth(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What a check examined, and what it left out.
+    """The scope of a check: what it examined and what it left out.
 
     `examined` and `left_out` are counted in `unit`, such as journals or bytes. `reason` tells why something was left
     out, for people.

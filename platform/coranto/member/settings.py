@@ -20,7 +20,7 @@ class MemberSettings(BaseSettings):
     command: ClassVar[str]
     """The group of commands that take these settings, such as `coranto broker`."""
     harm: ClassVar[str]
-    """What strangers could do to a member without keys, such as "change shards"."""
+    """The actions open to strangers if a member has no keys, such as "change shards"."""
 
     etcd: str = Field(default="127.0.0.1:2379", description="Endpoint of etcd: host:port, or https://host:port.")
     etcd_prefix: str = Field(default="/gazette/cluster", description="Where the cluster's keys live in etcd.")

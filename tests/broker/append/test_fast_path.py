@@ -23,7 +23,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Commits:
-    """How many appends were asked to commit at once, and how many did."""
+    """Counts of appends that were offered to the fast path, and of those that it committed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = self.done = 0

@@ -265,7 +265,7 @@ class World:
         return list(await asyncio.gather(*tasks))
 
     async def is_free(self) -> bool:
-        """Whether nobody owns the pipeline any more; background work is let finish first."""
+        """Return whether nobody owns the pipeline any more, after background work has finished."""
         await asyncio.gather(*self.tasks)
         async with asyncio.timeout(60):
             self.replica.pipeline.put(await self.replica.pipeline.take())

@@ -89,7 +89,7 @@ def one_by_one(journal: Journal, appends: list[tuple[pb.AppendRequest, bytes]]) 
 
 
 class Resolved:
-    """What members and their leader resolved: the same."""
+    """The resolution that members share with their leader."""
 
     def __init__(self, spec: pb.JournalSpec, signal: Signal) -> None:
         self.spec = spec
@@ -234,7 +234,7 @@ async def test_leaders_wait_for_slow_clients_ever_less_often(monkeypatch: pytest
     waits = 0
 
     async def lead() -> bool:
-        """Whether the leader waited."""
+        """Return whether the leader waited."""
         task = asyncio.create_task(line.gathered())
         await asyncio.sleep(0)
         waited = not task.done()

@@ -27,7 +27,7 @@ MakeSpec = Callable[..., pb.JournalSpec]
 
 
 class Messages(Counter[str]):
-    """What streams to peers carry from now on."""
+    """Records the messages on streams to peers from now on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

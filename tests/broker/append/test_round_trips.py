@@ -1,4 +1,4 @@
-"""What an append costs: one round trip to the replicas, seen in virtual time in which nothing else takes any."""
+"""An append costs one round trip to the replicas. In this virtual time nothing else takes any."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ RIGHT: dict[str, Any] = {
     "PUT": 204,
 }
 HTTP = {DENIED: 403, UNKNOWN: 401}
-"""What the gateway answers where an RPC ends with a status."""
+"""The gateway's HTTP status for each status of an RPC."""
 
 
 def matrix() -> Iterator[tuple[str, str, Metadata | None, Any]]:
@@ -511,7 +511,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 async def lists(endpoint: str, tls: ClientTls | None, keys: str = "") -> bool:
-    """Whether a client can list."""
+    """Return whether a client can list."""
     auth = Keys.parse(keys) if keys else None
     async with JournalClient(endpoint, patience=0.0, auth=auth, tls=tls) as client:
         try:

@@ -54,7 +54,7 @@ REFUSALS = {
     Code.ABORTED,  # Content came too slowly.
 }
 SILENT_SECONDS = 0.2
-"""What answers nothing in this time is a stream that waits, as a blocking read does; it is cancelled then."""
+"""A stream without an answer in this time is waiting, as a blocking read does. The test then cancels it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ BARRIER = Case("Append", (pb.AppendRequest(journal=J).SerializeToString(), b""))
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stream ended; `code` is None when it had to be cancelled, or the client cannot tell."""
+    """The end of a stream. `code` is None if the test cancelled it, or if the client cannot tell."""
 
     code: grpc.StatusCode | None
     details: str
@@ -249,8 +249,10 @@ def _varint(value: int) -> bytes:
 
 
 def committed_by(case: Case) -> bytes | None:
-    """What an append stream commits to J if its preconditions hold; None when it is not a whole, valid append. It is
-    whole when it says to commit: that it is also closed is waited for, and a call that ends counts as that."""
+    """Return the content that an append commits to J if its preconditions hold; None if it is not whole or valid.
+
+    It is whole if it says to commit. The broker then waits for its close, and a call that ends counts as closed.
+    """
     requests = []
     for data in case.messages:
         try:
@@ -288,7 +290,7 @@ class Target:
         return "".join(child.log() for child in self._children)
 
     def open_files(self) -> list[str]:
-        """What all brokers have open, by what the system calls it."""
+        """Return the open files of all brokers, by the system's names for them."""
         found: list[str] = []
         for child in self._children:
             for each in Path(f"/proc/{child.process.pid}/fd").iterdir():

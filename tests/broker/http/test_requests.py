@@ -1,4 +1,4 @@
-"""What addresses, arguments and Range headers of HTTP requests stand for."""
+"""The meaning of addresses, arguments and Range headers of HTTP requests."""
 
 from __future__ import annotations
 

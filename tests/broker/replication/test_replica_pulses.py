@@ -1,6 +1,6 @@
-"""When a replica pulses: now and then, sooner after a failure, and at once when its journal's Route has changed.
+"""A replica's pulses: now and then, sooner after a failure, and at once if its journal's Route has changed.
 
-And what its readers see of its end.
+Its readers see the journal's end.
 """
 
 from __future__ import annotations

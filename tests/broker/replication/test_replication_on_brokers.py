@@ -248,7 +248,7 @@ async def test_appends_go_on_while_brokers_come_and_go(cluster: Cluster, replica
     whole = b""
 
     async def complete() -> bool:
-        """Whether both can read all that either has; an append that was given up may just have been committed."""
+        """Return whether both can read all that either has. An append that was given up may have committed just now."""
         nonlocal whole
         heads = {(await cluster.clients[number].read(J, -1))[0].write_head for number in members}
         contents = [await cluster.clients[number].content(J) for number in members]

@@ -1,4 +1,4 @@
-"""What a broker tells of its own condition: /metrics, /ready and /live."""
+"""A broker's reports on its own condition: /metrics, /ready and /live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a broker ends and begins again: graceful exits, broken stores, damaged disks, lost leases, recreated journals."""
+"""Ends and restarts of brokers: graceful exits, broken stores, damaged disks, lost leases, recreated journals."""
 
 from __future__ import annotations
 

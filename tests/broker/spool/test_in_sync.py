@@ -303,7 +303,7 @@ class World:
         self.given_up: set[str] = set()
         """Those that take no content any more."""
         self.is_lost = False
-        """Whether nobody has all that was acknowledged, so that the journal has to wait for an operator."""
+        """True if nobody has all that was acknowledged, so that the journal must wait for an operator."""
         self.before: dict[str, int] = {}  # Of those in the present pipeline.
         self.stamps: dict[str, Stamp] = {}
         self.revision = 10
@@ -378,7 +378,7 @@ class World:
             self.claims[name] = self.record
 
     def verify(self, name: str) -> None:
-        """What `InSyncRecords.verify` does."""
+        """Do the same as `InSyncRecords.verify`."""
         spool, record = self.spools[name], self.record
         if record is not None and name in record.members and not is_complete(record, spool.stamp, name):
             self.write(in_sync.without(record, name))
@@ -386,7 +386,7 @@ class World:
             self.spools[name] = Spool()
 
     def meddle(self) -> None:
-        """What others do to the record, at any time."""
+        """Change the record as other brokers may at any time."""
         for step in (self.leave, self.claim, self.claim):
             if self.chance.random() < 0.2:
                 step()

@@ -1,4 +1,4 @@
-"""Which fragments of recovery logs are dead."""
+"""The choice of a recovery log's dead fragments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorder writes, and how a player reads it back: against a fake broker."""
+"""A recorder's operations, and a player that reads them back, against a fake broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime's tests share: journals with messages, and an application that sums them."""
+"""Fixtures of the runtime's tests: journals with messages, and an application that sums them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Journals:
         return self.fake.journals[journal].head
 
     def committed(self, journal: str) -> list[dict[str, Any]]:
-        """What a read-committed reader sees, without UUIDs."""
+        """Return the messages that a read-committed reader sees, without UUIDs."""
         content = self.fake.journals[journal].content
 
         def read(begin: int, end: int) -> list[Envelope[Any]]:

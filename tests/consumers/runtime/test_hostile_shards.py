@@ -49,7 +49,7 @@ _place = ""
 
 @pytest.fixture(autouse=True)
 def place() -> str:
-    """Where a test's hints are: the tests share an etcd."""
+    """Return the place of a test's hints. The tests share an etcd."""
     global _place
     _place = f"/hostile-shards/{next(_numbers)}"
     return _place
@@ -221,7 +221,7 @@ async def test_hints_that_are_applied_lead_to_no_log_beyond_the_scope(journals, 
 
 
 async def test_large_messages_are_read_ahead_by_their_bytes(journals, client, sums, monkeypatch):
-    """Where the limit were one of messages alone, who writes them would choose how much memory a consumer takes."""
+    """A limit on the number of messages alone would let their writer choose how much memory a consumer takes."""
     monkeypatch.setattr(primary, "READ_AHEAD_BYTES", 1 << 20)
     held = threading.Event()
     sums.before = lambda message: held.wait()

@@ -1,4 +1,4 @@
-"""What a replica tells of itself, and for how long."""
+"""The status that a replica reports, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When transactions begin, end and complete: the orderings, and random histories that may break none of the rules."""
+"""The order in which transactions begin, end and complete, and random histories that may break no rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task attempt writes counts only when the driver says so."""
+"""Writes of a task attempt count only if the driver says so."""
 
 import json
 

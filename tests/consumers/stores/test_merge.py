@@ -66,7 +66,7 @@ def contents(store: SqlStore, table: Table) -> list[dict]:
 
 
 def fold(rows: list[dict]) -> list[dict]:
-    """What merging must come to, said plainly."""
+    """Compute the expected result of a merge in the plainest way."""
     table: dict[tuple, dict] = {}
     for row in rows:
         cell = table.setdefault((row["carrier"], row["month"]), dict.fromkeys(COLUMNS) | {k: row[k] for k in KEYS})

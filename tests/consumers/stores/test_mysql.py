@@ -1,4 +1,4 @@
-"""What is particular to MariaDB and MySQL, on a real MariaDB server: transactions that end behind the application's
+"""Peculiarities of MariaDB and MySQL, on a real MariaDB server: transactions that end behind the application's
 back, lost connections, and data that must arrive as it was."""
 
 from __future__ import annotations

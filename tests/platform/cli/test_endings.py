@@ -1,4 +1,4 @@
-"""How commands end when they are interrupted, or their output takes no more."""
+"""Commands that are interrupted, or whose output takes no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where commands write what they read: pipes that nobody reads from must not hold up the event loop."""
+"""Output of commands. Pipes that nobody reads from must not hold up the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where calls go: routes as values, and clients of several brokers that are told where journals are."""
+"""Routes of calls: as values, and in clients of several brokers that learn where journals are."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_refusal_teaches_a_later_route_or_nothing(revision: int, known: bool) 
 
 
 def way_along(config: ClientConfig, endpoint: str) -> str:
-    """Where an append goes after an answer that names `endpoint` as the primary."""
+    """Return the connection of an append after an answer that names `endpoint` as the primary."""
 
     async def run() -> str:
         dispatcher = Dispatcher(config, HurriedClock())

@@ -1,4 +1,4 @@
-"""What operators do to clusters, and where items then live. Each story is told in one test."""
+"""Changes that operators make to clusters, and the allocation of items that results. One test per story."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def broker(member: MemberId, *, limit: int = 1000, exiting: bool = False) -> byt
 
 @dataclass
 class Process:
-    """What a broker is to the allocator: a session, a mirror, a loop; and it advertises Routes as a primary does."""
+    """The part of a broker that the allocator sees: a session, a mirror and a loop. It advertises Routes as primary."""
 
     member: MemberId
     session: MemberSession

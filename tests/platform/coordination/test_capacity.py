@@ -94,8 +94,10 @@ def test_shares_hold_all_that_members_can(replications: list[int], found: list[t
 
 
 def largest_flow(replications: list[int], limits: list[int]) -> int:
-    """How many replicas can be placed at all (Gale and Ryser): the smallest cut has k of the items, those that want
-    most, on one side, and all that they and the members can exchange between the sides."""
+    """Return how many replicas can be placed at all (Gale and Ryser).
+
+    The smallest cut has the k items that want most on one side, and on the other all that items and members exchange.
+    """
     wanted = sorted(replications, reverse=True)
     cuts = (sum(min(k, limit) for limit in limits) + sum(wanted[k:]) for k in range(len(wanted) + 1))
     return min(cuts)

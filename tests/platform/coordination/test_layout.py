@@ -1,4 +1,4 @@
-"""How keys are spelled."""
+"""The spelling of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where items belong: never more costly than the best there is, and the preferences among equals."""
+"""Placement of items: never more costly than the best one, with preferences among equals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def items(count: int, replication: int) -> list[PlanItem]:
 
 
 def patterns(found: list[PlanMember], placement: Placement) -> Counter[tuple[int, ...]]:
-    """How many items have how many replicas in their zones, the fullest first."""
+    """Count the items by the numbers of their replicas in each zone, the fullest zone first."""
     return Counter(
         tuple(sorted(Counter(found[member].id.zone for member in placed).values(), reverse=True))
         for placed in placement.members

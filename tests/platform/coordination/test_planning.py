@@ -27,7 +27,7 @@ def items(count: int, replication: int) -> list[PlanItem]:
 
 
 def check_at_rest(world: AllocationWorld) -> None:
-    """What holds of any world that has settled."""
+    """Check the properties of any world that has converged."""
     assert world.plan().items == ()
     unplaced = sum(item.replication for item in world.items.values())
     for item in world.items.values():
@@ -112,7 +112,7 @@ def test_a_planner_that_remembers_keeps_the_promises_too(
 @given(some_items, some_members, some_members)
 @settings(max_examples=100, deadline=None)
 def test_two_zones_when_possible(items: list[PlanItem], members: list[PlanMember], joining: list[PlanMember]) -> None:
-    """When members have room for it, at the beginning or later, whoever joins or changes meanwhile."""
+    """Items span two zones if members have room for it, whoever joins or changes meanwhile."""
     world = AllocationWorld(items, members)
     world.converge()
     roomy = {member.zone for member in world.members} | {member.id.zone for member in joining}

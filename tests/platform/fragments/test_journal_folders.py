@@ -27,7 +27,7 @@ def below(journal: str, paths: list[str]) -> list[StoredFile]:
 
 
 def leads_into(journal: str, postfix: str, roots: set[str]) -> bool:
-    """Whether a folder of one of `roots` that is not `journal`'s lies on the way from there to the fragment."""
+    """Return whether the path to the fragment leads through the folder of another journal in `roots`."""
     folder = f"{journal}/{postfix}"
     return any(root != journal and (f"{folder}/").startswith(f"{root}/") and len(root) > len(journal) for root in roots)
 
@@ -38,7 +38,7 @@ def leads_into(journal: str, postfix: str, roots: set[str]) -> bool:
 def test_every_fragment_is_of_one_journal_at_most(
     stored: list[tuple[str, str]], existing: set[str], marked: set[str], stranger: str
 ) -> None:
-    """What was written by the rule for writing is listed by its journal, and by no other that anything tells of."""
+    """A fragment that was written by the rule is listed by its journal, and by no other journal that is known."""
     known = existing | marked
     written = [
         fragment(journal, postfix, number)

@@ -1,4 +1,4 @@
-"""What retention lets go of."""
+"""Retention's choice of fragments to remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only S3 stores do: arguments of their URLs, signatures, and refusals. The server verifies signatures here."""
+"""Behaviour that only S3 stores have: arguments of URLs, signatures, and refusals. This server verifies signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which of them win, and what is said when they are wrong."""
+"""Sources of settings, their precedence, and errors for wrong settings."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ class Reader:
         return [self.sequencer.queue(message) for message in messages]
 
     def wanted(self) -> tuple[int, int] | None:
-        """What is to be replayed."""
+        """Return the range to replay."""
         wanted = self.sequencer.replay_range
         return wanted and (wanted.begin, wanted.end)
 
     def take(self) -> list[Message]:
-        """All that is committed now."""
+        """Return everything that is committed now."""
         taken = []
         wanted = self.sequencer.replay_range
         if wanted is not None:

@@ -23,7 +23,7 @@ BOUNDED: list[Framing[Any]] = [
 
 
 def taken(decoder: Decoder[Any], chunk: bytes) -> tuple[list[bytes], list[int]]:
-    """What a reader that passes over corrupt messages takes of a chunk, and where the corrupt ones begin."""
+    """Return the messages that a reader takes from a chunk if it skips corrupt ones, and the corrupt ones' offsets."""
     found: list[bytes] = []
     corrupt: list[int] = []
     while True:

@@ -80,7 +80,7 @@ def test_what_is_remembered_is_bounded_whatever_clocks_say() -> None:
 
 
 class Write(NamedTuple):
-    """What a writer does next: `count` messages, at a time that its machine has for it."""
+    """A writer's next step: `count` messages, at a time by its machine's clock."""
 
     writer: int
     action: str
@@ -143,7 +143,7 @@ class History:
 
 
 def history_of(script: Iterable[Write], repeat_within: int) -> History:
-    """What writers write; they repeat an append while so many bytes are behind it, not later."""
+    """Return the writers' messages. A writer repeats an append only while at most so many bytes follow it."""
     writers = [Writer(ProducerId(bytes([1, 0, 0, 0, 0, number]))) for number in range(4)]
     rows: list[Envelope[JsonObject]] = []
     ends: dict[int, int] = {}

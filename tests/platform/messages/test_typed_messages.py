@@ -145,7 +145,7 @@ TYPES: dict[str, tuple[Framing[Any], list[Any]]] = {
 
 
 def without_uuid(message: Any) -> Any:
-    """What the application wrote of a message that was read."""
+    """Return a message that was read as the application wrote it."""
     match message:
         case Order():
             return message.model_copy(update={"meta": None})

@@ -1,4 +1,4 @@
-"""What tests of streams share: a cluster without a stream, and one that has one."""
+"""Fixtures of streams' tests: a cluster without a stream, and one with a stream."""
 
 from __future__ import annotations
 

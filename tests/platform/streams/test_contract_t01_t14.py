@@ -38,7 +38,7 @@ from .full_counts import cut_bytes, read_back, reading_everywhere
 
 JOURNAL = segment_journal(STREAM, 0)
 CUTS = [point for point in CutPoint if point is not CutPoint.REST]
-"""Where an append with one message of content can be cut."""
+"""The points at which an append with one message of content can be cut."""
 SIZES = [1, 1 << 16, 8 << 20, MAX_TRANSACTION_BYTES]
 """Bytes of content (the last one: with all framing) at which the guarantees are to be the same (T12)."""
 
@@ -67,7 +67,7 @@ def numbers(transactions: list[list[Any]]) -> list[list[int]]:
 
 
 async def committed(world: StreamWorld, segment: int = 0) -> list[Any]:
-    """What readers of committed messages get of a segment, transaction ends left out."""
+    """Return the messages that read-committed readers get from a segment, without transaction ends."""
     journal = segment_journal(world.stream, segment)
     if not (end := await world.client.head(journal)):
         return []
@@ -503,7 +503,7 @@ async def test_t11_positions_are_found_in_the_segments_before(world: StreamWorld
 
 
 async def test_t11_after_a_merge_each_key_goes_on_where_its_own_segment_stood() -> None:
-    """What was not durable of one segment is appended, though the other had come further."""
+    """The writes of one segment that were not durable are appended, though the other segment was further ahead."""
     async with stream_world(segments=2) as world:
         stream = await world.streams.describe(STREAM)
         low, high = (

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "streams.md"
 
 
 def example(*names: str) -> dict[str, Any]:
-    """What the blocks that define these functions define."""
+    """Return the definitions of the blocks that define these functions."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     found: dict[str, Any] = {"Cluster": Cluster, "ReaderGroup": ReaderGroup}
     for name in names:

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "streams.md"
 
 
 def example(name: str) -> dict[str, Any]:
-    """What the block that defines `name` defines."""
+    """Return the definitions of the block that defines `name`."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if f"async def {name}(" in block]
     found: dict[str, Any] = {"Cluster": Cluster}

@@ -32,7 +32,7 @@ async def client() -> AsyncIterator[JournalClient]:
 
 
 async def forge(client: JournalClient, journal: str, *pairs: tuple[str, str]) -> None:
-    """What anybody can do whose token is for journals of some label, whatever their names."""
+    """Forge a journal, as anybody can whose token covers journals of some label under any name."""
     spec = pb.JournalSpec()
     spec.CopyFrom(TEMPLATE)
     spec.name = journal

@@ -55,7 +55,7 @@ def test_it_starts_without_waiting() -> None:
 
 
 class _Left:
-    """What a test might leave in this process."""
+    """Resources that a test might leave in this process."""
 
     def __init__(self) -> None:
         self.tasks = len(asyncio.all_tasks())
@@ -64,7 +64,7 @@ class _Left:
         self.factory = asyncio.get_running_loop().get_task_factory()
 
     def is_within(self, before: _Left) -> bool:
-        """Whether nothing came on top. What tests before this one left to gRPC may end meanwhile."""
+        """Return whether nothing was added. gRPC objects of earlier tests may end meanwhile."""
         return (
             self.tasks == before.tasks
             and self.threads <= before.threads

@@ -262,5 +262,5 @@ class AsyncTally(Tally):
 
 
 def output_of(key: str, outputs: Sequence[str]) -> str:
-    """Where messages of a key are published."""
+    """Return the journal that messages of a key are published to."""
     return outputs[sum(key.encode()) % len(outputs)]

@@ -1,4 +1,4 @@
-"""Whether what stores hold, and what output journals say, is what exactly-once semantics promise.
+"""Checks that stores and output journals are as exactly-once semantics promise.
 
 `check` takes the record of a run, the content of its journals, and the books of its shards. Names of anomalies:
 
@@ -170,7 +170,7 @@ def _check_ownership(record: Record, shard: FinalShard) -> Iterable[Anomaly]:
 
 
 def _took_over(later: Owner, earlier: Owner) -> bool:
-    """Whether one owner came to be, and restored its checkpoint, after another had."""
+    """Return whether one owner restored its checkpoint after another had."""
     return earlier.restored < later.opened and later.restored < float("inf")
 
 

@@ -35,7 +35,7 @@ from .history import Book, Entry
 NODE = "database"
 TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 8.0
-"""How long a session may keep a row locked without doing anything."""
+"""The time that a session may keep a row locked without doing anything."""
 _RESOLVE_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class DatabaseFaults:
 
 @dataclass(slots=True)
 class Changes:
-    """What a transaction does to a shard's book. Sums are added to, so that doing it twice shows."""
+    """The changes that a transaction makes to a shard's book. Sums are added to, so that doing it twice shows."""
 
     entries: list[Entry] = field(default_factory=list)
     token: str = ""

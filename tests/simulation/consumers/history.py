@@ -1,4 +1,4 @@
-"""What happened in a run, as far as I8 to I10 are about it: plain values, so that the checker can be tested alone."""
+"""The events of a run that I8 to I10 are about: plain values, so that the checker can be tested alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Fate(enum.Enum):
-    """What its producer made of a message."""
+    """A producer's decision about a message."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -102,7 +102,7 @@ class Record:
 
 @dataclass(slots=True)
 class FinalShard:
-    """What there is of a shard in the end."""
+    """The final state of a shard."""
 
     name: str
     sources: tuple[str, ...]

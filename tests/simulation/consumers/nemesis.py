@@ -1,4 +1,4 @@
-"""What goes wrong with consumers, beside what goes wrong with brokers."""
+"""Faults of consumers, in addition to those of brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run consists of, derived from its seed; any of it can be given instead."""
+"""The options of a run, derived from its seed. Each can be given instead."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class Options:
     inputs: int = 2
     outputs: int = 2
     sources: tuple[tuple[int, ...], ...] = ((0,), (1,), (0, 1))
-    """Which inputs each shard reads."""
+    """The inputs of each shard."""
     standbys: int = 1
     producers: int = 3
     transactions: int = 10
-    """Of each producer."""
+    """The number of transactions of each producer."""
     plain: bool = False
-    """Whether the application's methods are plain ones, rather than `async`."""
+    """True if the application's methods are plain ones, rather than `async`."""
     defers: bool = False
     min_txn_seconds: float = 0.0
     max_txn_seconds: float = 1.0
     ring_size: int = 0
     read_ahead: int = 0
     copy_bytes: int = 1 << 16
-    """When a SQLite store records its database anew."""
+    """The size at which a SQLite store records its database anew."""
     seconds: float = 15.0
-    """How long faults go on, about."""
+    """The approximate duration of faults."""
     lease_seconds: float = 6.0
     skew: float = 0.0
-    """Of the clocks of consumers, either way."""
+    """The largest skew of the consumers' clocks, either way, in seconds."""
     producer_skews: tuple[float, ...] = (0.0,)
-    """Of the clocks of producers. Each one has one of these, and another when it begins anew."""
+    """The skews of the producers' clocks. Each producer has one of these, and another one after it begins anew."""
     faults: tuple[str, ...] = ()
     brokers: BrokerOptions = field(default_factory=lambda: broker_options_of(0))
 

@@ -35,14 +35,14 @@ from .workload import Workload
 from .world import HINTS, LOGS, ConsumerWorld, apply_shards, has_log
 
 EXPLAINED = ("SqlStoreError", "CommitOutcomeUnknown", "IndexHasGreaterOffset", "Unavailable", "Fenced")
-"""What a shard may fail with for good: stores and brokers that are away for long, and an owner that is one no more."""
+"""The errors with which a shard may fail for good: stores and brokers away for long, and an owner that was replaced."""
 LIVELINESS_SECONDS = 200.0
-"""How long after healing everything has to work again."""
+"""The time after healing in which everything must work again."""
 
 
 @dataclass(slots=True)
 class Report(playing.SeedReport[Options, Anomaly]):
-    """What came of a run."""
+    """The result of a run."""
 
     command = "python -m tests.simulation.consumers"
 
@@ -103,7 +103,7 @@ async def _run(world: ConsumerWorld, report: Report) -> None:
 
 
 async def _look_after_failed_shards(world: ConsumerWorld) -> None:
-    """What an operator does who sees that a shard has failed for a while."""
+    """Act as an operator who sees that a shard has failed for a while."""
     while True:
         await asyncio.sleep(world.rng.uniform(1.0, 6.0))
         with contextlib.suppress(grpc.aio.AioRpcError):  # The process asked may be down.
@@ -183,7 +183,7 @@ async def _read_back(client: JournalClient, journal: str) -> bytes:
 
 
 async def _book(world: ConsumerWorld, shard: str) -> Book:
-    """What a shard's store holds, as a new owner would find it."""
+    """Return the content of a shard's store, as a new owner would find it."""
     if shard.startswith("tables-"):
         return tables.read(world.tables_of(shard))
     if not has_log(shard):
@@ -204,7 +204,7 @@ async def _book(world: ConsumerWorld, shard: str) -> Book:
 
 
 def _check_reads(world: ConsumerWorld, finals: dict[str, bytes], report: Report) -> None:
-    """What consumers were given by brokers is what the journals have."""
+    """Check that brokers gave consumers the content of the journals."""
     for seen in world.history.observations:
         if seen.journal not in finals:
             continue

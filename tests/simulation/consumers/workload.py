@@ -23,7 +23,7 @@ class Workload:
     def __init__(self, world: ConsumerWorld) -> None:
         self._world = world
         self.closing: dict[str, int] = {}
-        """Where the last message of each input ends: shards are done when they have read this far."""
+        """The end of the last message of each input. Shards are done when they have read this far."""
 
     async def run(self) -> None:
         world = self._world

@@ -140,7 +140,7 @@ class ConsumerMachine(Host):
         super().__init__(world, f"consumer-{number}", f"zone-{number % 2}")
         self.consumer: Consumer | None = None
         self.at_step: dict[str, Callable[[], None]] = {}
-        """What happens once the process comes to a step, one of `STEPS`."""
+        """The fault that strikes when the process reaches a step, one of `STEPS`."""
         self._world = world
         options = world.of_consumers
         self._skew, self._rate = world.rng.uniform(-options.skew, options.skew), world.rng.uniform(0.999, 1.001)
@@ -169,7 +169,7 @@ class ConsumerMachine(Host):
             action()
 
     async def serve(self, process: Process) -> None:
-        """What `coranto_consumers.runtime.process.ConsumerProcess` does, with the simulation's effects."""
+        """Do the same as `coranto_consumers.runtime.process.ConsumerProcess`, with the simulation's effects."""
         world = self._world
         clock = SimClock(world.loop, process, skew=self._skew, rate=self._rate)
         coordinator = SimCoordinator(world.etcd, world.network, self.name, process, clock)

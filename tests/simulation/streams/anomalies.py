@@ -1,4 +1,4 @@
-"""What the checkers report."""
+"""Anomalies, as the checkers report them."""
 
 from __future__ import annotations
 

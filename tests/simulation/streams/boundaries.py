@@ -15,7 +15,7 @@ MESSAGES = ("open", "request", "content", "commit", "end", "response", "status")
 
 
 WRITERS = ("writer-", "mover-")
-"""How the nodes are named whose appends are struck."""
+"""The names of the nodes whose appends are struck."""
 _ACTS = ("break", "cut", "kill broker", "move primary", "kill writer", "usurp")
 _WEIGHTS = (12, 2, 2, 1, 2, 3)
 

@@ -1,4 +1,4 @@
-"""What writers were told, against what stands in the segments in the end.
+"""Comparison of the answers that writers got with the final content of the segments.
 
 Anomalies, by name:
 
@@ -36,7 +36,7 @@ from .several import Part
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a unit stands: bytes [begin, end), with its transaction's end, as the `index`-th message and following."""
+    """The position of a unit: bytes [begin, end), with its transaction's end, from the `index`-th message on."""
 
     segment: Segment
     index: int
@@ -76,7 +76,7 @@ class Stand(NamedTuple):
 def stands_of(
     history: History, places: Mapping[int, Place], several: Mapping[int, Sequence[Part]]
 ) -> dict[int, list[Stand]]:
-    """What readers are to be given, by unit."""
+    """Return the places that readers must be given, by unit."""
     stands = {
         number: [Stand(place.segment.number, place.end, tuple(range(history.units[number].events)))]
         for number, place in places.items()
@@ -87,7 +87,7 @@ def stands_of(
 
 
 def _places(history: History, segments: Sequence[Segment], found: list[Anomaly]) -> dict[int, Place]:
-    """Where each unit stands that is there as it shall be. Reports all others."""
+    """Return the place of each unit that is whole and correct. Report all others."""
     at: defaultdict[int, list[tuple[Segment, int]]] = defaultdict(list)
     for segment in segments:
         for index, message in enumerate(segment.messages):
@@ -125,7 +125,7 @@ def _shown(where: Sequence[tuple[Segment, int]]) -> Iterator[str]:
 
 
 def _whole(unit: Unit, where: Sequence[tuple[Segment, int]]) -> Place | None:
-    """Where a unit stands, if its messages are one behind the other, in order and as they shall be."""
+    """Return the place of a unit if its messages are contiguous, in order and correct."""
     segment, first = where[0]
     count = unit.events + unit.transaction
     messages = segment.messages[first : first + count]

@@ -21,7 +21,7 @@ from .world import STREAM, StreamWorld
 
 
 class Follower(Host):
-    """What it has read, and where it goes on, is kept together, as in a database."""
+    """A reader that keeps its results and its position together, as in a database."""
 
     def __init__(self, world: StreamWorld, number: int) -> None:
         super().__init__(world, f"reader-{number}", "")
@@ -52,14 +52,14 @@ class Follower(Host):
 
 
 class Reads(Protocol):
-    """What a reader was given: transactions, as units and the places of their events in them."""
+    """The transactions that a reader was given, as units and the places of their events in them."""
 
     name: str
     delivered: list[list[tuple[int, int]]]
 
 
 def parts_of(data: Any) -> tuple[int, int]:
-    """Which event an event is: its unit, and its place in that."""
+    """Identify an event: its unit, and its place in the unit."""
     event = json.loads(data) if isinstance(data, bytes) else data
     return event["unit"], event["index"]
 

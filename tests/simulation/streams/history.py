@@ -1,4 +1,4 @@
-"""What writers asked for, and what they were told became of it."""
+"""The writers' requests, and the answers that they got."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coranto.errors import Outcome
 
 
 class UnitOutcome(Enum):
-    """What an attempt is known to have done."""
+    """The known outcome of an attempt."""
 
     OK = "ok"
     NOT_APPLIED = "not applied"
@@ -41,7 +41,7 @@ class Attempt:
     positions: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of a transaction on several keys: by segment, between which offsets its events are said to stand."""
     visible: bool = True
-    """Whether what was acknowledged is said to be readable."""
+    """True if the acknowledged events were said to be readable."""
     error: str = ""
 
 
@@ -86,7 +86,7 @@ class Unit:
 
     @property
     def acknowledged(self) -> float:
-        """When it was first known to be durable and readable."""
+        """Return the time at which it was first known to be durable and readable."""
         known = (each.returned for each in self.attempts if each.outcome is UnitOutcome.OK and each.visible)
         return min(known, default=math.inf)
 

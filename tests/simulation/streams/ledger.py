@@ -24,7 +24,7 @@ class Holding:
 
 @dataclass(slots=True)
 class Ledger:
-    """What the records of a group's journal come to."""
+    """The state that results from the records of a group's journal."""
 
     segments: Mapping[int, Segment]
     at: dict[int, int] = field(default_factory=dict)

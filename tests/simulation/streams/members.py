@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Notes:
-    """What is known of a group. A token is that of one reader in one process."""
+    """The knowledge about a group. A token is that of one reader in one process."""
 
     given: list[Given] = field(default_factory=list)
     events: set[tuple[int, int]] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Member(Host):
         self._notes = notes
         self._number = number
         self.quiet = False
-        """Whether nothing happens to it any more."""
+        """True if nothing happens to it any more."""
 
     async def serve(self, process: Process) -> None:
         world, rng = self._world, self._rng
@@ -226,7 +226,7 @@ class Group:
             member.quiet = True
 
     def is_finished(self) -> bool:
-        """Whether all readers have seen the end of the stream."""
+        """Return whether all readers have seen the end of the stream."""
         return all(member.stays_down and not member.is_up for member in self._members)
 
     def end(self) -> None:
@@ -235,7 +235,7 @@ class Group:
             host.end()
 
     def cover(self, ledger: Ledger) -> None:
-        """What came about."""
+        """Note the paths that the run reached."""
         coverage = self._world.coverage
         for holding in ledger.holdings:
             coverage.sometimes(f"group: a segment was {holding.ended_by or 'held'}")

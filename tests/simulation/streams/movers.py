@@ -42,7 +42,7 @@ class Mover(Host):
             )
 
     def left(self) -> list[Unit]:
-        """What is still to be tried."""
+        """Return the units that are still to be tried."""
         return [unit for unit in self.program if not unit.attempts]
 
     async def serve(self, process: Process) -> None:

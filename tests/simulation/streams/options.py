@@ -1,4 +1,4 @@
-"""What a run consists of, derived from its seed; any of it can be given instead."""
+"""The options of a run, derived from its seed. Each can be given instead."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Options:
     units: int = 80
     in_flight: int = 4
     window: int = 8
-    """How many units a writer waits for at a time."""
+    """The number of units that a writer waits for at a time."""
     json_lines: bool = False
     seconds: float = 8.0
     """Writers spread their units over this time, in which there are faults, too."""
     harm: float = 0.04
     """The chance of an append's call to be struck at one of its messages."""
     scale_seconds: float = 2.0
-    """How often the stream is scaled, on average; 0: never."""
+    """The average time between two scalings of the stream; 0 for no scaling."""
     sealed: bool = False
-    """Whether the stream is sealed in the end."""
+    """True if the stream is sealed in the end."""
     largest: int = 200
     """The most bytes that an event is padded by."""
     max_writers: int = 64
@@ -65,7 +65,7 @@ class Options:
     movers: int = 0
     """Programs that write transactions on several keys."""
     moves: int = 20
-    """How many each of them is asked to write."""
+    """The number that each of them is asked to write."""
     members: int = 0
     """The readers of the reader group."""
     faults: tuple[str, ...] = ()

@@ -30,12 +30,12 @@ from .workload import Operator, WriterHost
 from .world import STREAM, StreamWorld
 
 LIVELINESS_SECONDS = 200.0
-"""How long after healing every program has to be done: brokers need up to 150, see the simulation of brokers."""
+"""The seconds after healing in which every program must be done. Brokers need up to 150 (see their simulation)."""
 
 
 @dataclass(slots=True)
 class Report(playing.SeedReport[Options, Anomaly]):
-    """What came of a run."""
+    """The result of a run."""
 
     command = "python -m tests.simulation.streams"
 
@@ -125,7 +125,7 @@ async def _write(world: StreamWorld, writers: list[WriterHost | Mover], report: 
 
 
 async def _segments(world: StreamWorld, streams: Streams) -> list[Segment]:
-    """What stands in the stream, once it is sealed, or what was begun with it is finished."""
+    """Return the content of the stream once it is sealed, or once changes that were begun are finished."""
     options = world.stream_options
     async with asyncio.timeout(LIVELINESS_SECONDS):
         stream = await (streams.seal(STREAM) if options.sealed else streams.resume(STREAM))
@@ -188,7 +188,7 @@ async def _judge(
 
 
 def _note_ends(world: StreamWorld, several: Mapping[int, Sequence[Part]]) -> None:
-    """How transactions ended whose writers died meanwhile."""
+    """Note the ends of transactions whose writers died meanwhile."""
     for unit in world.units.units.values():
         if unit.keys and unit.attempts and unit.attempts[0].returned == math.inf:
             there = "committed" if unit.number in several else "dropped"

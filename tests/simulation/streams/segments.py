@@ -1,4 +1,4 @@
-"""What stands in segments, read from their bytes by a parser of its own: what is checked does not check itself."""
+"""The content of segments, read by a parser of the tests, so that the code under test does not check itself."""
 
 from __future__ import annotations
 

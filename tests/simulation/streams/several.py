@@ -41,7 +41,7 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a transaction has committed in one segment."""
+    """The committed part of a transaction in one segment."""
 
     segment: Segment
     commit: Committed
@@ -62,7 +62,7 @@ class _Producer:
 
 
 def committed(messages: Iterable[Message]) -> Iterator[Committed]:
-    """What readers of committed messages are given of a segment, in order."""
+    """Return the messages that read-committed readers get from a segment, in order."""
     producers: dict[bytes, _Producer] = {}
     for index, message in enumerate(messages):
         state = producers.setdefault(message.producer, _Producer(message.clock - 1))
@@ -154,7 +154,7 @@ def _check_decisions(
 
 
 def _decided(content: bytes, json_lines: bool) -> set[tuple[str, bytes]]:
-    """What the first word on each transaction has committed, by journal and producer."""
+    """Return the content that the first decision on each transaction commits, by journal and producer."""
     settled: set[str] = set()
     found: set[tuple[str, bytes]] = set()
     for line in content.splitlines():

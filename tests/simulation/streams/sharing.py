@@ -1,4 +1,4 @@
-"""What a reader group's readers were given, against what stands in the stream and in the group's own journal.
+"""Comparison of the events that a group's readers got with the stream and the group's own journal.
 
 The group's journal is read by a parser of its own. It tells who held which segment from which offset on, and up to
 where each one had said that it had consumed it. An event counts as being where its transaction is committed.
@@ -49,7 +49,7 @@ def check_shared(
     found = ledger.found
     by_place = {(number, stand.segment): stand for number, each in stands.items() for stand in each}
     given: list[tuple[Given, int]] = []
-    """What is there, with where it is committed."""
+    """The events in the stream, with the places where they are committed."""
     for each in notes.given:
         stand = by_place.get((each.unit, each.segment))
         if stand is None:
@@ -82,7 +82,7 @@ def _check_holdings(
     ledger: Ledger,
     found: list[Anomaly],
 ) -> None:
-    """What was given is what was not consumed yet, and what was said to be consumed was given."""
+    """Check that readers got only events that were not consumed yet, and consumed only events that they got."""
     held: defaultdict[tuple[str, int], list[Holding]] = defaultdict(list)
     for holding in ledger.holdings:
         held[holding.token, holding.segment].append(holding)

@@ -1,4 +1,4 @@
-"""What programs do with a stream: write their units in order, through every death of theirs; scale; follow."""
+"""The programs on a stream. They write their units in order through all their crashes, scale, and follow."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class WriterHost(Host):
         self._world.loop.later(self._rng.uniform(0.1, 4.0), process.resume)
 
     def left(self) -> list[Unit]:
-        """What is still to be tried."""
+        """Return the units that are still to be tried."""
         if not self.stable:
             # Nobody can tell what became of what another process has tried.
             return [unit for unit in self.program if not unit.attempts]

@@ -55,7 +55,7 @@ class StreamWorld(World):
         return Streams(client, clock=self.client_clock, entropy=self.rng.randbytes)
 
     def template(self) -> pb.JournalSpec:
-        """What the journals of the stream are like."""
+        """Return the spec template of the stream's journals."""
         spec = self.new_spec(STREAM)
         spec.name = ""
         return spec

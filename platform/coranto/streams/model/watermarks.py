@@ -101,7 +101,7 @@ class TimeWindow:
 class _Noted:
     time: float
     written: float
-    """When the mark was written, by the writer's own clock."""
+    """The time at which the mark was written, by the writer's own clock."""
     counted: float
     """The seconds that the writer's clock had counted at this mark."""
     seen: float

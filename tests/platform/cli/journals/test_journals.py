@@ -74,7 +74,7 @@ def pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> bytes:
-    """What else was written until it had ended."""
+    """Interrupt the command, and return its further output."""
     process.send_signal(number)
     rest, errors = process.communicate(timeout=120)
     assert b"Traceback" not in errors

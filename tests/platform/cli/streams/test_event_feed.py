@@ -1,4 +1,4 @@
-"""How `coranto streams write` hands events to the writer on the event loop."""
+"""The hand-over of events from `coranto streams write` to the writer on the event loop."""
 
 from __future__ import annotations
 

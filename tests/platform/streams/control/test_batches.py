@@ -1,4 +1,4 @@
-"""What is put together is appended in order, and shares its fate."""
+"""Content of one batch is appended in order, and commits or fails together."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ async def test_one_that_was_overtaken_while_it_was_away_changes_nothing(
 async def test_a_segment_whose_brokers_are_lost_is_not_sealed_at_a_guess(
     held: bool, streams: Streams, client: JournalClient
 ) -> None:
-    """What brokers answer for such a journal is tested with them; here it is what comes of it."""
+    """The brokers' tests cover their answer for such a journal. This test covers its consequences."""
     stream = await streams.create("orders", 2, template=TEMPLATE)
     journal = stream.segments[1].journal
     await client.append(journal, b"event\n", union_registers=HELD if held else None)

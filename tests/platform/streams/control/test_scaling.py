@@ -1,4 +1,4 @@
-"""What splits and merges come to, and when a policy asks for them: all in virtual time."""
+"""Results of splits and merges, and the policies that ask for them, in virtual time."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Simulation:
 
 
 def events(stream: Stream, frontier: Frontier) -> Iterator[tuple[int, int]]:
-    """What is read from a frontier on by one who reads everything, in some order that is allowed."""
+    """Return everything from a frontier on, in some order that is allowed."""
     while frontier.open:
         number, position = next(iter(frontier.open.items()))
         end = stream.segments[number].sealed_at

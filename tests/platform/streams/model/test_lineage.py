@@ -1,4 +1,4 @@
-"""What the segments before one say of a writer, and what units are failed with: pure."""
+"""A writer's entries in earlier segments, and the errors of its units. Pure."""
 
 from __future__ import annotations
 

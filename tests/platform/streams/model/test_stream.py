@@ -1,4 +1,4 @@
-"""What a stream is, read from labels and written to them, and what contradicts itself."""
+"""A stream, encoded as labels and decoded from them, and labels that contradict each other."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def run(main: Callable[[World], Coroutine[Any, Any, None]], *, brokers: int = 1,
 
 
 def in_order(numbers: list[int]) -> bool:
-    """Whether each key's numbers are in the order in which they were written."""
+    """Return whether each key's numbers are in the order in which they were written."""
     of_keys: dict[int, list[int]] = {}
     for n in numbers:
         of_keys.setdefault(n % len(KEYS), []).append(n)

@@ -1,4 +1,4 @@
-"""What is sent by a segment's writer while all is well, and what keeps it from being sent."""
+"""Appends that a segment's writer sends while all is well, and the conditions that hold them back."""
 
 from __future__ import annotations
 

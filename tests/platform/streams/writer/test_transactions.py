@@ -30,7 +30,7 @@ USERS_CALLS = (
 
 
 class Writer:
-    """What a transaction needs of a writer: time stands where it is put, and commits end when told."""
+    """The part of a writer that a transaction needs. The test sets the time and ends the commits."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
