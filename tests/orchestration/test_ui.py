@@ -32,7 +32,7 @@ ARGUMENTS = (
 
 
 def why_not() -> str:
-    """Return the reason why the tests cannot run; empty if they can, or if the set-up should have installed Chromium."""
+    """Return the reason why the tests cannot run; empty if they can, or if the set-up should have made them run."""
     installable = os.geteuid() == 0 and shutil.which("apt-get") is not None
     if CHROMIUM.exists() or installable:
         return ""
