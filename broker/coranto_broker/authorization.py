@@ -18,5 +18,9 @@ RULES: Final[Mapping[str, Capability]] = {
     "Replicate": Capability.REPLICATE,
     "ListFragments": Capability.READ,
     "FragmentStoreHealth": Capability.READ,
+    "Heads": Capability.READ,
 }
-"""The capability that each method of `protocol.Journal` requires. A method that is not here cannot be served."""
+"""The capability that each method of `protocol.Journal` and `coranto.Journals` requires.
+
+A method that is not here cannot be served.
+"""

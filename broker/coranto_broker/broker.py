@@ -283,6 +283,10 @@ class Broker:
     def limits_rates(self) -> bool:
         return self.settings.max_append_rate > 0
 
+    def held_back(self, journal: str, url: str) -> str:
+        """Return why appends to a journal with this first store are held back; empty if they are not."""
+        return self._health.last_problem(url) or self.backlog.problem(journal, url)
+
     def is_healthy(self, journal: str, url: str) -> bool:
         return self._health.is_healthy(url) and not self.backlog.problem(journal, url)
 
@@ -477,6 +481,7 @@ class Broker:
                     await fsm.finish()
             if fsm.error is not None:
                 raise fsm.error
+            replica.answer = fsm.status, self.clock.now()
             if fsm.state is State.ERROR and fsm.status not in _QUIET:
                 failure: StatusError = status_error(fsm.status, f"pulse of {replica.journal}")
                 raise failure

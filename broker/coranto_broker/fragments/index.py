@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from coranto.effects import Clock
 from coranto.errors import Unavailable
@@ -67,6 +68,21 @@ class IndexEntry:
         """The local file to read from, or None to read from the store."""
         damaged = self.content is not None and self.content.is_quarantined
         return None if damaged and self.fragment.backing_store else self.content
+
+
+class Extent(NamedTuple):
+    """The extent of a journal as its index knows it: offsets, and bytes that are in no store yet.
+
+    `begin` is the first offset with content, `persisted` the end of stored content. Both are `head` if there is none.
+    `unpersisted_since` is the time of the first append that waits to be stored (Unix seconds; 0: none), except for the
+    fragment under construction.
+    """
+
+    begin: int
+    persisted: int
+    head: int
+    unpersisted: int
+    unpersisted_since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,8 @@ class FragmentIndex:
         self._ahead = 0  # End of this replica's content that readers wait for.
         self.changes = 0
         """Counts all changes of the index except growth of the fragment under construction."""
+        self.appended_at = 0.0
+        """The time of the last append that this broker has seen, or can tell from its files (Unix seconds)."""
         self._refreshed = asyncio.Event()
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
@@ -152,6 +170,22 @@ class FragmentIndex:
         )
 
     @property
+    def extent(self) -> Extent:
+        """The journal's extent. It takes no longer for an index of many fragments."""
+        entries, head = self._all, self.head
+        begin = entries.begin_offset if len(entries) else head
+        persisted = begin
+        for position in range(len(entries) - 1, -1, -1):  # What is not stored is at the end, save for a while.
+            if entries[position].fragment.backing_store:
+                persisted = entries[position].end
+                break
+        waiting = [sealed for sealed, _, stored_at in self._sealed.values() if stored_at == float("inf")]
+        size = sum(sealed.fragment.length for sealed in waiting)
+        size += self._current.fragment.length if self._current is not None else 0
+        since = min((sealed.first_append_time for sealed in waiting), default=0.0)
+        return Extent(begin, persisted, head, size, since)
+
+    @property
     def refreshed(self) -> bool:
         """True once the stores have been listed."""
         return self._refreshed.is_set()
@@ -165,6 +199,7 @@ class FragmentIndex:
 
     def spool_commit(self, fragment: Fragment, content: SharedFile) -> None:
         """Show this extent of the fragment under construction."""
+        self.appended_at = self._clock.now()
         before, self._current = self._current, IndexEntry(fragment, content)
         if before is None or before.content is not content or not self._all.grow(before, self._current):
             self._all.add(self._current)

@@ -98,6 +98,11 @@ class StoreHealth:
         watched.unasked = 0.0
         return watched.problem == ""
 
+    def last_problem(self, url: str) -> str:
+        """Return the problem that the last probe found; "" if it found none, or if there was no probe."""
+        watched = self._watched.get(url)
+        return (watched.problem or "") if watched is not None else ""
+
     async def problem(self, url: str, until: Signal | None = None) -> str:
         """Return the problem of a store, or "" if it is healthy.
 

@@ -20,6 +20,7 @@ from coranto.security.call_tokens import CallTokens, Metadata
 from coranto.security.certificates import ChannelCertificates
 from coranto.security.tls import ClientTls
 from coranto.security.tokens import Capability
+from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.replication.pipeline import ReplicationFailed
@@ -78,6 +79,17 @@ class Peers:
             raise Unavailable("the broker to forward to is no longer a member of the cluster; try again shortly")
         stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self._channels.get(endpoint))
         return stub
+
+    def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:
+        """Return a stub for the heads of the broker at an endpoint. Raises Unavailable as `stub_at` does."""
+        if not endpoint:
+            raise Unavailable("the broker to ask is no longer a member of the cluster; try again shortly")
+        stub: heads_grpc.JournalsAsyncStub = heads_grpc.JournalsStub(self._channels.get(endpoint))
+        return stub
+
+    def metadata_over(self, capability: Capability, selector: pb.LabelSelector) -> Metadata | None:
+        """Return metadata like `metadata`, for a call about the journals that a selector matches."""
+        return self._tokens.over(capability, selector) if self._tokens is not None else None
 
     def metadata(self, capability: Capability, journal: str) -> Metadata | None:
         """Return the metadata that authorizes our own call about a journal to a peer; None if no tokens are in use."""

@@ -130,6 +130,8 @@ class Replica:
         self._pulse = pulse
         self._on_listed = on_listed
         self._set_aside = set_aside
+        self.answer: tuple[pb.Status.ValueType, float] = pb.OK, 0.0
+        """The status of the last pulse, and its time (Unix seconds; 0: there was none)."""
         self.unreadable = False
         """True if the last attempt to read the spool from the disk failed."""
         self._stopping = asyncio.Event()
@@ -149,6 +151,11 @@ class Replica:
         if not self.stopped.is_set() or self.index.sealed_files():
             return None
         return self._final_state
+
+    @property
+    def committed(self) -> CommittedState | None:
+        """What the spool has committed; None until it is recovered."""
+        return self._spool.committed if self._spool is not None else None
 
     @property
     def growing(self) -> CommittedState | None:
@@ -309,6 +316,9 @@ class Replica:
             self.index.spool_complete(sealed)
             self._persister.add(sealed, self._stored, primary=True, on_diverged=self.index.forget)
         self.index.note_head(max(self._spool.end, recovered.lost_end))
+        growing = self._spool.committed
+        begun = [growing.first_append_time] if growing.fragment.length else []
+        self.index.appended_at = max([*begun, *(each.first_append_time for each in recovered.sealed)], default=0.0)
         if self._spool.end or recovered.sealed:
             _log.info(
                 "took up spool",

@@ -124,6 +124,11 @@ class Resolver:
     def local_replicas(self) -> list[Replica]:
         return [local.replica for local in self._locals.values()]
 
+    def replica_of(self, journal: str) -> Replica | None:
+        """Return the local replica of a journal, if this broker serves it now."""
+        local = self._locals.get(journal)
+        return local.replica if local is not None else None
+
     async def resolve(
         self,
         journal: str,
@@ -144,7 +149,7 @@ class Resolver:
             check_header(proxy_header, self._keyspace.header.cluster_id, self._member, "broker")
             min_revision = max(min_revision, proxy_header.etcd.revision)
         if min_revision > self._keyspace.known_revision:
-            await self._wait_for_revision(min_revision)
+            await self.wait_for_revision(min_revision)
         key = strip_metadata(journal), may_proxy, require_primary
         if not claims.covers_all:
             item = self._keyspace.state.item(key[0])
@@ -161,8 +166,11 @@ class Resolver:
                 self._cache[key[0], not may_proxy, require_primary] = cached
         return cached
 
-    async def _wait_for_revision(self, revision: int) -> None:
-        """Wait for an etcd revision. Each wait polls etcd, so both the number and the duration of waits are limited."""
+    async def wait_for_revision(self, revision: int) -> None:
+        """Wait for an etcd revision. Raises Unavailable if it does not come in time.
+
+        Each wait polls etcd, so both the number and the duration of waits are limited.
+        """
         if self._waiting_for_revisions >= MAX_WAITING_FOR_REVISIONS:
             raise Unavailable(
                 f"{self._waiting_for_revisions} calls wait for etcd revisions that are not known here yet; try again"

@@ -12,7 +12,7 @@ import contextvars
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
@@ -27,6 +27,7 @@ from coranto.errors import ClusterError
 from coranto.fragments.stores import StoreRegistry
 from coranto.member.membership import Membership
 from coranto.testing.in_process import BrokerEffects, BrokerPlace, Listen
+from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.broker import Broker
 from coranto_broker.fragments.cache import FragmentCache
@@ -59,6 +60,10 @@ class StubPeers(Peers):
 
     def stub_at(self, endpoint: str) -> pb_grpc.JournalAsyncStub:
         return self._stub_of(endpoint) if endpoint else super().stub_at(endpoint)
+
+    def heads_stub_at(self, endpoint: str) -> heads_grpc.JournalsAsyncStub:
+        # A stub in memory has the methods of both services.
+        return cast("heads_grpc.JournalsAsyncStub", self.stub_at(endpoint))
 
 
 async def serve(

@@ -1,4 +1,4 @@
-"""The gRPC service `protocol.Journal`: passes each call to its handler."""
+"""The gRPC services of a broker, `protocol.Journal` and `coranto.Journals`: passes each call to its handler."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coranto.errors import CorantoError
 from coranto.security.tokens import Claims
+from coranto.wire import heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, UNRESTRICTED
-from coranto_broker.handlers import append, fragments, listing, read, replicate, store_health
+from coranto_broker.handlers import append, fragments, heads, listing, read, replicate, store_health
 from coranto_broker.handlers.admission import Admission
 from coranto_broker.handlers.append_answers import Answers
 from coranto_broker.handlers.errors import Context, report, reported
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 MAX_PENDING_CALLS: Final = 20_000
 """Most calls that gRPC queues for this process. They may wait, but gRPC does not cancel them silently."""
 
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["Journal"]
+SERVICES: Final = (pb.DESCRIPTOR.services_by_name["Journal"], heads_pb2.DESCRIPTOR.services_by_name["Journals"])
 
 _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -44,7 +46,7 @@ _KINDS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any
 _CONTENT_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {"Append": append_reader, "Replicate": replicate_reader}
 
 
-class JournalService(pb_grpc.JournalServicer):
+class JournalService(pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer):
     """The service for clients and other brokers."""
 
     def __init__(self, broker: Broker) -> None:
@@ -110,8 +112,12 @@ class JournalService(pb_grpc.JournalServicer):
         async with self._admitted("FragmentStoreHealth", context, request) as claims:
             return await store_health.serve(self._broker, request, claims)
 
+    async def Heads(self, request: heads_pb2.HeadsRequest, context: Context) -> None:  # type: ignore[override]
+        async with self._admitted("Heads", context, request) as claims:
+            await heads.serve(self._broker, request, context, claims)
 
-def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+
+def _method_handlers(kind: ServiceDescriptor, service: JournalService) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """Return the handlers as generated code does, but let bytes that are no message through, for us to refuse them."""
     handlers = {
         method.name: _KINDS[method.client_streaming, method.server_streaming](
@@ -119,12 +125,13 @@ def _method_handlers(service: JournalService) -> dict[str, grpc.RpcMethodHandler
             request_deserializer=_deserializer(method.name, GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
-        for method in SERVICE.methods
+        for method in kind.methods
     }
-    encoded = handlers["Append"]
-    handlers["Append"] = grpc.stream_unary_rpc_method_handler(
-        service.append_encoded, request_deserializer=encoded.request_deserializer, response_serializer=None
-    )
+    encoded = handlers.get("Append")
+    if encoded is not None:
+        handlers["Append"] = grpc.stream_unary_rpc_method_handler(
+            service.append_encoded, request_deserializer=encoded.request_deserializer, response_serializer=None
+        )
     return handlers
 
 
@@ -147,7 +154,7 @@ def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
 
 
 def make_server(broker: Broker) -> grpc.aio.Server:
-    """Return a server of the broker's service, not yet bound to a port."""
+    """Return a server of the broker's services, not yet bound to a port."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", broker.settings.max_message_bytes),
@@ -164,7 +171,9 @@ def make_server(broker: Broker) -> grpc.aio.Server:
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
-    name, handlers = SERVICE.full_name, _method_handlers(JournalService(broker))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    server.add_registered_method_handlers(name, handlers)
+    service = JournalService(broker)
+    for kind in SERVICES:
+        handlers = _method_handlers(kind, service)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(kind.full_name, handlers),))
+        server.add_registered_method_handlers(kind.full_name, handlers)
     return server

@@ -12,12 +12,14 @@ from types import TracebackType
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
+from coranto.client import heads
 from coranto.client.appender import Appender
 from coranto.client.config import DEFAULT_PATIENCE, DEFAULT_ROUTE_CACHE, ClientConfig
 from coranto.client.connection import Connection, cancelled_from_outside
 from coranto.client.direct import DirectReader
 from coranto.client.disk_cache import DiskCache
 from coranto.client.dispatch import Connect, Dispatcher
+from coranto.client.heads import Heads
 from coranto.client.prepared import PreparedAppend
 from coranto.client.reader import TRANSIENT, Reader, ReadOptions
 from coranto.client.responses import check_answer, check_well_formed
@@ -51,6 +53,7 @@ from coranto.security.tls import ClientTls
 from coranto.security.tokens import APPLY_TOKEN_SECONDS, Auth, Capability, scope_of
 from coranto.specs.validation import validate
 from coranto.wire import protocol_pb2 as pb
+from coranto.wire.heads_pb2 import HeadsRequest
 
 _FRAGMENTS_PER_PAGE = 1000
 
@@ -370,6 +373,23 @@ class JournalClient:
             if is_primary or asked > 1:
                 return head, revision
             # Without a known route, a replica that is behind may have answered. Its answer told the route: ask again.
+
+    async def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
+        """Tell what brokers know of all journals that match a selector: heads, stored ends, times, registers.
+
+        This is one call, however many journals there are. The asked broker asks the primaries of the others. Brokers
+        that do not have this call (Gazette's) are asked about each journal alone, and then times, registers and
+        agreement are not known. The call needs the capabilities to read, and then to list, if any journal has to be
+        asked about alone. Journals that the token does not cover are left out.
+        """
+        parsed = parse_selector(selector) if isinstance(selector, str) else selector
+        retry = Retry(self.config.patience)
+        request = HeadsRequest(selector=parsed, min_etcd_revision=self._applied_revision)
+        while True:
+            try:
+                return await heads.complete(self, parsed, await heads.ask(self._dispatcher.to_seed(), request))
+            except TRANSIENT as error:
+                await self._wait(retry, error)
 
     async def _head(self, request: pb.ReadRequest) -> tuple[int, int, bool]:
         subject = f"write head of {request.journal}"

@@ -18,6 +18,7 @@ from coranto.effects import Clock, SystemClock
 from coranto.errors import CorantoError, PermissionDenied, RpcFailed, Unauthenticated, Unavailable
 from coranto.security.call_tokens import CallTokens
 from coranto.security.certificates import ChannelCertificates
+from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 MAX_RECEIVE_BYTES = 16 << 20
@@ -112,6 +113,7 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._draining: set[asyncio.Task[None]] = set()
         self._stub: pb_grpc.JournalAsyncStub | None = None
+        self._heads_stub: heads_grpc.JournalsAsyncStub | None = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -121,7 +123,7 @@ class Connection:
             self._certificates is not None and self._certificates.get() is not self._credentials
         ):
             self._channel = self._open(self._channel)
-            self._stub = None
+            self._stub = self._heads_stub = None
         return self._channel
 
     def _open(self, outdated: grpc.aio.Channel | None) -> grpc.aio.Channel:
@@ -145,10 +147,18 @@ class Connection:
             self._stub = pb_grpc.JournalStub(channel)
         return self._stub
 
+    @property
+    def heads_stub(self) -> heads_grpc.JournalsAsyncStub:
+        """The stub of the service that only Coranto's brokers have."""
+        channel = self.channel
+        if self._heads_stub is None:
+            self._heads_stub = heads_grpc.JournalsStub(channel)
+        return self._heads_stub
+
     async def close(self, grace: float | None = None) -> None:
         """Close the channel for good. Its calls have `grace` seconds to end, and are then cancelled."""
         self._closed = True
-        channel, self._channel, self._stub = self._channel, None, None
+        channel, self._channel, self._stub, self._heads_stub = self._channel, None, None, None
         for task in self._draining:
             task.cancel()
         await asyncio.gather(*self._draining, return_exceptions=True)

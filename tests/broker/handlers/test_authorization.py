@@ -34,13 +34,14 @@ from coranto.errors import (
 )
 from coranto.security.server import check_exposure, keys_of, peer_tls, server_credentials
 from coranto.security.tokens import LEEWAY_SECONDS, BearerToken, Capability, Claims, Keys, Secret, sign
+from coranto.wire import heads_pb2, heads_pb2_grpc
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 from coranto_broker.authorization import RULES, Authorizer, TokenExpired
 from coranto_broker.handlers.errors import code_of
 from coranto_broker.http import gateway
 from coranto_broker.server.process import BrokerProcess
-from coranto_broker.server.service import JournalService
+from coranto_broker.server.service import SERVICES, JournalService
 from coranto_broker.settings import BrokerSettings
 from coranto_broker.testing.running import ManualClock, eventually
 
@@ -50,7 +51,7 @@ STORE = "file:///frags/"
 KEY, SECOND, FOREIGN = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 MakeSpec = Callable[..., pb.JournalSpec]
 Metadata = tuple[tuple[str, str], ...]
-METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Journal"].methods]
+METHODS = [method.name for service in SERVICES for method in service.methods]
 ALL_METHODS = [*METHODS, *gateway.METHODS]
 """The RPCs, and the methods of HTTP that the gateway serves."""
 
@@ -69,6 +70,7 @@ class Calls:
             process.endpoint.removeprefix("http://"), options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self.stub: pb_grpc.JournalAsyncStub = pb_grpc.JournalStub(self.channel)
+        self.heads: heads_pb2_grpc.JournalsAsyncStub = heads_pb2_grpc.JournalsStub(self.channel)
         self._process = process
         self._spec = spec
 
@@ -128,6 +130,10 @@ class Calls:
         request = pb.FragmentStoreHealthRequest(fragment_store=STORE)
         return (await self.stub.FragmentStoreHealth(request, metadata=metadata)).status
 
+    async def Heads(self, metadata: Metadata | None) -> list[str]:
+        responses = self.heads.Heads(heads_pb2.HeadsRequest(), metadata=metadata)
+        return [head.journal async for response in responses for head in response.heads]
+
 
 @contextlib.asynccontextmanager
 async def running(settings: BrokerSettings, spec: pb.JournalSpec) -> AsyncIterator[Calls]:
@@ -161,7 +167,9 @@ def journal(spec: MakeSpec) -> pb.JournalSpec:
 def test_every_method_has_a_rule() -> None:
     """An RPC that is added must say here which capability it takes."""
     assert sorted(RULES) == sorted(METHODS)
-    served = [name for name, value in vars(pb_grpc.JournalServicer).items() if callable(value) and name[0] != "_"]
+    servicers = (pb_grpc.JournalServicer, heads_pb2_grpc.JournalsServicer)
+    methods = [entry for servicer in servicers for entry in vars(servicer).items()]
+    served = [name for name, value in methods if callable(value) and name[0] != "_"]
     assert sorted(served) == sorted(RULES)
     assert all(name in vars(JournalService) for name in RULES)
     assert all(RULES[name] for name in RULES)
@@ -178,6 +186,7 @@ WRONG_SELECTOR: dict[str, Any] = {
     "Replicate": pb.JOURNAL_NOT_FOUND,
     "ListFragments": pb.JOURNAL_NOT_FOUND,
     "FragmentStoreHealth": DENIED,
+    "Heads": [],
     **dict.fromkeys(gateway.METHODS, 404),
 }
 RIGHT: dict[str, Any] = {
@@ -188,6 +197,7 @@ RIGHT: dict[str, Any] = {
     "Replicate": pb.WRONG_ROUTE,
     "ListFragments": pb.OK,
     "FragmentStoreHealth": pb.OK,
+    "Heads": [J],
     "GET": 416,
     "HEAD": 416,
     "PUT": 204,
@@ -232,7 +242,7 @@ async def test_every_method_with_every_token(
                     expected = HTTP.get(expected, expected)
                 assert answer == expected, f"{method} with {kind}: {answer}, not {expected}"
                 given.append(metadata or ())
-    assert len(given) == 15 * (7 + 3)
+    assert len(given) == 15 * (8 + 3)
     # Refusals are logged, secrets are not.
     written = f"{logs} {caplog.text}"
     assert "the token has expired" in written

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from coranto.client.append_service import AppendService
 from coranto.client.appender import Appender
 from coranto.client.client import JournalClient
+from coranto.client.heads import Heads
 from coranto.client.loop import Face
 from coranto.client.values import AppendResult, FragmentInfo, Listing
 from coranto.wire import protocol_pb2 as pb
@@ -44,6 +45,10 @@ class JournalClientFace(Face):
     def head_and_revision(self, journal: str) -> tuple[int, int]:
         """Return the write head, and the etcd revision that the answering broker knew at that time."""
         return self._run(self._inner.head_and_revision(journal))
+
+    def heads(self, selector: str | pb.LabelSelector = "") -> Heads:
+        """Tell what brokers know of all journals that match a selector: heads, stored ends, times, registers."""
+        return self._run(self._inner.heads(selector))
 
     def fragments(
         self, journal: str, *, begin_mod_time: int = 0, end_mod_time: int = 0, signature_seconds: int = 0

@@ -14,6 +14,7 @@ from coranto.errors import CorantoError
 from coranto.security.call_tokens import CallTokens
 from coranto.testing.sim.rpc import Rpc
 from coranto.testing.sim.timeline import Process
+from coranto.wire import heads_pb2_grpc as heads_grpc
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
 
@@ -46,6 +47,10 @@ class SimConnection(Connection):
     def stub(self) -> pb_grpc.JournalAsyncStub:
         self._check()
         return self._sim_stub
+
+    @property
+    def heads_stub(self) -> heads_grpc.JournalsAsyncStub:
+        return cast("heads_grpc.JournalsAsyncStub", self.stub)
 
     async def close(self, grace: float | None = None) -> None:
         """Cancel all calls in progress. `grace` is ignored."""

@@ -1,4 +1,4 @@
-"""gRPC's asyncio calls over a simulated network, for the services `protocol.Journal` and `consumer.Shard`.
+"""gRPC's asyncio calls over a simulated network, for the services of brokers and `consumer.Shard`.
 
 Stubs, calls and servicer contexts behave like those of `grpc.aio`: messages are copied, and statuses and cancellations
 travel over the network. A broken connection ends a call with UNAVAILABLE at the client. At the server, the handler is
@@ -23,6 +23,7 @@ from coranto.testing.sim.network import Endpoints, Lane, Network
 from coranto.testing.sim.timeline import Process, Timeline, current_process
 from coranto.wire import consumer_pb2 as pc
 from coranto.wire import consumer_pb2_grpc as pc_grpc
+from coranto.wire import heads_pb2 as heads
 from coranto.wire import protocol_pb2 as pb
 from coranto.wire import protocol_pb2_grpc as pb_grpc
 
@@ -54,6 +55,9 @@ _JOURNAL = _methods(
     RpcMethod("Replicate", pb.ReplicateResponse, streams_requests=True, streams_responses=True),
     RpcMethod("ListFragments", pb.FragmentsResponse),
     RpcMethod("FragmentStoreHealth", pb.FragmentStoreHealthResponse),
+    RpcMethod(
+        "Heads", heads.HeadsResponse, streams_responses=True
+    ),  # Of `coranto.Journals`, served by the same brokers.
 )
 _SHARD = _methods(
     RpcMethod("Stat", pc.StatResponse),

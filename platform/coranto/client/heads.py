@@ -1,0 +1,216 @@
+"""The heads of many journals: one call for all of them at Coranto's brokers, and single reads at Gazette's.
+
+Journals whose primary is one of Gazette's brokers are asked about one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import grpc.aio
+
+from coranto.client.connection import cancelled_from_outside
+from coranto.client.responses import check_answer
+from coranto.client.values import JournalInfo
+from coranto.errors import CorantoError, CorruptData, StatusError, Unavailable
+from coranto.security.tokens import Capability
+from coranto.specs.validation import effective_replication
+from coranto.wire import protocol_pb2 as pb
+from coranto.wire.heads_pb2 import HeadsRequest
+from coranto.wire.heads_pb2 import JournalHead as WireHead
+
+if TYPE_CHECKING:
+    from coranto.client.client import JournalClient
+    from coranto.client.dispatch import Way
+
+_SINGLE_READS: Final = 32
+_SINGLE_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class JournalHead:
+    """What brokers know of one journal. Offsets and sizes are bytes, times are Unix seconds (0: unknown, or never).
+
+    If `status` is OK, `begin`, `persisted_head` and `head` are known. They are the first offset with content, the end
+    of stored content, and the offset at which the next append begins. If it is SUSPENDED, only `head` is known.
+    Otherwise `problem` tells why nothing is known.
+    """
+
+    journal: str
+    status: pb.Status.ValueType
+    problem: str = ""
+    create_revision: int = 0
+    mod_revision: int = 0
+    replication: int = 0
+    """Replicas that the journal should have."""
+    replicas: int = 0
+    """Replicas that are assigned."""
+    in_sync: bool = False
+    """True if all assigned replicas agree."""
+    suspended: int = pb.JournalSpec.Suspend.NONE
+    broker: str = ""
+    """The broker that told this, as `zone#id`; empty if it was asked about this journal alone."""
+    is_primary: bool = False
+    begin: int = 0
+    persisted_head: int = 0
+    head: int = 0
+    last_append_time: float = 0.0
+    """The time of the last append. After a restart of the broker, the time of an earlier one that its files tell."""
+    unpersisted_bytes: int = 0
+    unpersisted_since: float = 0.0
+    """The time of the first append that waits to be stored."""
+    listed: bool = True
+    """False if the stores have not been listed yet, so that `begin` and `persisted_head` are not known."""
+    registers: pb.LabelSet | None = None
+    append_status: pb.Status.ValueType = pb.OK
+    """The answer to the primary's last empty append, if `append_status_time` is not 0."""
+    append_status_time: float = 0.0
+    store_problem: str = ""
+    """Why appends are held back for the fragment store; empty if they are not."""
+    ask_alone: bool = False
+    """True if the journal has to be asked about alone."""
+
+    @property
+    def known(self) -> bool:
+        """True if `head` is known."""
+        return self.status in (pb.OK, pb.SUSPENDED)
+
+    @classmethod
+    def of(cls, wire: WireHead) -> JournalHead:
+        """Return the value of a message. Raises CorruptData for offsets that contradict themselves."""
+        known = wire.status == pb.OK
+        if known and not 0 <= wire.begin <= wire.persisted_head <= wire.head:
+            raise CorruptData(
+                f"heads: the broker broke the protocol: {wire.journal} has begin {wire.begin}, persisted head "
+                f"{wire.persisted_head} and head {wire.head}"
+            )
+        return cls(
+            wire.journal,
+            wire.status,
+            wire.problem,
+            wire.create_revision,
+            wire.mod_revision,
+            wire.replication,
+            wire.replicas,
+            wire.in_sync,
+            wire.suspended,
+            f"{wire.broker.zone}#{wire.broker.suffix}",
+            wire.is_primary,
+            wire.begin,
+            wire.persisted_head,
+            wire.head,
+            wire.last_append_time,
+            wire.unpersisted_bytes,
+            wire.unpersisted_since,
+            wire.listed,
+            wire.registers if known else None,
+            wire.append_status,
+            wire.append_status_time,
+            wire.store_problem,
+            wire.ask_alone,
+        )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of the journals that a selector matches, ordered by name."""
+
+    header: pb.Header
+    journals: tuple[JournalHead, ...]
+
+    def __iter__(self) -> Iterator[JournalHead]:
+        return iter(self.journals)
+
+    def __len__(self) -> int:
+        return len(self.journals)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, JournalHead]:
+        return {each.journal: each for each in self.journals}
+
+    @property
+    def unknown(self) -> list[JournalHead]:
+        """The journals whose heads nobody could tell."""
+        return [each for each in self.journals if not each.known]
+
+
+async def ask(way: Way, request: HeadsRequest) -> Heads | None:
+    """Return what the broker of `way` tells; None if it does not have the call. Raises the client's errors."""
+    subject = "heads of journals"
+    header: pb.Header | None = None
+    found: dict[str, JournalHead] = {}
+    call = way.connection.heads_stub.Heads(request, metadata=way.tokens.over(Capability.READ, request.selector))
+    try:
+        async for response in call:
+            if header is None:
+                header = check_answer(response, subject)
+            for head in map(JournalHead.of, response.heads):
+                found[head.journal] = head
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise way.failure(subject, error) from error
+    except asyncio.CancelledError:
+        if cancelled_from_outside():
+            raise
+        raise Unavailable(f"{subject}: the connection was closed") from None
+    finally:
+        call.cancel()
+    if header is None:
+        raise CorruptData(f"{subject}: the broker broke the protocol: it answered nothing")
+    return Heads(header, tuple(found[name] for name in sorted(found)))
+
+
+async def complete(client: JournalClient, selector: str | pb.LabelSelector, heads: Heads | None) -> Heads:
+    """Ask one by one about the journals of Gazette's brokers: all of them if `heads` is None."""
+    if heads is not None and not any(each.ask_alone for each in heads):
+        return heads
+    listing = await client.list(selector)
+    told = {each.journal: each for each in heads if not each.ask_alone} if heads is not None else {}
+    gate = asyncio.Semaphore(_SINGLE_READS)
+
+    async def one(info: JournalInfo) -> JournalHead:
+        async with gate:
+            return await _single(client, info)
+
+    single = await asyncio.gather(*(one(info) for info in listing.journals if info.name not in told))
+    told.update((each.journal, each) for each in single)
+    return Heads(heads.header if heads is not None else listing.header, tuple(told[name] for name in sorted(told)))
+
+
+async def _single(client: JournalClient, info: JournalInfo) -> JournalHead:
+    """Return the head of one journal, as any broker tells it. Replicas are not known to agree."""
+    status: pb.Status.ValueType = pb.OK
+    problem, begin, persisted, head = "", 0, 0, 0
+    try:
+        async with asyncio.timeout(_SINGLE_SECONDS):
+            head = await client.head(info.name)
+            fragments = [each.fragment for each in await client.fragments(info.name)]
+        begin = min((each.begin for each in fragments), default=head)
+        persisted = max((each.end for each in fragments if each.backing_store), default=begin)
+        head = max([head, *(each.end for each in fragments)])
+    except StatusError as error:
+        status, problem = error.status, str(error)
+        head = info.spec.suspend.offset if error.status == pb.SUSPENDED else 0
+    except TimeoutError:
+        status, problem = pb.NOT_JOURNAL_BROKER, f"no broker told its head within {_SINGLE_SECONDS:g} s"
+    except CorantoError as error:
+        status, problem = pb.NOT_JOURNAL_BROKER, str(error)
+    return JournalHead(
+        info.name,
+        status,
+        problem,
+        info.create_revision,
+        info.mod_revision,
+        effective_replication(info.spec),
+        len(info.route.members),
+        suspended=info.spec.suspend.level,
+        begin=begin,
+        persisted_head=persisted,
+        head=head,
+        unpersisted_bytes=max(0, head - persisted),
+    )
